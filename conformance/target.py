@@ -1,0 +1,194 @@
+"""What is under test: one small class, one file per target in `targets/`, nothing imported until it is asked for.
+
+The key insight: layout and aliasing survive a move only when *storages* move. Each storage is copied once, whole, and
+every tensor on it is rebuilt with its own size, stride and offset; the way back is the same. So a device is asked for
+one copy a storage, however many views there are, and bytes outside all views can be compared too.
+
+A target says *beforehand* what it can be judged by (`oracles`), which dtypes it holds and which step families it leaves
+out: an exception is never read as "unsupported". This module knows nothing of programs, OpInfo or reports.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ORACLES = ("structure", "dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "value", "storage",
+           "error", "grad", "version", "kernels")
+
+BUILTIN = {
+    "cpu": "conformance.targets.cpu:CpuTarget",
+    "tiny": "conformance.targets.tiny:TinyTarget",
+    "device": "conformance.targets.device:DeviceTarget",
+    "mutant": "conformance.mutants:MutantTarget",
+}
+ENTRY_POINTS = "conformance.targets"
+
+
+class TargetError(Exception):
+    """The target cannot be used: one sentence for the user with what is wrong and what to do."""
+
+
+@dataclass
+class KernelCount:
+    """Kernels run inside a `Target.kernels()` block; `total` is None while open and where the target cannot count."""
+
+    total: int | None = None
+
+
+class Target:
+    """A PyTorch device under test. Subclass it, set `name` and `device`, and override what differs.
+
+    `argument` is what stood behind the colon in the target's spec (`device:cuda` -> `cuda`), or the empty string.
+    """
+
+    name: str
+    device: torch.device = torch.device("cpu")
+    oracles: frozenset[str] = frozenset(ORACLES) - {"kernels", "version"}
+    dtypes: frozenset[torch.dtype] | None = None
+    """The dtypes that the device can hold; None means all."""
+    without: frozenset[str] = frozenset()
+    """Step families that the target declares it does not support."""
+
+    def __init__(self, argument: str = "") -> None:
+        if argument:
+            raise TargetError(f"target {self.name!r} takes no argument, but got {argument!r}: write just {self.name!r}")
+        self.spec = self.name
+
+    def prepare(self) -> None:
+        """Import and register what the device needs; called before `torch.testing._internal` is imported.
+
+        Raises TargetError when the device is not there."""
+
+    def send(self, tree: Any) -> Any:
+        """The same tree with every CPU tensor on the device: same layout, same aliasing, `requires_grad` kept."""
+        return rebuild(tree, self.upload)
+
+    def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of dense 1-d CPU tensors on the device, each with a storage of its own."""
+        return [flat.clone() if self.device.type == "cpu" else flat.to(self.device) for flat in flats]
+
+    def fetch(self, tree: Any) -> Any:
+        """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`."""
+        return rebuild(tree, self.download)
+
+    def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies on the CPU of dense 1-d device tensors that each cover a whole storage. A lazy device computes all
+        of them in one schedule."""
+        return copied_to_host(flats)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was asked of the device has run."""
+        if self.device.type != "cpu" and torch.accelerator.is_available():
+            torch.accelerator.synchronize(self.device)
+
+    @contextlib.contextmanager
+    def kernels(self) -> Iterator[KernelCount]:
+        """Count the kernels that run inside the block; `total` stays None where the target cannot count."""
+        yield KernelCount()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Surrounds every run of a program on the target: a compiler, a mode or a planted fault goes here."""
+        yield
+
+    def environment(self) -> dict[str, str]:
+        """What a report should say about the target: versions, compiler, renderer."""
+        return {"torch": torch.__version__}
+
+    def script(self) -> str:
+        """Python lines that a standalone script needs before it may use the device as `DEVICE`."""
+        return f"DEVICE = {str(self.device)!r}"
+
+
+def copied_to_host(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies on the CPU, each with a storage of its own."""
+    return [flat.clone() if flat.device.type == "cpu" else flat.cpu() for flat in flats]
+
+
+def map_tensors(tree: Any, replace: Callable[[torch.Tensor], Any]) -> Any:
+    """The tree with each tensor replaced; tuples, named tuples, lists and dicts keep their types."""
+    if isinstance(tree, torch.Tensor):
+        return replace(tree)
+    if isinstance(tree, tuple):
+        items = [map_tensors(item, replace) for item in tree]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return type(tree)(items)
+    if isinstance(tree, list):
+        return [map_tensors(item, replace) for item in tree]
+    if isinstance(tree, dict):
+        return {key: map_tensors(item, replace) for key, item in tree.items()}
+    return tree
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of the tensor's storage: equal exactly for tensors that alias, also when it is empty."""
+    return tensor.untyped_storage()._cdata
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """A detached 1-d tensor over all of the tensor's storage: of its dtype, or of bytes when they do not divide."""
+    storage = tensor.untyped_storage()
+    size, rest = divmod(storage.nbytes(), tensor.element_size())
+    if rest:
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
+
+
+def rebuild(tree: Any, move: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]) -> Any:
+    """The tree with all of its storages moved at once by `move`, and each tensor rebuilt on its moved storage.
+
+    A tensor object that occurs twice stays one object. Size, stride, offset, dtype, `requires_grad` and the conj and
+    neg bits are kept; a tensor that was not a leaf becomes one. Tensors that are not strided raise TargetError.
+    """
+    originals: dict[int, torch.Tensor] = {}
+    map_tensors(tree, lambda tensor: originals.setdefault(id(tensor), tensor))
+    flats: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for tensor in originals.values():
+            if tensor.layout is not torch.strided:
+                raise TargetError(f"a tensor with layout {tensor.layout} has no storage to move: only strided tensors do")
+            if storage_key(tensor) not in flats:
+                flats[storage_key(tensor)] = whole_storage(tensor)
+        moved = dict(zip(flats, move(list(flats.values())), strict=True))
+        rebuilt = {key: _view_of(moved[storage_key(tensor)], tensor) for key, tensor in originals.items()}
+    for key, tensor in originals.items():
+        if tensor.requires_grad:
+            rebuilt[key].requires_grad_()
+    return map_tensors(tree, lambda tensor: rebuilt[id(tensor)])
+
+
+def _view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    base = torch.empty(0, dtype=like.dtype, device=flat.device)
+    base.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+    if like.is_conj():
+        base = base.conj()
+    return torch._neg_view(base) if like.is_neg() else base
+
+
+def load_target(spec: str) -> Target:
+    """The target for `NAME` or `NAME:ARGUMENT`, built in or registered under the entry points `conformance.targets`.
+
+    Its `prepare` has run. Raises TargetError with one sentence when there is none of that name or it cannot be used.
+    """
+    name, _, argument = spec.partition(":")
+    path = BUILTIN.get(name) or {entry.name: entry.value for entry in
+                                 importlib.metadata.entry_points(group=ENTRY_POINTS)}.get(name)
+    if path is None:
+        known = ", ".join(sorted(BUILTIN))
+        raise TargetError(f"unknown target {spec!r}: choose one of {known}, or install a package that registers it "
+                          f"under the entry points {ENTRY_POINTS!r}")
+    module, _, attribute = path.partition(":")
+    try:
+        target: Target = getattr(importlib.import_module(module), attribute)(argument)
+        target.prepare()
+    except (ImportError, AttributeError) as error:
+        raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {error}") from error
+    target.spec = spec
+    return target

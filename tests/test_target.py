@@ -1,0 +1,104 @@
+"""Moving to a target and back keeps layout and aliasing; a spec that cannot be used is one clear sentence."""
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from conformance.target import Target, TargetError, load_target, storage_key, whole_storage
+
+
+@pytest.fixture
+def cpu() -> Target:
+    return load_target("cpu")
+
+
+class TestSend:
+    def test_geometry_is_kept(self, cpu):
+        """Size, stride and offset survive, also with gaps, zero strides and overlap."""
+        base = torch.arange(20.)
+        for view in (base[3::4], base.as_strided((2, 3), (1, 1), 5), base[2].expand(3, 2), base[:0], base[7]):
+            sent = cpu.send(view)
+            assert (sent.size(), sent.stride(), sent.storage_offset()) == (view.size(), view.stride(),
+                                                                           view.storage_offset())
+            assert torch.equal(sent, view)
+            assert sent.untyped_storage().nbytes() == base.untyped_storage().nbytes()
+
+    def test_aliasing_is_kept_and_the_original_is_not_touched(self, cpu):
+        """Views of one storage still see each other's writes, and the source does not see them."""
+        base = torch.arange(6.)
+        sent, view = cpu.send((base, base[2:4]))
+        view.zero_()
+        assert sent.tolist() == [0, 1, 0, 0, 4, 5]
+        assert base.tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_one_object_stays_one_object(self, cpu):
+        """The same tensor twice in a tree is the same tensor twice afterwards."""
+        tensor = torch.ones(2)
+        sent = cpu.send({"a": [tensor], "b": (tensor, 3)})
+        assert sent["a"][0] is sent["b"][0]
+        assert sent["b"][1] == 3
+
+    def test_dtypes_may_share_a_storage(self, cpu):
+        """A float and an integer view of one storage still alias."""
+        floats = torch.zeros(3)
+        a, b = cpu.send((floats, floats.view(torch.int32)))
+        b.fill_(0x3F800000)
+        assert a.tolist() == [1, 1, 1]
+
+    def test_requires_grad_conj_and_neg_are_kept(self, cpu):
+        """Leaves stay leaves that require grad; lazy conj and neg bits stay lazy."""
+        leaf = torch.ones(2, requires_grad=True)
+        complex_ = torch.tensor([1 + 2j]).conj()
+        sent, conj, neg = cpu.send((leaf, complex_, complex_.imag))
+        assert sent.requires_grad and sent.is_leaf
+        assert conj.is_conj() and torch.equal(conj, complex_)
+        assert neg.is_neg() and torch.equal(neg, complex_.imag)
+        assert storage_key(conj) == storage_key(neg)
+
+    def test_a_sparse_tensor_is_refused(self, cpu):
+        """What has no storage is a clear error, not a silent densification."""
+        with pytest.raises(TargetError, match="only strided tensors"):
+            cpu.send(torch.eye(2).to_sparse())
+
+
+class TestWholeStorage:
+    def test_bytes_when_the_dtype_does_not_divide(self):
+        """A 10-byte storage seen as float32 is fetched as bytes."""
+        tensor = torch.zeros(10, dtype=torch.uint8)[:8].view(torch.float32)
+        assert whole_storage(tensor).dtype == torch.uint8
+        assert whole_storage(tensor).numel() == 10
+
+
+class TestKernels:
+    def test_views_are_free_on_cpu(self, cpu):
+        """Only ops that compute count against the kernel bound."""
+        with cpu.kernels() as count:
+            a = torch.ones(4)
+            (a.view(2, 2).t()[0] + 1).unsqueeze(0)
+        assert count.total == 2
+
+
+class TestLoadTarget:
+    @pytest.mark.parametrize(("spec", "message"), [
+        ("nonsense", "unknown target 'nonsense'"),
+        ("cpu:1", "takes no argument"),
+        ("device:", "write device:NAME"),
+        ("device:cuda,module=x", "write device:NAME"),
+        ("device:nonsense", "no usable device 'nonsense'"),
+        ("device:cpu,import=no_such_module", "cannot be imported"),
+    ])
+    def test_a_bad_spec_is_one_sentence(self, spec, message):
+        """Each way to name a target wrongly says what to write instead."""
+        with pytest.raises(TargetError, match=message) as caught:
+            load_target(spec)
+        assert "\n" not in str(caught.value)
+
+    def test_any_torch_device_by_name(self):
+        """`device:NAME,import=MODULE` imports the module first."""
+        sys.modules["a_backend"] = types.ModuleType("a_backend")
+        target = load_target("device:cpu,import=a_backend")
+        assert target.send(torch.ones(2)).tolist() == [1, 1]
+        assert target.script() == "import a_backend\nDEVICE = 'cpu'"
