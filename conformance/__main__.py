@@ -1,0 +1,38 @@
+"""The `conformance` command: one word for each job, each the same as ``python -m conformance.<module>``.
+
+Defines `main` and the table of jobs. A job runs as its own module would, so that spawned workers find it again by
+name; nothing is imported but the job that was asked for.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+JOBS = {
+    "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
+    "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),
+    "report": ("conformance.report", "read, compare and merge the results of runs"),
+    "expectations": ("conformance.expectations", "show and update what is known to fail"),
+}
+
+
+def main() -> int:
+    """Run the job named by the first argument with the rest; 2 when there is no such job."""
+    job, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
+    if job in ("-h", "--help"):
+        print("usage: conformance JOB [options]        (conformance JOB --help says more)\n")
+        for name, (_, purpose) in JOBS.items():
+            print(f"  {name:<14}{purpose}")
+        return 0
+    if job not in JOBS:
+        print(f"conformance: no job {job!r}; choose one of {', '.join(JOBS)}", file=sys.stderr)
+        return 2
+    module, _ = JOBS[job]
+    sys.argv = [f"conformance {job}", *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

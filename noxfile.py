@@ -1,0 +1,134 @@
+"""What can be run here; `nox -l` is the table of contents.
+
+All sessions but `docs` share one environment, because torch alone takes most of a gigabyte: it is made on first use
+under `.nox/` and brought up to date when `pyproject.toml` or the constraints change. It is filled by plain pip,
+whatever nox itself was installed with, since other installers may resolve to another torch than the pinned one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import nox
+from nox.command import CommandFailed
+
+nox.needs_version = ">=2025.5"
+nox.options.sessions = ["lint", "tests"]
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = Path("requirements/constraints.txt")
+EXTRAS = "test,lint"
+
+QUICK_OPS = ["add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d"]
+FULL: dict[str, Any] = {"programs": "300", "samples": "20", "op": []}
+QUICK: dict[str, Any] = {"programs": "30", "samples": "2", "op": QUICK_OPS}
+
+
+def environment(session: nox.Session) -> str:
+    """The Python of the shared environment with this checkout and the pinned versions in it."""
+    folder = session.cache_dir.resolve().parent / f"conformance-py{sys.version_info.major}.{sys.version_info.minor}"
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    contents = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", CONSTRAINTS))
+    wanted = hashlib.sha256(contents).hexdigest()
+    stamp = folder / "installed"
+    if not python.exists() or not stamp.exists() or stamp.read_text() != wanted:
+        if not python.exists():
+            # Not the standard library's venv, which Debian ships without pip; virtualenv comes with nox.
+            session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
+        session.run(*install, pinned("torch"), "--editable", f".[{EXTRAS}]", external=True)
+        stamp.write_text(wanted)
+    session.env.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})  # the sessions' processes fill the cores
+    return str(python)
+
+
+def pinned(package: str) -> str:
+    """The line of the constraints file for a package, like `torch==2.13.0`."""
+    lines = (ROOT / CONSTRAINTS).read_text().splitlines()
+    return next(line for line in lines if line.startswith(f"{package}=="))
+
+
+def python(session: nox.Session, *command: str) -> None:
+    """Run the shared environment's Python."""
+    session.run(environment(session), *command, external=True)
+
+
+@nox.session(python=False)
+def tests(session: nox.Session) -> None:
+    """The fast tests, on two processes. Options go to pytest."""
+    python(session, "-m", "pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(python=False)
+def slow(session: nox.Session) -> None:
+    """The tests that take minutes. Options go to pytest."""
+    python(session, "-m", "pytest", "-n", "2", "-m", "slow", *session.posargs)
+
+
+@nox.session(python=False)
+def conformance(session: nox.Session) -> None:
+    """The main job: fuzz a target and run op_db on it. `-- --help` lists the options, `-- --quick` is for CI."""
+    parser = argparse.ArgumentParser("nox -s conformance --", description=conformance.__doc__)
+    parser.add_argument("--quick", action="store_true", help="few programs, few ops, two samples each")
+    parser.add_argument("--target", default="tiny", help="what is under test (default: %(default)s)")
+    parser.add_argument("--seed", default="0", help="the fuzzer's seed (default: %(default)s)")
+    parser.add_argument("--programs", help="how many programs to draw")
+    parser.add_argument("--samples", help="OpInfo samples for each op")
+    parser.add_argument("--op", action="append", help="only this op; may be repeated")
+    parser.add_argument("--dtype", action="append", help="only this dtype; may be repeated")
+    parser.add_argument("-n", "--jobs", default="2", help="processes (default: %(default)s)")
+    given = parser.parse_args(session.posargs)
+    preset = QUICK if given.quick else FULL
+
+    both = ["--target", given.target]
+    fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
+    opinfo = ["--samples", given.samples or preset["samples"], "-n", given.jobs]
+    opinfo += [word for op in given.op or preset["op"] for word in ("--op", op)]
+    opinfo += [word for dtype in given.dtype or [] for word in ("--dtype", dtype)]
+
+    failed = []
+    for module, options in (("conformance.fuzz", fuzz), ("conformance.opinfo_runner", opinfo)):
+        try:
+            python(session, "-m", module, *both, *options)
+        except CommandFailed:
+            failed.append(module)  # the other half still runs, and reports
+    session.log(f"Reports: {ROOT / 'reports'}")
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
+
+
+@nox.session(python=False)
+def lint(session: nox.Session) -> None:
+    """Style, types, import cycles and who may import whom."""
+    python(session, "-m", "ruff", "check", ".")
+    python(session, "-m", "mypy")
+    python(session, "scripts/check_imports.py")
+
+
+@nox.session(venv_backend="virtualenv", default=False)
+def docs(session: nox.Session) -> None:
+    """The documentation as HTML, warnings as errors, into `site/`."""
+    extras = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+    session.install("--quiet", "--constraint", str(CONSTRAINTS), *extras["docs"])
+    session.run("python", "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "docs", "site")
+    session.log(f"Pages: {ROOT / 'site' / 'index.html'}")
+
+
+@nox.session(python=False, default=False)
+def bench(session: nox.Session) -> None:
+    """The benchmarks, one after the other; each prints its table."""
+    names = session.posargs or sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    for name in names:
+        python(session, f"benchmarks/{name}.py")
+
+
+@nox.session(python=False, default=False)
+def mutants(session: nox.Session) -> None:
+    """The fuzzer's power: how soon it finds each planted fault. Options go to the command."""
+    python(session, "-m", "conformance.mutants", *session.posargs)

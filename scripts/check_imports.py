@@ -1,0 +1,144 @@
+"""Check the imports inside the package: no cycles, no dead ones, and only those that `pyproject.toml` allows.
+
+The key insight: the promises of the house ("the device knows nothing of the harness") are a graph over names, so they
+can be read from the source without importing anything, and the allowed graph is data.
+
+Usage: ``python scripts/check_imports.py [ROOT]``; prints one line for each fault and exits with 1 when there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PACKAGE = "conformance"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module or name, at a line of a file; `early` when it runs as the file itself is imported."""
+
+    file: Path
+    line: int
+    target: str
+    early: bool
+
+
+def main(root: Path) -> int:
+    """Print every fault under `root`; 1 when there is one, 2 when there is nothing to check."""
+    modules = {module_name(root, path): path for path in sorted((root / PACKAGE).rglob("*.py"))}
+    if not modules:
+        print(f"check_imports: no package {PACKAGE!r} in {root}", file=sys.stderr)
+        return 2
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"][PACKAGE]
+    imports = {name: list(imports_of(path, name)) for name, path in modules.items()}
+    faults = list(dict.fromkeys([*cycles(imports), *dead(imports, modules), *trespasses(imports, settings)]))
+    print("\n".join(faults) or f"{len(modules)} modules, {sum(map(len, imports.values()))} imports: no fault")
+    return 1 if faults else 0
+
+
+def module_name(root: Path, path: Path) -> str:
+    """The dotted name of a file, a package's `__init__.py` being the package."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, name: str) -> Iterator[Import]:
+    """Every import of the file, as absolute dotted names; `from a import b` counts as `a.b`."""
+    tree = ast.parse(path.read_text(), str(path))
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    late = {id(inner) for node in ast.walk(tree) if is_late(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*parents, *([node.module] if node.module else [])])
+            targets = [f"{origin}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            yield Import(path, node.lineno, target, id(node) not in late)
+
+
+def is_late(node: ast.AST) -> bool:
+    """A function's body, or a block for type checkers only."""
+    checked = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    return checked or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def module_of(target: str, imports: dict[str, list[Import]]) -> str | None:
+    """The module of the package that a dotted name lies in: the longest prefix that is one."""
+    while target and target not in imports:
+        target = target.rpartition(".")[0]
+    return target or None
+
+
+def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
+    """Modules that need each other while they are being imported."""
+    graph = {
+        name: {module_of(each.target, imports) for each in found if each.early} - {name, None}
+        for name, found in imports.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield f"import cycle: {' -> '.join(error.args[1])}"
+
+
+def dead(imports: dict[str, list[Import]], modules: dict[str, Path]) -> Iterator[str]:
+    """Imports from the package of a module or name that is not there."""
+    defined = {name: set(top_level_names(path)) for name, path in modules.items()}
+    for each in (each for found in imports.values() for each in found if each.target.split(".")[0] == PACKAGE):
+        module = module_of(each.target, imports)
+        rest = each.target.removeprefix(module or "").lstrip(".")
+        if module and rest and rest != "*" and rest not in defined[module] and "__getattr__" not in defined[module]:
+            yield f"{each.file}:{each.line}: dead import: {module} has no {rest}"
+
+
+def top_level_names(path: Path) -> Iterator[str]:
+    """What a module defines, assigns or imports outside of functions and classes."""
+    tree = ast.parse(path.read_text(), str(path))
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def trespasses(imports: dict[str, list[Import]], settings: dict[str, dict[str, list[str]]]) -> Iterator[str]:
+    """Imports between rooms, or from outside the package, that the tables in `pyproject.toml` do not allow."""
+    rooms, forbidden = settings["rooms"], settings["forbidden"]
+    for name, found in imports.items():
+        room = room_of(name)
+        if room and room not in rooms:
+            yield f"{name}: a new room: name it, and what it may import, in [tool.{PACKAGE}.rooms] of pyproject.toml"
+            continue
+        for each in found:
+            if each.target.split(".")[0] in forbidden.get(name, ()):
+                yield f"{each.file}:{each.line}: {name} must not import {each.target.split('.')[0]}"
+            module = module_of(each.target, imports)
+            other = room_of(module) if module else None
+            if room and other and other != room and other not in rooms[room]:
+                yield f"{each.file}:{each.line}: {room} must not import {other}"
+
+
+def room_of(name: str) -> str | None:
+    """The module or folder directly under the package; None for the package itself and its command."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == PACKAGE and parts[1] != "__main__" else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent.parent))
