@@ -1,6 +1,6 @@
 """Find a C compiler for tinygrad's CPU device, and name it in ``CC`` before that device opens.
 
-Defines `ensure_compiler`, the `Compiler` it returns and the `ToolchainError` it raises.
+Defines `ensure_compiler`, the `Compiler` it returns and the `ToolchainError` it raises, and `ensure_kernel_cache`.
 
 The key insight: the ``ziglang`` wheel carries an unmodified clang (``zig clang``) which takes tinygrad's own command
 line as it is, cross target included, so a two-line launcher makes any machine with pip able to compile kernels.
@@ -28,11 +28,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Compiler", "ToolchainError", "ensure_compiler"]
+__all__ = ["Compiler", "ToolchainError", "ensure_compiler", "ensure_kernel_cache"]
 
-# tinygrad devices that never start a C compiler. CPU starts one whatever its renderer (four helper programs are C), and
-# AMD and QCOM submit their work through small CPU programs.
-NO_COMPILER = frozenset({"CUDA", "METAL", "NV", "CL", "WEBGPU", "PYTHON", "NULL"})
+# tinygrad devices that may do without a C compiler: they start one only when a constant tensor, which belongs to no
+# device, is read (tinygrad then opens its CPU device). CPU starts one whatever its renderer, for four helper programs,
+# and AMD and QCOM submit their work through small CPU programs.
+COMPILER_OPTIONAL = frozenset({"CUDA", "METAL", "NV", "CL", "WEBGPU", "PYTHON", "NULL"})
 
 # What tinygrad's kernels use beyond plain C: clang's vector types, half and, missing before clang 15, bfloat16.
 PROBE = """
@@ -70,14 +71,14 @@ class Compiler:
 def ensure_compiler() -> Compiler | None:
     """Set ``CC`` to the first usable of: the user's ``CC``, clang on the PATH, the ``ziglang`` wheel.
 
-    Returns None, having done nothing, when ``DEV`` selects a device which needs no C compiler.
-    Warns when the user's ``CC`` is set and cannot be used. Raises ToolchainError when nothing can.
+    Warns when the user's ``CC`` is set and cannot be used. When nothing can, raises ToolchainError, or returns None if
+    ``DEV`` selects a device which may do without.
     """
-    if _selected_device(os.environ.get("DEV", "")) in NO_COMPILER:
-        return None
     asked = os.environ.get("CC", "")
     compiler = next(_usable(asked), None)
     if compiler is None:
+        if _selected_device(os.environ.get("DEV", "")) in COMPILER_OPTIONAL:
+            return None
         raise ToolchainError(
             "tinygrad's CPU device needs a C compiler and none was found that can compile __bf16: run "
             "`pip install ziglang`, or install clang 15 or newer, or name one in CC, or choose another device in DEV."
@@ -89,6 +90,28 @@ def ensure_compiler() -> Compiler | None:
     if helpers is not None:
         helpers.getenv.cache_clear()  # tinygrad remembers what it once read from the environment
     return compiler
+
+
+def ensure_kernel_cache() -> Path:
+    """Where tinygrad keeps compiled kernels: its own choice, or ``CACHEDB`` set to a temporary file if that is no use.
+
+    Must run before tinygrad is imported, which reads ``CACHEDB`` once; a read-only home would stop every kernel there.
+    """
+    default = Path("~/Library/Caches" if sys.platform == "darwin" else "~/.cache").expanduser()
+    wanted = os.environ.get("CACHEDB") or Path(os.environ.get("XDG_CACHE_HOME") or default) / "tinygrad" / "cache.db"
+    path = Path(wanted)
+    if not _writable(path):
+        path = _temporary_folder() / "tinygrad.db"
+        os.environ["CACHEDB"] = str(path)
+    return path
+
+
+def _writable(path: Path) -> bool:
+    """Whether this file can be made or changed; its folder is made."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+    return False
 
 
 def _selected_device(dev: str) -> str:
