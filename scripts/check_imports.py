@@ -30,13 +30,17 @@ class Import:
 
 
 def main(root: Path) -> int:
-    """Print every fault under `root`; 1 when there is one, 2 when there is nothing to check."""
+    """Print every fault under `root`; 1 when there is one, 2 when nothing can be checked."""
     modules = {module_name(root, path): path for path in sorted((root / PACKAGE).rglob("*.py"))}
     if not modules:
         print(f"check_imports: no package {PACKAGE!r} in {root}", file=sys.stderr)
         return 2
     settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"][PACKAGE]
-    imports = {name: list(imports_of(path, name)) for name, path in modules.items()}
+    try:
+        imports = {name: list(imports_of(path, name)) for name, path in modules.items()}
+    except SyntaxError as error:
+        print(f"{error.filename}:{error.lineno}: {error.msg}", file=sys.stderr)
+        return 2
     faults = list(dict.fromkeys([*cycles(imports), *dead(imports, modules), *trespasses(imports, settings)]))
     print("\n".join(faults) or f"{len(modules)} modules, {sum(map(len, imports.values()))} imports: no fault")
     return 1 if faults else 0

@@ -1,0 +1,86 @@
+"""The import check finds what it is for: each kind of fault is planted in a small package and seen."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "check_imports.py"
+SETTINGS = """
+[tool.conformance.rooms]
+device = []
+oracle = ["device"]
+[tool.conformance.forbidden]
+"conformance.device.layout" = ["torch"]
+"""
+SOUND = {
+    "__init__.py": "",
+    "device/__init__.py": "from conformance.device.layout import read",
+    "device/layout.py": "import tinygrad\ndef read(): ...",
+    "oracle.py": "from conformance.device import read\nfrom conformance import device",
+}
+
+
+@pytest.fixture
+def check(tmp_path, capsys, monkeypatch):
+    """Write a sound package with some files replaced, check it, and return the exit code and what was said."""
+    spec = importlib.util.spec_from_file_location("check_imports", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses looks its class's module up
+    spec.loader.exec_module(module)
+
+    def run(files: dict[str, str]) -> tuple[int, str]:
+        (tmp_path / "pyproject.toml").write_text(SETTINGS)
+        for name, text in {**SOUND, **files}.items():
+            path = tmp_path / "conformance" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        code = module.main(tmp_path)
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+class TestCheckImports:
+    def test_a_sound_package_passes(self, check):
+        """No fault, and it says how much it looked at."""
+        assert check({}) == (0, "4 modules, 4 imports: no fault\n")
+
+    @pytest.mark.parametrize(
+        ("file", "text", "said"),
+        [
+            ("device/layout.py", "def read(): ...\nfrom conformance.device import read as again", "import cycle"),
+            ("oracle.py", "from conformance.device import write", "oracle.py:1: dead import"),
+            ("oracle.py", "def f():\n  import conformance.gone", "oracle.py:2: dead import: conformance has no gone"),
+            ("device/layout.py", "def read():\n  from conformance import oracle", "device must not import oracle"),
+            ("device/layout.py", "import torch.nn\ndef read(): ...", "conformance.device.layout must not import torch"),
+            ("attic.py", "", "conformance.attic: a new room"),
+            ("device/layout.py", "def read(): ...\nfrom ..oracle import device", "device must not import oracle"),
+        ],
+    )
+    def test_a_planted_fault_is_found(self, check, file, text, said):
+        """Cycles, dead imports, imports between rooms or of what is forbidden, also late or relative ones."""
+        code, output = check({file: text})
+        assert code == 1
+        assert said in output
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "def read():\n  from conformance.device import read",
+            "import typing\nif typing.TYPE_CHECKING:\n  from conformance.device import read\ndef read(): ...",
+        ],
+    )
+    def test_a_late_import_makes_no_cycle(self, check, text):
+        """What runs after the import, or never, cannot close a cycle."""
+        assert check({"device/layout.py": text})[0] == 0
+
+    def test_what_cannot_be_read_is_no_pass(self, check, tmp_path):
+        """A syntax error is one line with the place, and exit code 2; so is a folder without the package."""
+        code, output = check({"oracle.py": "x = ("})
+        assert code == 2
+        assert "oracle.py:1:" in output
+        assert "Traceback" not in output

@@ -1,0 +1,119 @@
+"""The sessions: `nox -l` reads as a table of contents, and the main job's options reach the right commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+nox = pytest.importorskip("nox", reason="nox runs the suite; without it there is no session to test")
+
+ROOT = Path(__file__).parent.parent
+SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "bench", "mutants")
+
+
+@pytest.fixture(scope="module")
+def noxfile():
+    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Session(SimpleNamespace):
+    """Records the commands that a session would run; those that contain `failing` fail."""
+
+    def __init__(self, *posargs: str, failing: str = "nothing"):
+        super().__init__(posargs=list(posargs), ran=[], said=[], failing=failing)
+
+    def log(self, message: str) -> None:
+        self.said.append(message)
+
+    def error(self, message: str) -> None:
+        raise RuntimeError(message)
+
+
+@pytest.fixture
+def record(noxfile, monkeypatch):
+    """Replace the running of commands by their recording."""
+
+    def python(session, *command):
+        session.ran.append(list(command))
+        if session.failing in command:
+            raise noxfile.CommandFailed
+
+    monkeypatch.setattr(noxfile, "python", python)
+
+
+class TestList:
+    def test_every_session_has_one_line(self):
+        """Each session is listed with one sentence that says what it does."""
+        command = [sys.executable, "-m", "nox", "-l"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+        lines = {line.split()[1]: line for line in listed.stdout.splitlines() if line[:2] in ("* ", "- ")}
+        assert set(lines) == set(SESSIONS)
+        assert all(" -> " in line and line.endswith(".") for line in lines.values())
+
+    def test_the_default_is_quick(self, noxfile):
+        """A bare `nox` lints and runs the fast tests."""
+        assert noxfile.nox.options.sessions == ["lint", "tests"]
+
+
+class TestPinned:
+    def test_torch_is_one_exact_version(self, noxfile):
+        """The installer is told an exact torch, so that it never has to choose a build from a range."""
+        assert noxfile.pinned("torch") == "torch==2.13.0"
+
+
+@pytest.mark.usefixtures("record")
+class TestConformance:
+    def options(self, session: Session) -> dict[str, list[str]]:
+        return {command[1]: command[2:] for command in session.ran}
+
+    def test_runs_both_halves_and_says_where_the_report_is(self, noxfile):
+        """Without options: the fuzzer with seed 0, then op_db, on tiny."""
+        noxfile.conformance(session := Session())
+        ran = self.options(session)
+        assert list(ran) == ["conformance.fuzz", "conformance.opinfo_runner"]
+        assert ran["conformance.fuzz"][:4] == ["--target", "tiny", "--seed", "0"]
+        assert str(ROOT / "reports") in session.said[-1]
+
+    def test_quick_is_less_of_both(self, noxfile):
+        """--quick draws fewer programs and names a few ops."""
+        noxfile.conformance(full := Session())
+        noxfile.conformance(quick := Session("--quick"))
+        programs = [int(value(self.options(each)["conformance.fuzz"], "--programs")) for each in (full, quick)]
+        assert programs[0] > programs[1] > 0
+        assert "--op" in self.options(quick)["conformance.opinfo_runner"]
+        assert "--op" not in self.options(full)["conformance.opinfo_runner"]
+
+    def test_options_reach_the_command_that_has_them(self, noxfile):
+        """--target goes to both, --programs to the fuzzer, --op and --dtype to op_db; what is given beats --quick."""
+        given = "--quick --target cpu --programs 7 --op add --op mul --dtype float64 --samples 3 --seed 5".split()
+        noxfile.conformance(session := Session(*given))
+        fuzz, opinfo = self.options(session).values()
+        assert fuzz == ["--target", "cpu", "--seed", "5", "--programs", "7"]
+        assert " ".join(opinfo) == "--target cpu --samples 3 -n 2 --op add --op mul --dtype float64"
+
+    def test_a_failing_half_does_not_stop_the_other(self, noxfile):
+        """When the fuzzer finds something, op_db is still run; the session then fails and names the half."""
+        session = Session(failing="conformance.fuzz")
+        with pytest.raises(RuntimeError, match=r"failed: conformance\.fuzz$"):
+            noxfile.conformance(session)
+        assert len(session.ran) == 2
+
+    def test_an_unknown_option_is_bad_usage(self, noxfile, capsys):
+        """A misspelt option starts nothing and exits with 2."""
+        session = Session("--program", "7", "--sedd", "1")
+        with pytest.raises(SystemExit, match="2"):
+            noxfile.conformance(session)
+        assert session.ran == []
+        assert "--sedd" in capsys.readouterr().err
+
+
+def value(options: list[str], name: str) -> str:
+    return options[options.index(name) + 1]

@@ -1,0 +1,130 @@
+"""What a user installs and reads first: metadata, the `conformance` command, the README and `.ci/run` agree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import conformance
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+README = (ROOT / "README.md").read_text()
+CONSTRAINTS = (ROOT / "requirements" / "constraints.txt").read_text()
+
+
+def run(*command: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, **options)
+
+
+def requirements() -> list[str]:
+    """Every requirement of the package and its extras."""
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    return [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in extra)]
+
+
+class TestMetadata:
+    def test_the_version_is_said_once(self):
+        """pyproject.toml reads the version from the package, and the changelog's newest entry is that version."""
+        assert "version" in PROJECT["project"]["dynamic"]
+        newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+        assert newest.group(1) == conformance.__version__
+
+    @pytest.mark.parametrize("requirement", requirements())
+    def test_every_requirement_is_pinned_within_its_range(self, requirement):
+        """The constraints hold one exact version of each direct dependency, one that the range allows."""
+        from packaging.requirements import Requirement
+
+        wanted = Requirement(requirement)
+        pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", CONSTRAINTS, re.MULTILINE))
+        assert wanted.specifier.contains(pins[wanted.name])
+
+    def test_torch_is_pinned_without_a_local_version(self):
+        """`torch==2.13.0` takes a local CPU build of that release as well; `==2.13.0+cpu` would exist in one place."""
+        assert re.search(r"^torch==\d+\.\d+\.\d+$", CONSTRAINTS, re.MULTILINE)
+
+    def test_importing_the_package_imports_no_torch(self):
+        """A target has to register its device before torch's test machinery is imported."""
+        code = "import sys, conformance, conformance.__main__; print('torch' in sys.modules, 'tinygrad' in sys.modules)"
+        assert run(sys.executable, "-c", code).stdout.split() == ["False", "False"]
+
+    def test_an_unknown_name_is_an_attribute_error(self):
+        """The lazy names do not hide a misspelt one."""
+        with pytest.raises(AttributeError, match="no attribute 'programme'"):
+            _ = conformance.programme
+
+
+class TestCommand:
+    def test_help_lists_the_jobs(self):
+        """Without a job, the command says which there are."""
+        said = run(sys.executable, "-m", "conformance")
+        assert said.returncode == 0
+        assert all(f"  {job}" in said.stdout for job in ("fuzz", "opinfo", "report", "expectations"))
+
+    def test_an_unknown_job_is_one_sentence(self):
+        """A misspelt job names the right ones on stderr, with exit code 2."""
+        said = run(sys.executable, "-m", "conformance", "fuz")
+        assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+        assert "'fuz'" in said.stderr
+        assert "fuzz" in said.stderr
+
+    @pytest.mark.parametrize("job", ["fuzz", "opinfo", "report", "expectations"])
+    def test_a_job_gets_its_options(self, job):
+        """`conformance JOB --help` is the job's own help, under the command's name."""
+        said = run(sys.executable, "-m", "conformance", job, "--help")
+        assert said.returncode == 0, said.stderr
+        assert f"conformance {job}" in said.stdout
+
+
+class TestReadme:
+    def commands(self) -> list[str]:
+        return re.findall(r"^.*&& python3 -m nox -s .*$", README, re.MULTILINE)
+
+    def test_the_two_commands_come_first(self):
+        """The first code blocks are the main job and the tests, each with nox's own install in the line."""
+        blocks = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
+        assert blocks[:2] == self.commands()
+        assert [command.split()[-1] for command in blocks[:2]] == ["conformance", "tests"]
+        assert all("pip install nox" in command for command in blocks[:2])
+
+    def test_ci_runs_the_same_commands(self, tmp_path):
+        """`.ci/run` takes its commands from the README, and runs the main job with --quick."""
+        called = ci_run(tmp_path, README)
+        tests, main_job = self.commands()[1], self.commands()[0]
+        assert called == [f"+ {tests}", f"+ {main_job} -- --quick"]
+
+    def test_ci_fails_without_a_command_in_the_readme(self, tmp_path):
+        """A README whose test command is gone fails the check rather than passing without tests."""
+        with pytest.raises(subprocess.CalledProcessError):
+            ci_run(tmp_path, README.replace("nox -s tests", "tox"))
+
+    @pytest.mark.parametrize("failing", ["tests", "conformance"])
+    def test_ci_fails_when_either_fails(self, tmp_path, failing):
+        """Neither command's failure is swallowed."""
+        with pytest.raises(subprocess.CalledProcessError):
+            ci_run(tmp_path, README, failing)
+
+    def test_links_lead_somewhere(self):
+        """Every relative link in the README and the docs names a file of this repository."""
+        for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "tests" / "README.md"]:
+            for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def ci_run(folder: Path, readme: str, failing: str = "") -> list[str]:
+    """The lines `.ci/run` prints in a copy where `python3` does nothing, or fails for one session."""
+    (folder / ".ci").mkdir()
+    (folder / ".ci" / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
+    (folder / "README.md").write_text(readme)
+    stub = folder / "python3"
+    stub.write_text(f'#!/bin/sh\ncase "$*" in *"nox -s {failing or "none"}"*) exit 1;; esac\n')
+    stub.chmod(0o755)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "CI": "true"}
+    said = run("bash", str(folder / ".ci" / "run"), env=environment, stdin=subprocess.DEVNULL)
+    said.check_returncode()
+    return said.stdout.splitlines()
