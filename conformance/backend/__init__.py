@@ -1,0 +1,40 @@
+"""The device `tiny`: a PyTorch device on tinygrad, in pure Python. Importing this package registers it.
+
+    import conformance.backend
+    torch.ones(3, device="tiny") + 1
+
+Storages, strides, offsets and views are torch's own; values are lazy tinygrad graphs, computed when they are observed.
+This package knows nothing of the test harness around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from . import device, storage, tensors
+from .install import install
+from .stats import FallbackError, no_fallback, reset_stats, stats
+from .toolchain import Compiler, ToolchainError, ensure_compiler
+
+device.register()
+install()
+
+
+def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:
+    """Compute these tiny tensors in one schedule, with everything that was written in place; copies nothing."""
+    storage.observe([storage.cell_of(t) for t in tensors_])
+
+
+__all__ = [
+    "Compiler",
+    "FallbackError",
+    "ToolchainError",
+    "ensure_compiler",
+    "no_fallback",
+    "realize",
+    "reset_stats",
+    "stats",
+    "tensors",
+]

@@ -1,0 +1,144 @@
+"""Registration of the device `tiny` with torch, and `torch.tiny`.
+
+Defines `register`. torch's own Python-backend registration does the work; this adds the device module (random state,
+devices, synchronization) and mends what needs an allocator: `UntypedStorage(n, device="tiny")`.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from . import storage
+
+_current = 0
+
+
+def device_count() -> int:
+    """Number of tiny devices: the environment variable TINY_DEVICES, 1 without it."""
+    return int(os.environ.get("TINY_DEVICES", "1"))
+
+
+def is_available() -> bool:
+    """True: the device needs no hardware."""
+    return True
+
+
+def is_initialized() -> bool:
+    """True: there is nothing to initialize before the first kernel."""
+    return True
+
+
+def current_device() -> int:
+    """Index of the device that `device="tiny"` means."""
+    return _current
+
+
+def set_device(device: Any) -> None:
+    """Make another device the one that `device="tiny"` means."""
+    global _current
+    index = device if isinstance(device, int) else torch.device(device).index or 0
+    if not 0 <= index < device_count():
+        raise RuntimeError(f"tiny: there is no device tiny:{index}; TINY_DEVICES says how many there are")
+    _current = index
+
+
+def synchronize(device: Any = None) -> None:
+    """Run everything that was written in place and not yet computed."""
+    storage.observe([])
+
+
+def manual_seed(seed: int) -> None:
+    """Random numbers come from torch's CPU generator: torch.manual_seed seeds it, and this does nothing more."""
+
+
+manual_seed_all = manual_seed
+
+
+def get_rng_state(device: Any = "tiny") -> torch.Tensor:
+    """The state of the generator that tiny draws from: torch's CPU generator."""
+    return torch.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = "tiny") -> None:
+    """Set the state of the generator that tiny draws from: torch's CPU generator."""
+    torch.set_rng_state(new_state)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """dtypes that `torch.autocast("tiny", dtype=...)` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def _module() -> ModuleType:
+    module = ModuleType("torch.tiny", __doc__)
+    public = (
+        device_count, is_available, is_initialized, current_device, set_device, synchronize, manual_seed,
+        get_rng_state, set_rng_state, get_amp_supported_dtype, _is_in_bad_fork,
+    )  # fmt: skip
+    for function in public:
+        setattr(module, function.__name__, function)
+    module.manual_seed_all = manual_seed  # type: ignore[attr-defined]
+    return module
+
+
+class _Guard(torch._C._acc.DeviceGuard):  # type: ignore[name-defined,misc]
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[name-defined,misc]
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+def register() -> None:
+    """Make `tiny` a torch device. Call once, before kernels are installed."""
+    _setup_privateuseone_for_python_backend("tiny", backend_module=_module(), hook=_Hooks(), device_guard=_Guard())
+    _serve_untyped_storage()
+    _print_on_host()
+    # tinygrad's scheduler is not thread-safe; backward runs in the calling thread.
+    torch.autograd.set_multithreading_enabled(False)
+
+
+def _serve_untyped_storage() -> None:
+    """PrivateUse1 has no allocator, so torch's own constructor would crash on device="tiny"."""
+    original = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "tiny":
+            return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
+        if len(args) == 1 and isinstance(args[0], int) and not isinstance(args[0], bool):
+            return storage.allocate(args[0], torch.device(device).index or 0)
+        if not args:
+            return storage.allocate(0, torch.device(device).index or 0)
+        values = torch.tensor(list(args[0]), dtype=torch.uint8)
+        made = storage.allocate(values.numel(), torch.device(device).index or 0)
+        made.copy_(values.untyped_storage())
+        return made
+
+    torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[method-assign,assignment]
+
+
+def _print_on_host() -> None:
+    """torch formats a tensor with some thirty operators; formatting a copy on the host needs none of the device."""
+    original = torch._tensor_str._tensor_str
+
+    def tensor_str(self: torch.Tensor, indent: int) -> str:
+        return original(self.cpu() if self.device.type == "tiny" else self, indent)
+
+    torch._tensor_str._tensor_str = tensor_str

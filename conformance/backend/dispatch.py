@@ -1,0 +1,430 @@
+"""From one value function to the functional, the in-place and the out= kernels of an operator, by its schema.
+
+Defines `value` and `pointwise` (register a value function), `Context`, `Spec`, and `install`, which gives torch a
+kernel for every overload that a value function or a decomposition serves.
+
+The key insight: an operator's metadata and its values are two questions. torch's meta kernel answers the first (dtype,
+shape, strides, errors), so a value function only computes elements; where they go is the same code for every operator.
+Must not know which operators there are: the tables in `ops` say that.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from . import engine, fallback, storage
+from .dtypes import COMPUTED, opmath
+from .stats import STATS
+from .tensors import Spec, assign, cast, check_writable, constant, make, read
+
+OpOverload = torch._ops.OpOverload
+ValueFunction = Callable[..., Any]
+
+
+class Context:
+    """What a value function may ask about its call."""
+
+    __slots__ = ("args", "device", "index", "op", "outs")
+
+    def __init__(self, op: OpOverload, outs: Sequence[Spec], index: int, args: Sequence[Any]) -> None:
+        self.op, self.outs, self.index, self.args = op, outs, index, args
+        self.device = engine.device_name(index)
+
+    @property
+    def out(self) -> Spec:
+        """The first result."""
+        return self.outs[0]
+
+    def common_dtype(self) -> DType:
+        """What the tensor and number arguments promote to, in torch's rules (torch.result_type)."""
+        operands = [a for a in self.args if isinstance(a, (torch.Tensor, bool, int, float))]
+        if len(operands) == 1:
+            operands *= 2
+        promoted = functools.reduce(torch.promote_types, _pairwise_result_types(operands))
+        return COMPUTED[promoted]
+
+    def data(self, array: np.ndarray) -> UOp:
+        """A host array as a realized value of the array's shape (dtype bool, int or float)."""
+        array = np.ascontiguousarray(array)
+        dtype = COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array).dtype]
+        flat = engine.from_host(memoryview(array.reshape(-1)), dtype, self.device)
+        return flat.reshape(array.shape)
+
+
+def _pairwise_result_types(operands: Sequence[Any]) -> Iterable[torch.dtype]:
+    for other in operands[1:]:
+        yield torch.result_type(operands[0], other)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator's entry in the table."""
+
+    function: ValueFunction
+    keep_floats: bool  # whether the value of a float argument can change the metadata
+    complex: bool  # whether the function takes complex tensors, as values with a last dimension of 2
+
+
+ROWS: dict[str, Row] = {}
+
+
+def value(
+    *names: str, keep_floats: bool = True, takes_complex: bool = False
+) -> Callable[[ValueFunction], ValueFunction]:
+    """Register a value function for operators such as "cumsum.default" (the functional overload).
+
+    The function is called as `f(ctx, *args, **kwargs)` in the schema's order, each tensor replaced by a lazy value of
+    its shape and dtype. It returns a value (a tuple for several results) of the result's shape, of any real dtype:
+    the caller casts and lays it out. An optional result that torch leaves undefined is None.
+    """
+
+    def register(function: ValueFunction) -> ValueFunction:
+        for name in names:
+            ROWS[name if "." in name else f"{name}.default"] = Row(function, keep_floats, takes_complex)
+        return function
+
+    return register
+
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
+
+
+def decomposition(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register our own decomposition of functional overloads: a function of torch tensors in terms of other operators.
+
+    Use it where torch has none, or where torch's is a reference that recurses. In-place and out= forms follow.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            DECOMPOSITIONS[name if "." in name else f"{name}.default"] = function
+        return function
+
+    return register
+
+
+PROMOTE: dict[str, Callable[[Context], DType]] = {
+    "result": lambda ctx: opmath(ctx.out.computed),  # compute in what the result is
+    "common": lambda ctx: opmath(ctx.common_dtype()),  # comparisons: in what the operands promote to
+}
+
+
+def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> None:
+    """Register elementwise functions: tensors and numbers arrive as values in one dtype, already promoted."""
+    for name, function in table.items():
+        value(name, keep_floats=False)(_pointwise(function, PROMOTE[promote]))
+
+
+def _pointwise(function: Callable[..., UOp], dtype_of: Callable[[Context], DType]) -> ValueFunction:
+    def compute(ctx: Context, *args: Any, **kwargs: Any) -> UOp:
+        dtype = dtype_of(ctx)
+        ready = [operand(ctx, i, a, dtype) for i, a in enumerate(args)]
+        named = {k: operand(ctx, k, a, dtype) for k, a in kwargs.items()}
+        return function(*ready, **named)
+
+    return compute
+
+
+_SEEN_NUMBERS: OrderedDict[tuple, set[float]] = OrderedDict()
+_CHANGING = 3  # distinct values after which a number counts as changing
+
+
+def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
+    """A tensor or number argument as a value in `dtype`; anything else unchanged.
+
+    A float that has been seen to change from call to call arrives as data instead of a constant: a constant would
+    be compiled into a fresh kernel each time.
+    """
+    if isinstance(argument, UOp):
+        return cast(argument, dtype)
+    if isinstance(argument, float) and dtypes.is_float(dtype):
+        seen = _SEEN_NUMBERS.setdefault((ctx.op, place, dtype), set())
+        if len(seen) < _CHANGING:
+            seen.add(argument)
+            return constant(argument, dtype)
+        if argument in seen:
+            return constant(argument, dtype)
+        return ctx.data(np.array([argument], dtype=np.float64 if dtype is dtypes.float64 else np.float32)).reshape(())
+    if isinstance(argument, (bool, int, float)):
+        return constant(argument, dtype)
+    return argument
+
+
+_specs: OrderedDict[tuple, tuple[Any, tuple[Spec, ...]]] = OrderedDict()
+_SPECS_KEPT = 16384
+_INT8, _FLOAT16 = torch.empty(1, dtype=torch.int8), torch.empty(1, dtype=torch.float16)
+
+
+def specs(
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], floats: bool = True
+) -> tuple[Any, tuple[Spec, ...]]:
+    """The metadata of an operator's results as (structure, specs); raises the meta kernel's error.
+
+    Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments; the values
+    of floats are part of that only where `floats` is true.
+    """
+    aliases: dict[int, int] = {}
+    key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats))
+    known = _specs.get(key)
+    if known is None:
+        metas: dict[int, torch.Tensor] = {}
+        result = op(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
+        known = _describe(result)
+        _specs[key] = known
+        if len(_specs) > _SPECS_KEPT:
+            _specs.popitem(last=False)
+    return known
+
+
+def _describe(result: Any) -> tuple[Any, tuple[Spec, ...]]:
+    if isinstance(result, torch.Tensor):
+        return None, (Spec(result.dtype, tuple(result.size()), tuple(result.stride())),)
+    return type(result), tuple(
+        Spec(r.dtype, tuple(r.size()), tuple(r.stride())) if isinstance(r, torch.Tensor) else None  # type: ignore[misc]
+        for r in result
+    )
+
+
+def _key(x: Any, aliases: dict[int, int], floats: bool) -> Any:
+    if isinstance(x, torch.Tensor):
+        if x.device.type != "tiny":
+            # A wrapped number and a 0-dim CPU tensor promote differently and look alike: ask what they promote to.
+            return ("host", x.dtype, x.dim(), torch.result_type(_INT8, x), torch.result_type(_FLOAT16, x))
+        cell = id(storage.cell_of(x))
+        return (x.dtype, x.size(), x.stride(), x.storage_offset(), aliases.setdefault(cell, len(aliases)))
+    if isinstance(x, (list, tuple)):
+        return tuple([_key(y, aliases, floats) for y in x])
+    if isinstance(x, float) and not floats:
+        return float
+    return (x.__class__, x)
+
+
+def _meta(x: Any, metas: dict[int, torch.Tensor], name: str = "") -> Any:
+    if isinstance(x, torch.Tensor):
+        if x.device.type != "tiny":
+            return x
+        cell = storage.cell_of(x)
+        base = metas.get(id(cell))
+        if base is None:
+            base = metas[id(cell)] = torch.empty(cell.nbytes, dtype=torch.uint8, device="meta")
+        made = torch.empty(0, dtype=x.dtype, device="meta")
+        return made.set_(base.untyped_storage(), x.storage_offset(), x.size(), x.stride())  # type: ignore[call-overload]
+    if isinstance(x, (list, tuple)):
+        return type(x)([_meta(y, metas) for y in x]) if type(x) in (list, tuple) else x
+    if name == "device" or (isinstance(x, torch.device) and x.type == "tiny"):
+        return torch.device("meta")
+    return x
+
+
+def device_index(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
+    """The index of the tiny device on which a call works; raises when its tensors live on several."""
+    found: int | None = None
+    for x in _tensors([*args, *kwargs.values()]):
+        if x.device.type == "tiny":
+            index = x.device.index or 0
+            if found is not None and found != index:
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but found at least two devices, "
+                    f"tiny:{found} and tiny:{index}!"
+                )
+            found = index
+    if found is None and isinstance(kwargs.get("device"), torch.device):
+        found = kwargs["device"].index
+    return found or 0
+
+
+def _tensors(xs: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for x in xs:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _tensors(x)
+
+
+def _values(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return read(x)
+    if type(x) in (list, tuple):
+        return type(x)([_values(y) for y in x])
+    return x
+
+
+def computes(row: Row, args: Iterable[Any], outs: Iterable[Spec | None]) -> bool:
+    """Whether every dtype in the call is one that the value function takes."""
+    held = [t.dtype for t in _tensors(args)] + [s.dtype for s in outs if s is not None]
+    return all(d in COMPUTED or (row.complex and d.is_complex) for d in held)
+
+
+class Overload:
+    """An operator with the functional overload that computes its values, by schema."""
+
+    def __init__(self, op: OpOverload, functional: OpOverload, row: Row) -> None:
+        self.op, self.functional, self.row = op, functional, row
+        arguments = op._schema.arguments
+        self.writes = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self.out_names = [arguments[i].name for i in self.writes]
+        self.is_out = bool(self.writes) and arguments[self.writes[0]].is_out
+        self.returns = len(op._schema.returns)
+        self.name = str(op)
+
+    def functional_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute, and put each result into a new tensor."""
+        index = device_index(args, kwargs)
+        structure, outs = specs(self.op, args, kwargs, self.row.keep_floats)
+        if not computes(self.row, [*args, *kwargs.values()], outs):
+            return fallback.on_cpu(self.op, args, kwargs)
+        results = self._compute(outs, index, args, kwargs)
+        made = [
+            None if s is None or r is None else make(s, r, index) for s, r in zip(outs, results, strict=True)
+        ]  # fmt: skip
+        return made[0] if structure is None else structure(made)
+
+    def inplace_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """Check what the in-place overload checks, compute, and write through the target's geometry."""
+        target = args[0]
+        _, checked = specs(self.op, args, kwargs, self.row.keep_floats)
+        check_writable(target)
+        index = device_index(args, kwargs)
+        _, outs = specs(self.functional, args, kwargs, self.row.keep_floats)
+        if not computes(self.row, [*args, *kwargs.values()], [*checked, *outs]):
+            return fallback.on_cpu(self.op, args, kwargs)
+        assign(target, self._compute(outs, index, args, kwargs)[0])
+        return target
+
+    def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the meta kernel check and size the out tensors, compute, and write through their geometry."""
+        targets = [kwargs[n] for n in self.out_names]
+        _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
+        inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
+        index = device_index(args, kwargs)
+        _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
+        if not computes(self.row, [*args, *kwargs.values()], outs):
+            return fallback.on_cpu(self.op, args, kwargs)
+        results = self._compute(outs, index, args, inputs)
+        for target, spec, result in zip(targets, sized, results, strict=False):
+            if tuple(target.shape) != spec.size:
+                torch.ops.aten.resize_.default(target, spec.size)
+            check_writable(target)
+            assign(target, result)
+        return targets[0] if self.returns == 1 else tuple(targets)
+
+    def _compute(self, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        STATS.native[self.name] += 1
+        if all(s is None or 0 in s.size for s in outs):
+            return [UOp.const(0, dtypes.bool)] * len(outs)
+        context = Context(self.functional, outs, index, args)
+        result = self.row.function(context, *_values(tuple(args)), **{k: _values(v) for k, v in kwargs.items()})
+        return result if isinstance(result, (tuple, list)) else (result,)
+
+    @property
+    def kernel(self) -> Callable[..., Any]:
+        """The kernel for this overload's kind."""
+        if not self.writes:
+            return self.functional_kernel
+        return self.out_kernel if self.is_out else self.inplace_kernel
+
+
+def _signature(op: OpOverload) -> tuple[str, ...]:
+    return tuple(str(a.type) for a in op._schema.arguments if not a.is_out)
+
+
+def variants(functional: OpOverload) -> Iterable[OpOverload]:
+    """The overload itself and its in-place and out= relatives: same argument types, the written ones left aside."""
+    yield functional
+    namespace, name = torch.ops.aten, functional._schema.name.split("::")[1]
+    wanted = _signature(functional)
+    packets = [getattr(namespace, name)]
+    inplace = getattr(namespace, name + "_", None)
+    if inplace is not None:
+        packets.append(inplace)
+    for packet in packets:
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            written = any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+            if op is not functional and written and _signature(op) == wanted:
+                yield op
+
+
+def find(name: str) -> OpOverload | None:
+    """The aten overload of a name such as "add.Tensor", None where this torch has none."""
+    packet, _, overload = name.partition(".")
+    try:
+        return getattr(getattr(torch.ops.aten, packet), overload or "default")
+    except AttributeError:
+        return None
+
+
+def overloads() -> Iterable[Overload]:
+    """Every overload that a registered value function serves."""
+    for name, row in ROWS.items():
+        functional = find(name)
+        if functional is None:
+            raise RuntimeError(f"tiny: the table names aten::{name}, which this torch does not have")
+        for op in variants(functional):
+            yield Overload(op, functional, row)
+
+
+def decomposed(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel which runs a decomposition and counts it."""
+    name = str(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        STATS.decomposed[name] += 1
+        return function(*args, **kwargs)
+
+    return kernel
+
+
+def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:
+    """Kernels for every overload that our own decompositions serve: the functional one, in-place, out=."""
+    for name, function in DECOMPOSITIONS.items():
+        functional = find(name)
+        if functional is None:
+            raise RuntimeError(f"tiny: the table names aten::{name}, which this torch does not have")
+        for op in variants(functional):
+            written = [a for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+            if not written:
+                yield op, decomposed(op, function)
+            elif written[0].is_out:
+                yield op, decomposed(op, _into_out(op, function, [a.name for a in written]))
+            else:
+                yield op, decomposed(op, _into_self(op, function))
+
+
+def _into_self(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    def inplace(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        specs(op, (self, *args), kwargs)
+        check_writable(self)
+        return self.copy_(function(self, *args, **kwargs))
+
+    return inplace
+
+
+def _into_out(op: OpOverload, function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    def out(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs[n] for n in names]
+        _, sized = specs(op, args, kwargs)
+        results = function(*args, **{k: v for k, v in kwargs.items() if k not in names})
+        results = results if isinstance(results, tuple) else (results,)
+        for target, spec, result in zip(targets, sized, results, strict=True):
+            if tuple(target.shape) != spec.size:
+                torch.ops.aten.resize_.default(target, spec.size)
+            target.copy_(result)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return out
+
+
+def accepts_context(function: ValueFunction) -> bool:
+    """Whether a value function's first parameter is its Context (all registered ones; for tests)."""
+    return next(iter(inspect.signature(function).parameters), "") == "ctx"

@@ -1,0 +1,199 @@
+"""The one door to tinygrad's scheduler: host memory in, host memory out, and many lazy values realized in one schedule.
+
+Defines `from_host`, `to_host`, `realize`, the expression measures `depth` and `cost`, and the `Counters`.
+
+The key insight: tinygrad's `UOp` has the whole tensor API, so values are UOps and nothing else; `Tensor` with its
+global registry of live tensors is not used, and the caller says which lazy values must learn of a realization.
+Must not know torch, storages or strides.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tinygrad.device import Buffer, Device
+from tinygrad.dtype import DType
+from tinygrad.engine.realize import run_linear
+from tinygrad.helpers import DEV, PARALLEL, GlobalCounters
+from tinygrad.schedule import create_linear_with_vars
+from tinygrad.tensor import transform_to_call
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
+
+from .toolchain import ensure_compiler
+
+# tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
+if "PARALLEL" not in os.environ:
+    PARALLEL.value = 0
+
+# Schedules and buffers are process-wide state in tinygrad, which does no locking of its own.
+LOCK = threading.RLock()
+
+
+@dataclass
+class Counters:
+    """What ran since the process started; `conformance.backend.stats` gives differences."""
+
+    kernels: int = 0
+    schedules: int = 0
+    copies_in: int = 0
+    copies_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    names: list[str] | None = field(default=None)
+
+
+COUNTERS = Counters()
+
+
+def device_name(index: int = 0) -> str:
+    """tinygrad's name of the device behind `tiny:index`: what ``DEV`` selects, the CPU where it selects nothing."""
+    base = DEV.device or "CPU"
+    return base if index == 0 else f"{base}:{index}"
+
+
+_opened: set[str] = set()
+
+
+def _open(device: str) -> None:
+    """Open tinygrad's device once; its CPU device starts a C compiler when it opens. Raises ToolchainError."""
+    if device not in _opened:
+        ensure_compiler()
+        Device[device]
+        _opened.add(device)
+
+
+def host_addressable(device: str) -> bool:
+    """Whether buffers of this tinygrad device are ordinary memory of this process."""
+    return device.split(":")[0] == "CPU"
+
+
+def from_host(data: memoryview, dtype: DType, device: str) -> UOp:
+    """A realized flat value of `dtype` which holds a copy of the contiguous bytes of `data`."""
+    with LOCK:
+        _open(device)
+        size = data.nbytes // dtype.itemsize
+        value = UOp.new_buffer(device, size, dtype)
+        buffer = value.buffer.allocate()  # type: ignore[union-attr]
+        if host_addressable(device):
+            buffer.as_memoryview(force_zero_copy=True, no_sync=False)[:] = data.cast("B")
+        else:
+            buffer.copy_from(Buffer("PYTHON", size, dtype, opaque=data.cast("B")))
+        COUNTERS.copies_in += 1
+        COUNTERS.bytes_in += data.nbytes
+        return value
+
+
+def to_host(value: UOp) -> memoryview:
+    """The bytes of a realized flat value: a copy, or where the host can address it the memory itself (do not write)."""
+    with LOCK:
+        buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]
+        COUNTERS.copies_out += 1
+        COUNTERS.bytes_out += buffer.nbytes
+        if host_addressable(buffer.device):
+            return buffer.as_memoryview(force_zero_copy=True)
+        return buffer.as_memoryview()
+
+
+def constant_of(value: UOp) -> float | int | bool | None:
+    """The Python number that every element of `value` is known to equal, or None where that is not known."""
+    while value.op in _CONSTANT_PRESERVING:
+        value = value.src[0]
+    return value.val if value.op is Ops.CONST else None  # type: ignore[return-value]
+
+
+_CONSTANT_PRESERVING = frozenset({Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.SHRINK, Ops.FLIP})
+
+
+def is_realized(value: UOp) -> bool:
+    """Whether `value` is a buffer that already holds its content."""
+    return value.has_buffer_identity() and value.base.realized is not None
+
+
+def realize(values: Sequence[UOp], device: str, others: Sequence[UOp] = ()) -> tuple[list[UOp], list[UOp]]:
+    """Compute `values` in one schedule.
+
+    Returns the values as realized buffers, and `others` (lazy values that stay lazy) rewritten to read what was
+    computed instead of computing it again.
+    """
+    with LOCK:
+        _open(device)
+        wanted = [v.clone(device) if v.device is None else v for v in values]
+        pending = [v for v in wanted if not v.has_buffer_identity()]
+        if not pending:
+            return wanted, list(others)
+        before = GlobalCounters.kernel_count
+        call, becomes = transform_to_call(UOp.sink(*pending))
+        linear, variables = create_linear_with_vars(call)
+        if COUNTERS.names is not None:
+            COUNTERS.names.extend(str(item.src[0].op) for item in linear.src)
+        run_linear(linear, variables)
+        COUNTERS.kernels += GlobalCounters.kernel_count - before
+        COUNTERS.schedules += 1
+        seen: dict[UOp, bool] = {}
+
+        def touched(node: UOp) -> bool:
+            return node in becomes or any(seen.get(s, False) for s in node.src)
+
+        stale = [i for i, v in enumerate(others) if v.topovisit(touched, seen)]
+        new = UOp.sink(*wanted, *[others[i] for i in stale]).substitute(becomes, walk=True).src
+        rest = list(others)
+        for i, v in zip(stale, new[len(wanted) :], strict=True):
+            rest[i] = v
+        return list(new[: len(wanted)]), rest
+
+
+_measures: weakref.WeakKeyDictionary[UOp, tuple[int, int]] = weakref.WeakKeyDictionary()
+_LEAVES = frozenset({Ops.BUFFER, Ops.CONST, Ops.PARAM, Ops.AFTER, Ops.COPY})
+
+
+def measure(value: UOp) -> tuple[int, int]:
+    """(depth, cost) of a lazy value: operations on its longest path, and the size of the expression of its last kernel.
+
+    The cost counts a shared operand once for each use, since reads at different places cannot share their work; a
+    reduction starts a kernel of its own and so counts as one.
+    """
+    known = _measures.get(value)
+    if known is not None:
+        return known
+    stack = [value]
+    while stack:
+        node = stack[-1]
+        if node in _measures:
+            stack.pop()
+            continue
+        if node.op in _LEAVES:
+            _measures[node] = (0, 1)
+            stack.pop()
+            continue
+        sources = node.src[:1] if node.op in GroupOp.Movement else node.src
+        missing = [s for s in sources if s not in _measures]
+        if missing:
+            stack.extend(missing)
+            continue
+        depth = max((_measures[s][0] for s in sources), default=0)
+        cost = sum(_measures[s][1] for s in sources)
+        if node.op in GroupOp.Movement:
+            _measures[node] = (depth, cost)
+        elif node.op is Ops.REDUCE or node.op is Ops.CONTIGUOUS:
+            _measures[node] = (depth + 1, 1)
+        else:
+            _measures[node] = (depth + 1, min(cost + 1, 1 << 30))
+        stack.pop()
+    return _measures[value]
+
+
+def compiler_description() -> str:
+    """The compiler behind the device, for reports."""
+    compiler = ensure_compiler()
+    return f"{compiler.kind} {compiler.version}" if compiler else f"none needed (DEV={os.environ.get('DEV', '')})"
+
+
+def numel(shape: Sequence[int]) -> int:
+    """The number of elements of a shape."""
+    return math.prod(shape)

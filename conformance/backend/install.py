@@ -1,0 +1,54 @@
+"""Gives torch a kernel for every operator: native, else decomposed, else the counted CPU fallback.
+
+Defines `install`, called once. What is native is said by the tables in `ops`; what decomposes by torch's own
+decomposition table, references excepted: those are written in prims, which call back into the operator they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._decomp
+
+from . import dispatch, fallback, ops, transfer, views
+
+COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+_libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
+
+
+def install() -> None:
+    """Register all kernels for the PrivateUse1 dispatch key."""
+    aten = torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    _libraries.extend((aten, everything))
+    kernels: dict[Any, Callable[..., Any]] = {op: views.borrowed(op) for op in views.BORROWED}
+    kernels |= {dispatch.find(name): kernel for name, kernel in views.KERNELS.items()}
+    kernels[torch.ops.aten.copy_.default] = transfer.copy_
+    kernels[torch.ops.aten._local_scalar_dense.default] = transfer.item
+    kernels |= {dispatch.find(name): kernel for name, kernel in ops.KERNELS.items()}
+    for overload in dispatch.overloads():
+        kernels.setdefault(overload.op, overload.kernel)
+    for op, kernel in dispatch.own_decompositions():
+        kernels.setdefault(op, kernel)
+    for op, function in torch._decomp.decomposition_table.items():
+        if isinstance(op, torch._ops.OpOverload) and op not in kernels and decomposes(op, function):
+            kernels[op] = dispatch.decomposed(op, function)
+    for op, kernel in kernels.items():
+        aten.impl(op, kernel, "PrivateUse1")
+    everything.fallback(_boxed, "PrivateUse1")
+
+
+def decomposes(op: Any, function: Callable[..., Any]) -> bool:
+    """Whether torch's decomposition of an operator is used: where torch has no kernel for every device already."""
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in COMPOSITE):
+        return False
+    if op.namespace != "aten" or op._schema.name.split("::")[1] in ops.NOT_DECOMPOSED:
+        return False
+    inner = getattr(function, "__wrapped__", function)
+    return inner.__module__ == "torch._decomp.decompositions" or op._schema.name.split("::")[1] in ops.REFERENCES
+
+
+def _boxed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return fallback.on_cpu(op, args, kwargs)

@@ -1,0 +1,176 @@
+"""(size, stride, offset) as tinygrad movement ops: how a strided view reads a flat value, and how it writes into one.
+
+Defines `read`, `write` and the questions about geometry that storages and copies ask.
+
+The key insight: sort the dimensions by stride. If every dimension's extent fits inside the next larger stride the
+layout is *nested*: a read is shrink, pad, reshape and taking column 0, level by level, and a write is the inverse
+with a mask, so both fuse into whatever follows and need no gather. Everything else is an index computation.
+Must not know torch, storages or devices: a flat value is any object with tinygrad's movement methods.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a (size, stride) lies in memory, offset left aside. Dimensions are numbered as in `size`."""
+
+    size: Ints
+    stride: Ints
+    order: Ints  # dimensions with size > 1 and stride > 0, largest stride first
+    extent: int  # elements from the first to one past the last that is reached
+    nested: bool  # each dimension's extent fits inside the next larger stride
+    dense: bool  # nested without gaps: every element from first to last is reached, once
+    expanded: bool  # some dimension of size > 1 has stride 0
+    numel: int
+
+    @property
+    def core(self) -> Ints:
+        """Sizes of the dimensions in `order`."""
+        return tuple(self.size[d] for d in self.order)
+
+    def to_logical(self, value: UOp) -> UOp:
+        """From shape `core` to shape `size`: dimensions back in their places, ones inserted, stride 0 expanded."""
+        ascending = sorted(range(len(self.order)), key=lambda i: self.order[i])
+        value = value.permute(tuple(ascending)) if ascending != list(range(len(ascending))) else value
+        kept = set(self.order)
+        return value.reshape(tuple(s if d in kept else 1 for d, s in enumerate(self.size))).expand(self.size)
+
+    def to_core(self, value: UOp) -> UOp:
+        """From shape `size` to shape `core`: the first element of each expanded dimension, largest stride first."""
+        if self.expanded:
+            value = value.shrink(
+                tuple(None if st or s <= 1 else (0, 1) for s, st in zip(self.size, self.stride, strict=True))
+            )
+        ascending = sorted(self.order)
+        value = value.reshape(tuple(self.size[d] for d in ascending))
+        place = {d: i for i, d in enumerate(ascending)}
+        return value.permute(tuple(place[d] for d in self.order)) if len(place) > 1 else value
+
+
+@functools.lru_cache(maxsize=65536)
+def plan(size: Ints, stride: Ints) -> Plan:
+    """The Plan of a geometry. Sizes and strides are in elements, strides not negative (torch has no others)."""
+    order = tuple(sorted((d for d, s in enumerate(size) if s > 1 and stride[d] > 0), key=lambda d: (-stride[d], d)))
+    extent, nested, dense = 1, True, True
+    for d in reversed(order):
+        nested &= stride[d] >= extent
+        dense &= stride[d] == extent
+        extent += (size[d] - 1) * stride[d]
+    numel = math.prod(size)
+    return Plan(
+        size, stride, order, extent if numel else 0, nested, dense and nested,
+        any(s > 1 and st == 0 for s, st in zip(size, stride, strict=True)), numel,
+    )  # fmt: skip
+
+
+def contiguous_strides(size: Sequence[int]) -> Ints:
+    """Row-major strides; a dimension of size 0 counts as 1, as in torch."""
+    strides: list[int] = []
+    step = 1
+    for s in reversed(size):
+        strides.append(step)
+        step *= max(s, 1)
+    return tuple(reversed(strides))
+
+
+def covers(size: Ints, stride: Ints, offset: int, length: int) -> bool:
+    """Whether the view reaches every element of a flat value of `length` elements exactly once."""
+    p = plan(size, stride)
+    return offset == 0 and p.dense and not p.expanded and p.numel == length
+
+
+def positions(size: Ints, stride: Ints, offset: int = 0) -> np.ndarray:
+    """Flat positions of the view's elements as an int64 array of shape `size`."""
+    out = np.full((), offset, dtype=np.int64)
+    for d, (s, st) in enumerate(zip(size, stride, strict=True)):
+        out = out + (np.arange(s, dtype=np.int64) * st).reshape((s,) + (1,) * (len(size) - d - 1))
+    return np.broadcast_to(out, size)
+
+
+def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
+    """The elements that a view of this geometry reaches in `flat` (shape (n,)), as a lazy value of shape `size`."""
+    p = plan(size, stride)
+    if p.numel == 0:
+        return UOp.const(0, flat.dtype).expand(size)
+    if p.nested:
+        return p.to_logical(_unstack(flat, p, offset))
+    index = UOp.const(offset, dtypes.int64)
+    for i, d in enumerate(p.order):
+        step = UOp.arange(p.size[d]).cast(dtypes.int64) * p.stride[d]
+        index = index + step.reshape((p.size[d],) + (1,) * (len(p.order) - i - 1))
+    return p.to_logical(flat[index.expand(p.core)])
+
+
+def _unstack(flat: UOp, p: Plan, offset: int) -> UOp:
+    """Nested read: one shrink, pad, reshape and shrink for each dimension, outermost first; shape `core`."""
+    if not p.order:
+        return flat.shrink(((offset, offset + 1),)).reshape(())
+    (length,) = flat.shape
+    outer = p.order[0]
+    # Reaching past the last element, where there is memory, saves the padding.
+    reach = min(offset + p.size[outer] * p.stride[outer], length) if not p.dense else offset + p.extent
+    x = flat.shrink(((offset, reach),))
+    extent = p.extent
+    for level, d in enumerate(p.order):
+        size, stride = p.size[d], p.stride[d]
+        extent -= (size - 1) * stride
+        have, want = x.shape[-1], size * stride
+        if have < want:
+            x = x.pad(((0, 0),) * level + ((0, want - have),))
+        x = x.reshape((*x.shape[:-1], size, stride))
+        x = x.shrink((None,) * (level + 1) + ((0, extent),))
+    return x.reshape(p.core)
+
+
+def _stack(value: UOp, p: Plan) -> UOp:
+    """The inverse of `_unstack`: shape `core` back into shape (extent,), gaps filled with zeros."""
+    x = value.reshape((*p.core, 1))
+    inner = 1
+    for d in reversed(p.order):
+        size, stride = p.size[d], p.stride[d]
+        if stride > inner:
+            x = x.pad(((0, 0),) * (x.ndim - 1) + ((0, stride - inner),))
+        x = x.reshape((*x.shape[:-2], size * stride))
+        inner += (size - 1) * stride
+        x = x.shrink((None,) * (x.ndim - 1) + ((0, inner),))
+    return x.reshape((p.extent,))
+
+
+def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: Callable[[np.ndarray], UOp]) -> UOp:
+    """`flat` (shape (n,)) after the view of this geometry was assigned `value` (shape `size`, same dtype).
+
+    `table` turns a host array of int64 positions into a value; it is asked only for layouts that are not nested.
+    Where several elements of the view are one element of memory the last in row-major order is kept.
+    """
+    p = plan(size, stride)
+    (length,) = flat.shape
+    if p.numel == 0:
+        return flat
+    if p.nested:
+        core = p.to_core(value)
+        if p.extent == length and p.dense:
+            return core.reshape((length,))
+        after = length - offset - p.extent
+        placed = _stack(core, p).pad(((offset, after),))
+        ones = UOp.const(True, dtypes.bool).expand(p.core)
+        return _stack(ones, p).pad(((offset, after),)).where(placed, flat)
+    source = np.full(p.extent, -1, dtype=np.int64)
+    source[positions(size, stride).reshape(-1)] = np.arange(p.numel)  # numpy keeps the last of repeated positions
+    index = table(source)
+    gathered = value.reshape((p.numel,))[(index < 0).where(0, index)]
+    window = (index < 0).where(flat.shrink(((offset, offset + p.extent),)), gathered)
+    around = ((offset, length - offset - p.extent),)
+    inside = UOp.const(True, dtypes.bool).expand((p.extent,)).pad(around)
+    return inside.where(window.pad(around), flat)

@@ -1,0 +1,58 @@
+"""Random numbers: drawn by torch's CPU generator and copied over, so that a seed gives the CPU's numbers exactly.
+
+The key insight: bit-identical random numbers make dropout, initialization and sampling comparable by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import transfer
+from ..fallback import upload
+from ..stats import STATS
+from ..tensors import check_writable
+
+aten = torch.ops.aten
+
+
+def _drawn_inplace(op: Any) -> Callable[..., Any]:
+    """A kernel that draws into a CPU tensor of the target's layout, since the order of drawing follows memory."""
+    name = str(op)
+
+    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        STATS.native[name] += 1
+        check_writable(self)
+        host = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
+        return transfer.copy_(self, op(host, *args, **kwargs))
+
+    return kernel
+
+
+def _drawn_new(op: Any) -> Callable[..., Any]:
+    """A kernel that draws a new CPU tensor and moves it over."""
+    name = str(op)
+
+    def kernel(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        STATS.native[name] += 1
+        return upload(op(*args, device="cpu", **kwargs), torch.device(device).index or 0)
+
+    return kernel
+
+
+INPLACE = ("uniform_", "normal_", "random_", "random_.from", "random_.to", "exponential_", "cauchy_", "log_normal_",
+           "geometric_", "bernoulli_.float")  # fmt: skip
+NEW = ("randperm", "randperm.generator")
+
+
+def _find(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    **{name: _drawn_inplace(_find(name)) for name in INPLACE},
+    **{name: _drawn_new(_find(name)) for name in NEW},
+}

@@ -1,0 +1,312 @@
+"""One flat value per torch storage, the writes that wait for it, and when it is realized.
+
+Defines `Cell` (what hangs on an UntypedStorage), `allocate`, `cell_of`, `resize`, `observe`, and the address space that
+gives every storage a data pointer of its own.
+
+The key insight: a Python attribute of an UntypedStorage lives exactly as long as the storage, so every view of it,
+however it was made, finds the same cell, and a write through one is seen by all.
+Must not know ops: it reads and writes geometries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from . import engine, layout
+from .dtypes import TORCH, element
+
+Ints = tuple[int, ...]
+Number = float | int | bool
+
+# A lazy value is realized when it gets longer or larger than this: scheduling time and kernel size grow with both.
+MAX_DEPTH = 192
+MAX_COST = 4096
+# Constant writes in a row that are kept as movement ops; more are replayed on the host into one table.
+FEW_WRITES = 4
+# Constant writes which a cell remembers before it replays them.
+MANY_WRITES = 4096
+
+
+class AddressSpace:
+    """Unique addresses in reserved, never readable memory, so that pointer arithmetic and overlap checks are right.
+
+    Sizes are rounded up to powers of two, of at least 64 bytes, and reused after `release`.
+    """
+
+    REGION = 1 << 40
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[int]] = {}
+        self._next = self._end = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, nbytes: int) -> tuple[int, int]:
+        """(address, size class) of `nbytes` bytes nobody else has; the class is what `release` wants back."""
+        size = max(64, 1 << (max(nbytes, 1) - 1).bit_length())
+        with self._lock:
+            if self._free.get(size):
+                return self._free[size].pop(), size
+            if self._next + size > self._end:
+                self._next, length = _map_unreadable(size, self.REGION)
+                self._end = self._next + length
+            address = self._next
+            self._next += size
+            return address, size
+
+    def release(self, address: int, size: int) -> None:
+        """Give an address back for reuse."""
+        with self._lock:
+            self._free.setdefault(size, []).append(address)
+
+
+def _map_unreadable(least: int, most: int) -> tuple[int, int]:
+    """(address, length) of fresh PROT_NONE memory, as near to `most` bytes as the process's limits allow.
+
+    Raises MemoryError when not even `least` bytes of address space are left.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
+    no_reserve = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
+    length = max(least, most)
+    while length >= least:
+        address = libc.mmap(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve, -1, 0)
+        if address != ctypes.c_void_p(-1).value:
+            return address, length
+        length = length >> 2 if length > least else 0
+        length = max(length, least) if length else 0
+    raise MemoryError(f"tiny: no address space left for a storage of {least} bytes")
+
+
+ADDRESSES = AddressSpace()
+_cells: weakref.WeakSet[Cell] = weakref.WeakSet()  # every cell with a lazy value: they learn of realizations
+_dirty: weakref.WeakSet[Cell] = weakref.WeakSet()  # lazily written in place: realized with the next observation
+
+
+class Cell:
+    """The content of one storage: `flat`, a value of shape (length,), and constant writes not yet applied to it."""
+
+    __slots__ = ("__weakref__", "_flat", "_waiting", "device", "nbytes", "version")
+
+    def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
+        self.nbytes, self.device = nbytes, device
+        # New memory reads as zeros: torch promises nothing, and a constant costs nothing.
+        self._flat = UOp.const(0, dtype).expand((-(-nbytes // dtype.itemsize),))
+        self._waiting: list[tuple[Ints, Ints, int, Number]] = []
+        self.version = 0  # counts changes of content
+
+    def flat(self, dtype: DType) -> UOp:
+        """The content as a value of shape (length,) in `dtype`, all writes applied."""
+        self._apply_waiting()
+        return self._as(dtype)
+
+    def _as(self, dtype: DType) -> UOp:
+        if self._flat.dtype != dtype:
+            bits = self._flat
+            if engine.constant_of(bits) == 0:
+                self._flat = UOp.const(0, dtype).expand((-(-self.nbytes // dtype.itemsize),))
+                return self._flat
+            spare = -bits.shape[0] * bits.dtype.itemsize % dtype.itemsize
+            if spare:  # a storage whose size is no multiple of the element's: the rest is never in a view
+                bits = bits.bitcast(dtypes.uint8)
+                bits = bits.pad(((0, spare),))
+            if bits.dtype is dtypes.bool:
+                bits = bits.cast(dtypes.uint8)
+            elif dtype is dtypes.bool:
+                return bits.bitcast(dtypes.uint8) != 0
+            return bits.bitcast(dtype) if bits.dtype != dtype else bits
+        return self._flat
+
+    def read(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> UOp:
+        """The elements of a view; a complex view has a last dimension of 2 more."""
+        real, parts = element(dtype)
+        if parts == 2:
+            size, stride, offset = paired(size, stride, offset)
+        return layout.read(self.flat(real), size, stride, offset)
+
+    def write(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int, value: UOp) -> None:
+        """Assign `value`, of the view's shape and dtype (complex: with a last dimension of 2), to a view."""
+        real, parts = element(dtype)
+        if parts == 2:
+            size, stride, offset = paired(size, stride, offset)
+        if 0 in size:
+            return
+        self.version += 1
+        length = -(-self.nbytes // real.itemsize)
+        if layout.covers(size, stride, offset, length):
+            self._waiting.clear()
+            old = UOp.const(0, real).expand((length,))
+        else:
+            constant = engine.constant_of(value)
+            if constant is not None and self._flat.dtype == real:
+                self._waiting.append((size, stride, offset, constant))
+                _cells.add(self)
+                if len(self._waiting) >= MANY_WRITES:
+                    self._apply_waiting()
+                return
+            old = self.flat(real)
+        self._flat = layout.write(old, size, stride, offset, value, self._table)
+        _cells.add(self)
+        self._cut()
+
+    def _table(self, positions: np.ndarray) -> UOp:
+        return engine.from_host(memoryview(np.ascontiguousarray(positions)), dtypes.int64, self.device)
+
+    def _apply_waiting(self) -> None:
+        """Make `_flat` current: a few constant writes as movement ops, many replayed on the host into one table."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        dtype, (length,) = self._flat.dtype, self._flat.shape
+        if len(waiting) <= FEW_WRITES or dtype not in TORCH or dtype is dtypes.bfloat16:
+            for size, stride, offset, number in waiting:
+                value = UOp.const(number, dtype).expand(size)
+                self._flat = layout.write(self._flat, size, stride, offset, value, self._table)
+        else:
+            self._replay(waiting, dtype, length)
+        self._cut()
+
+    def _replay(self, waiting: Iterable[tuple[Ints, Ints, int, Number]], dtype: DType, length: int) -> None:
+        waiting = list(waiting)
+        low = min(offset for _, _, offset, _ in waiting)
+        high = max(offset + layout.plan(size, stride).extent for size, stride, offset, _ in waiting)
+        old = engine.constant_of(self._flat)
+        values = torch.full((high - low,), old or 0, dtype=TORCH[dtype]).numpy()
+        written = np.zeros(high - low, dtype=np.bool_)
+        for size, stride, offset, number in waiting:
+            place = layout.positions(size, stride, offset - low)
+            values[place] = number
+            written[place] = True
+        device = self.device
+        if (old is not None or written.all()) and high - low == length:
+            self._flat = engine.from_host(memoryview(values), dtype, device)
+            return
+        around = ((low, length - high),)
+        table = engine.from_host(memoryview(values), dtype, device).pad(around)
+        mask = engine.from_host(memoryview(written), dtypes.bool, device).pad(around)
+        self._flat = mask.where(table, self._flat)
+
+    def _cut(self) -> None:
+        """Realize a value that has grown past what one schedule should hold."""
+        depth, cost = engine.measure(self._flat)
+        if depth > MAX_DEPTH or cost > MAX_COST:
+            observe([self], dirty=False)
+
+    @property
+    def lazy(self) -> bool:
+        """Whether realizing would compute something."""
+        return bool(self._waiting) or not (self._flat.device is None or engine.is_realized(self._flat))
+
+    def mark_dirty(self) -> None:
+        """Written in place: the next observation realizes it, so that a loop's graph does not grow."""
+        _dirty.add(self)
+
+    def host(self) -> tuple[memoryview | None, Number | None]:
+        """The content after `observe`: its bytes, or (None, number) where all elements are one constant."""
+        constant = engine.constant_of(self._flat)
+        if constant is not None:
+            return None, constant
+        return engine.to_host(self._flat), None
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype in which the content is held now."""
+        return self._flat.dtype
+
+    def replace(self, flat: UOp, nbytes: int) -> None:
+        """Hold `flat` from now on, as a storage of `nbytes` bytes."""
+        self._waiting.clear()
+        self._flat, self.nbytes = flat, nbytes
+        self.version += 1
+        _cells.add(self)
+
+
+def paired(size: Ints, stride: Ints, offset: int) -> tuple[Ints, Ints, int]:
+    """The geometry of the real view of a complex view."""
+    return (*size, 2), (*(2 * s for s in stride), 1), 2 * offset
+
+
+def observe(cells: Iterable[Cell], dirty: bool = True) -> None:
+    """Realize these cells in one schedule, and with them (when `dirty`) all that were written in place."""
+    with engine.LOCK:
+        wanted = list(dict.fromkeys([*cells, *(list(_dirty) if dirty else ())]))
+        if dirty:
+            _dirty.clear()
+        by_device: dict[str, list[Cell]] = {}
+        for cell in wanted:
+            cell._apply_waiting()
+            if engine.constant_of(cell._flat) is None and not engine.is_realized(cell._flat) and cell.nbytes:
+                by_device.setdefault(cell.device, []).append(cell)
+        for device, group in by_device.items():
+            inside = set(group)
+            rest = [c for c in _cells if c not in inside]
+            done, others = engine.realize([c._flat for c in group], device, [c._flat for c in rest])
+            for cell, flat in zip(group, done, strict=True):
+                cell._flat = flat
+            for cell, flat in zip(rest, others, strict=True):
+                cell._flat = flat
+        for cell in list(_cells):
+            if not cell.lazy:
+                _cells.discard(cell)
+
+
+def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.UntypedStorage:
+    """A new storage of `nbytes` bytes on `tiny:index`; it reads as zeros in `dtype`."""
+    address, size_class = ADDRESSES.reserve(nbytes)
+    device = torch.device("tiny", index)
+    storage: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)  # type: ignore[attr-defined]
+    storage._cell = cell = Cell(nbytes, engine.device_name(index), dtype)
+    weakref.finalize(cell, ADDRESSES.release, address, size_class).atexit = False
+    return storage
+
+
+def cell_of(tensor: torch.Tensor) -> Cell:
+    """The cell of a tiny tensor's storage."""
+    return tensor.untyped_storage()._cell  # type: ignore[attr-defined]
+
+
+def resize(storage: Any, nbytes: int) -> None:
+    """Change a storage's size in place; what it held stays, as far as it fits, and every view goes on sharing it.
+
+    torch has no hook for this from Python. Storages may swap their data pointers when one of them is empty, so the new
+    size arrives in two swaps.
+    """
+    cell: Cell = storage._cell
+    if nbytes == cell.nbytes:
+        return
+    index = storage.device.index or 0
+    dtype = cell.dtype if nbytes % cell.dtype.itemsize == 0 else dtypes.uint8
+    old = cell.flat(dtype)
+    length = nbytes // dtype.itemsize
+    kept = min(length, old.shape[0])
+    cell.replace(old.shrink(((0, kept),)).pad(((0, length - kept),)), nbytes)
+    address, size_class = ADDRESSES.reserve(nbytes)
+    weakref.finalize(cell, ADDRESSES.release, address, size_class).atexit = False
+    make: Callable[..., Any] = torch._C._construct_storage_from_data_pointer  # type: ignore[attr-defined]
+    device = torch.device("tiny", index)
+    storage._swap_data_ptr_(make(0, device, 0))
+    storage._swap_data_ptr_(make(address, device, nbytes))
+
+
+def unobserved() -> int:
+    """How many live cells hold lazy values; a loop that observes something each step keeps this flat."""
+    return len(_cells)
+
+
+def graph_size() -> int:
+    """Number of distinct tinygrad nodes that lazy values hold; a loop that observes something keeps this flat."""
+    seen: set[UOp] = set()
+    for cell in list(_cells):
+        seen.update(cell._flat.toposort())
+    return len(seen)

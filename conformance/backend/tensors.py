@@ -1,0 +1,143 @@
+"""A torch tensor on the tiny device: its elements as a lazy value, and a lazy value as its elements.
+
+Defines `Spec` (metadata of a result), `read`, `make`, `assign`, the conversions `cast` and `constant`, and how tensors
+are put on storages.
+
+The key insight: a tensor is a geometry on a cell, nothing more, so reading and assigning are all there is to it.
+Must not know operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from . import layout, storage
+from .dtypes import COMPUTED, element
+
+
+class Spec(NamedTuple):
+    """The metadata of one result."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def computed(self) -> DType:
+        """The tinygrad dtype of the result's elements."""
+        return COMPUTED[self.dtype]
+
+
+def constant(number: float | int | bool, dtype: DType) -> UOp:
+    """A 0-d constant; integers wrap as a C cast does."""
+    if dtypes.is_int(dtype):
+        whole = int(number) if number == number and abs(number) != float("inf") else 0
+        whole &= (1 << dtype.bitsize) - 1
+        if not dtypes.is_unsigned(dtype) and whole >> (dtype.bitsize - 1):
+            whole -= 1 << dtype.bitsize
+        return UOp.const(whole, dtype)
+    return UOp.const(bool(number) if dtype is dtypes.bool else float(number), dtype)
+
+
+def cast(x: UOp, dtype: DType) -> UOp:
+    """Convert as torch's CPU does (c10/core/TypeCast.h): to bool by comparing with 0, float to narrow ints by int64."""
+    if x.dtype == dtype:
+        return x
+    if dtype is dtypes.bool:
+        return x != 0
+    if dtypes.is_float(x.dtype) and dtypes.is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
+        return x.cast(dtypes.int64).cast(dtype)
+    return x.cast(dtype)
+
+
+def is_tiny(x: Any) -> bool:
+    """Whether `x` is a tensor on the tiny device."""
+    return isinstance(x, torch.Tensor) and x.device.type == "tiny"
+
+
+def geometry(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """(size, stride, storage offset) in elements."""
+    return tuple(t.size()), tuple(t.stride()), t.storage_offset()
+
+
+def read(t: torch.Tensor) -> UOp:
+    """The elements of a tensor as a lazy value of its shape (complex: with a last dimension of 2)."""
+    if t.device.type != "tiny":
+        return _read_host(t)
+    return storage.cell_of(t).read(t.dtype, *geometry(t))
+
+
+def _read_host(t: torch.Tensor) -> UOp:
+    """A 0-dim CPU tensor, which torch lets into any operator: read on the host, no copy to the device."""
+    if t.dim() or t.dtype not in COMPUTED:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found tiny and {t.device}")
+    return constant(t.item(), COMPUTED[t.dtype])
+
+
+def new_tensor(spec: Spec, index: int, flat: UOp | None = None) -> torch.Tensor:
+    """A tensor of this metadata on `tiny:index` with a storage of its own, holding `flat` where given."""
+    real, _ = element(spec.dtype)
+    extent = layout.plan(spec.size, spec.stride).extent
+    nbytes = extent * spec.dtype.itemsize
+    store = storage.allocate(nbytes, index, real)
+    if flat is not None:
+        store._cell.replace(flat, nbytes)  # type: ignore[attr-defined]
+        store._cell._cut()  # type: ignore[attr-defined]
+    return tensor_on(store, spec.dtype, spec.size, spec.stride, 0)
+
+
+def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """A tensor with exactly this geometry on an existing storage."""
+    empty = torch._C._acc.create_empty_tensor([0], dtype)  # type: ignore[attr-defined]
+    return SET(empty, store, offset, size, stride)
+
+
+CPU = torch._C.DispatchKey.CPU
+SET = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, CPU)
+
+
+def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
+    """A new tensor with this metadata and these elements."""
+    real, parts = element(spec.dtype)
+    size, stride = spec.size, spec.stride
+    result = cast(result, real) if parts == 1 and spec.dtype in COMPUTED else result
+    if parts == 2:
+        size, stride, _ = storage.paired(size, stride, 0)
+    p = layout.plan(size, stride)
+    if not p.numel:
+        return new_tensor(spec, index)
+    result = result.expand(size) if result.shape != size else result
+    if p.dense and not p.expanded:
+        return new_tensor(spec, index, p.to_core(result).reshape((p.numel,)))
+    t = new_tensor(spec, index)
+    storage.cell_of(t).write(spec.dtype, *geometry(t), result)
+    return t
+
+
+def assign(target: torch.Tensor, result: UOp) -> None:
+    """Write elements into an existing tensor, through its geometry, in its dtype."""
+    cell = storage.cell_of(target)
+    size, stride, offset = geometry(target)
+    real, parts = element(target.dtype)
+    shape = (*size, 2) if parts == 2 else size
+    result = cast(result, real) if target.dtype in COMPUTED else result
+    cell.write(target.dtype, size, stride, offset, result.expand(shape) if result.shape != shape else result)
+    cell.mark_dirty()
+
+
+OVERLAP = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+
+
+def check_writable(t: torch.Tensor) -> None:
+    """Raise torch's own error for a write to a tensor with stride 0 (at::assert_no_internal_overlap)."""
+    if layout.plan(tuple(t.size()), tuple(t.stride())).expanded:
+        raise RuntimeError(OVERLAP)

@@ -1,0 +1,146 @@
+"""Bytes between the host and the device: `copy_` in every direction, whole storages, single numbers.
+
+The key insight: what moves is memory, not elements. A storage goes over whole and is viewed again on the other side,
+so a copy out needs no gather kernel and keeps every stride; elements are gathered on whichever side it costs nothing.
+Must not know operators other than copies.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from . import engine, layout, storage
+from .dtypes import COMPUTED, TORCH, element
+from .storage import Cell
+from .tensors import assign, check_writable, geometry, is_tiny, read
+
+
+def host_bytes(cell: Cell) -> torch.Tensor:
+    """The storage's bytes as a flat uint8 CPU tensor; the cell must have been observed.
+
+    Where the host can address the device's memory this is that memory: copy before anything is written.
+    """
+    memory, number = cell.host()
+    if memory is None:
+        real = TORCH[cell.dtype]
+        return torch.full((-(-cell.nbytes // real.itemsize),), number, dtype=real).view(torch.uint8)[: cell.nbytes]
+    if not len(memory):
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8)[: cell.nbytes]
+
+
+def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor with the geometry of `tensor` on the bytes `host` of its storage."""
+    made = torch.empty(0, dtype=tensor.dtype)
+    return made.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+
+
+def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """CPU tensors with the same geometry as these tiny ones, sharing storages where these do; one schedule for all."""
+    tensors = list(tensors)
+    cells = {id(c): c for c in (storage.cell_of(t) for t in tensors)}
+    storage.observe(cells.values())
+    hosts = {key: host_bytes(cell).clone() for key, cell in cells.items()}
+    return [on_host(t, hosts[id(storage.cell_of(t))]) for t in tensors]
+
+
+def load(cell: Cell, host: torch.Tensor, dtype: torch.dtype) -> None:
+    """Replace a storage's content by that of a flat contiguous CPU tensor of bytes, held as `dtype`'s elements."""
+    real, _ = element(dtype)
+    nbytes = host.nbytes
+    spare = -nbytes % real.itemsize
+    if spare:
+        host = torch.cat([host.view(torch.uint8), torch.zeros(spare, dtype=torch.uint8)])
+    cell.replace(_upload(host, real, cell.device), nbytes)
+
+
+def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
+    flat = host.contiguous().view(-1)
+    if not flat.numel():
+        return UOp.const(0, real).expand((0,))
+    return engine.from_host(memoryview(flat.view(torch.uint8).numpy()), real, device)
+
+
+def item(tensor: torch.Tensor) -> Any:
+    """The Python number in a tensor of one element (aten::_local_scalar_dense)."""
+    cell = storage.cell_of(tensor)
+    storage.observe([cell])
+    return on_host(tensor, host_bytes(cell)).item()
+
+
+def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast."""
+    if self.size() != src.size():
+        # Elementwise operators check broadcasting into an existing tensor the way copy_ does, with the same messages.
+        torch.empty(self.size(), device="meta").add_(torch.empty(src.size(), device="meta"))
+    check_writable(self)
+    if not self.numel():
+        return self
+    if not is_tiny(self):
+        _copy_out(self, src)
+    elif not is_tiny(src):
+        _copy_in(self, src)
+    elif self.device == src.device:
+        _copy_within(self, src)
+    else:
+        _copy_in(self, to_host([src])[0])
+    return self
+
+
+def _copy_out(self: torch.Tensor, src: torch.Tensor) -> None:
+    cell = storage.cell_of(src)
+    storage.observe([cell])
+    self.copy_(on_host(src, host_bytes(cell)))
+
+
+def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
+    cell = storage.cell_of(self)
+    size, stride, offset = geometry(self)
+    if src.dtype.is_complex and not self.dtype.is_complex:
+        warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
+        src = src.real
+    src = src.to(self.dtype).resolve_conj().resolve_neg()
+    real, parts = element(self.dtype)
+    if src.numel() == 1 and self.dtype in COMPUTED:
+        assign(self, UOp.const(src.item(), real).expand(size))
+        return
+    if layout.covers(size, stride, offset, cell.nbytes // self.dtype.itemsize) and cell.nbytes % real.itemsize == 0:
+        arranged = torch.empty_strided(size, stride, dtype=self.dtype)
+        arranged.copy_(src)
+        flat = arranged.as_strided((self.numel(),), (1,))
+        cell.replace(_upload(flat, real, cell.device), cell.nbytes)
+        return
+    shape = (*src.shape, 2) if parts == 2 else tuple(src.shape)
+    assign(self, _broadcast(_upload(src, real, cell.device).reshape(shape), size, parts))
+
+
+def _broadcast(value: UOp, size: tuple[int, ...], parts: int) -> UOp:
+    return value.expand((*size, 2) if parts == 2 else size)
+
+
+def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:
+    if src.dtype == self.dtype and geometry(self) == geometry(src) and storage.cell_of(self) is storage.cell_of(src):
+        return
+    if src.dtype == self.dtype:
+        _, parts = element(self.dtype)
+        assign(self, _broadcast(read(src), tuple(self.size()), parts))
+    elif self.dtype in COMPUTED and src.dtype in COMPUTED:
+        assign(self, read(src).expand(tuple(self.size())))
+    elif self.dtype.is_complex and src.dtype in COMPUTED:
+        real, _ = element(self.dtype)
+        pair = read(src).cast(real).unsqueeze(-1).pad(((0, 0),) * src.dim() + ((0, 1),))
+        assign(self, _broadcast(pair, tuple(self.size()), 2))
+    elif self.dtype.is_complex and src.dtype.is_complex:
+        assign(self, _broadcast(read(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
+    elif src.dtype.is_complex and self.dtype in COMPUTED:
+        warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
+        pair = read(src)
+        first = pair.shrink(((None,) * src.dim()) + ((0, 1),)).reshape(tuple(src.size()))
+        assign(self, first.expand(tuple(self.size())))
+    else:  # float8: converted where torch defines the rounding
+        _copy_in(self, to_host([src])[0])
