@@ -1,0 +1,172 @@
+"""Cases in processes of their own: a crash, a hang or a memory explosion is the outcome of one case and of no other.
+
+Defines `Pool`, a set of spawned workers that each import the target once and run case after case. The key insight: a
+worker notes each step in a file *before* it takes it, so whoever survives knows what was running. The process that owns
+the pool imports neither torch nor the target. Nothing here decides whether a case passed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pebble
+
+from conformance.opinfo.plan import Case, Entry
+from conformance.opinfo.replay import from_op_db
+from conformance.report.model import Failure, Outcome, Result
+
+RECYCLE_AFTER = 500
+"""Cases after which a worker is replaced, so that what leaks in one case does not add up; a new one costs seconds."""
+
+
+class PoolError(Exception):
+    """The workers cannot be started, or the target cannot be loaded in them; the text is one sentence for the user."""
+
+
+class Pool:
+    """`jobs` spawned workers for one target. Use as a context manager; leaving it stops the workers.
+
+    `timeout` is in seconds and per case; `memory` is the most bytes of private memory that a worker may hold.
+    """
+
+    def __init__(self, target: str, jobs: int, timeout: float, memory: int) -> None:
+        self.target, self.timeout, self.setup = target, timeout, "DEVICE = 'cpu'"
+        self.folder = tempfile.TemporaryDirectory(prefix="conformance-")
+        self.pool = pebble.ProcessPool(
+            max_workers=jobs,
+            max_tasks=RECYCLE_AFTER,
+            initializer=_start_worker,
+            initargs=(self.folder.name, memory),
+            context=multiprocessing.get_context("spawn"),
+        )
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.pool.stop()
+        self.pool.join()
+        self.folder.cleanup()
+
+    def catalog(self) -> tuple[list[Entry], dict[str, str]]:
+        """All of op_db as the workers see it, and the target's environment. Raises PoolError."""
+        try:
+            answer = self.pool.schedule(_catalog, args=(self.target,), timeout=max(self.timeout, 120)).result()
+        except concurrent.futures.TimeoutError:
+            raise PoolError(f"target {self.target!r} did not load in {max(self.timeout, 120):.0f} s.") from None
+        except pebble.ProcessExpired as died:
+            raise PoolError(f"loading target {self.target!r} {_death(died)}; try `python -X faulthandler`.") from None
+        if isinstance(answer, str):
+            raise PoolError(answer)
+        entries, environment, self.setup = answer
+        return entries, environment
+
+    def run(self, cases: Sequence[Case], limit: int | None) -> Iterator[Result]:
+        """The results of the cases, in the order in which they finish."""
+        futures = {
+            self.pool.schedule(_run, args=(self.target, case, limit), timeout=self.timeout): case for case in cases
+        }
+        for future in concurrent.futures.as_completed(futures):
+            yield self._result(future, futures[future])
+
+    def _result(self, future: Any, case: Case) -> Result:
+        try:
+            return future.result()
+        except concurrent.futures.TimeoutError:
+            return self._lost(case, Outcome.TIMEOUT, "timeout", f"no answer in {self.timeout:g} s", self.timeout)
+        except pebble.ProcessExpired as died:
+            return self._lost(case, Outcome.CRASH, "crash", _death(died), 0.0)
+        except Exception as error:  # noqa: BLE001 - a fault of the worker's own code is that case's result
+            return self._lost(case, Outcome.CRASH, "harness", f"{type(error).__name__}: {error}", 0.0)
+
+    def _lost(self, case: Case, outcome: Outcome, oracle: str, what: str, seconds: float) -> Result:
+        """The result of a case whose worker is gone, from what the worker noted last."""
+        sample, phase, script = 0, "", ""
+        for path in sorted(Path(self.folder.name).glob("*.note"), key=lambda p: p.stat().st_mtime):
+            words = path.read_text().split("\t")
+            if words[0] == case.id and len(words) >= 3:
+                sample, phase = int(words[1]), words[2]
+        if oracle in ("crash", "timeout"):
+            script = from_op_db(case, self.setup, sample, f"{outcome}: {what}")
+        where = {"CPU": "torch CPU, not the target", "target": "the target"}.get(phase, phase or "the worker")
+        failure = Failure(
+            oracle, where, "an answer", what, f"while running sample {sample}", sample=sample, script=script
+        )
+        return Result(
+            op=case.op, overload=case.overload, family=case.family, dtype=case.dtype, variant=case.variant,
+            layout=case.layout, outcome=outcome, samples=max(sample, 1), failed=1, failures=(failure,), seconds=seconds,
+        )
+
+
+def _death(died: pebble.ProcessExpired) -> str:
+    code = died.exitcode or 0
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+            return f"killed its process with {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    return f"ended its process with exit code {code}"
+
+
+# In the workers
+
+_note = -1
+
+
+def _start_worker(folder: str, memory: int) -> None:
+    global _note
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # RLIMIT_DATA counts private writable memory only: reserved addresses, which a device may hand out as pointers, and
+    # mapped libraries are free, so the limit means the same on every target.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    _note = os.open(os.path.join(folder, f"{os.getpid()}.note"), os.O_WRONLY | os.O_CREAT, 0o600)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _loaded(target: str) -> Any:
+    """The target, loaded once a process and before torch.testing._internal is."""
+    if target not in _targets:
+        from conformance.target import load_target
+
+        _targets[target] = load_target(target)
+    return _targets[target]
+
+
+_targets: dict[str, Any] = {}
+
+
+def _catalog(target: str) -> tuple[list[Entry], dict[str, str], str] | str:
+    from conformance.target import TargetError
+
+    try:
+        loaded = _loaded(target)
+    except TargetError as error:
+        return str(error)
+    from conformance.opinfo import catalog
+
+    # As plain text: torch's version is an object, and reading it back would import torch in the parent.
+    environment = {**{name: str.__str__(text) for name, text in loaded.environment().items()}, "seed": f"{catalog.SEED}"}
+    return catalog.entries(), environment, loaded.script()
+
+
+def _run(target: str, case: Case, limit: int | None) -> Result:
+    loaded = _loaded(target)
+    from conformance.opinfo.case import run_case
+
+    def note(sample: int, phase: str) -> None:
+        text = f"{case.id}\t{sample}\t{phase}\t".encode()
+        os.pwrite(_note, text.ljust(256), 0)
+
+    note(0, "sampling")
+    return run_case(case, loaded, limit, note)

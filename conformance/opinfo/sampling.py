@@ -1,0 +1,235 @@
+"""Sample inputs: from op_db on the CPU, in the wanted layout, and onto a target without losing layout or aliasing.
+
+The key insight: OpInfo writes `device=device` for what belongs on the device and nothing, or "cpu", for what must stay
+on the CPU (the indices of `tensor_split`). Sampling with the device `cpu:0`, which equals no default, keeps the two
+apart although all of it lies on the CPU. This module knows nothing of oracles or results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from conformance.target import Target, storage_key
+
+MARKER = torch.device("cpu", 0)
+"""The device that samples are asked for; kwargs that hold it name the device under test."""
+
+
+@dataclass
+class Sample:
+    """One call's inputs on the CPU. `kept` holds storages that OpInfo keeps on the CPU; `process` is OpInfo's
+    post-processing of outputs whose sign or phase is free, None when there is none."""
+
+    index: int
+    input: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kept: set[int] = field(default_factory=set)
+    process: Callable[[Any], Any] | None = None
+    error_type: Any = None
+    error_regex: str | None = None
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        return {"input": self.input, "args": self.args, "kwargs": self.kwargs}
+
+
+def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
+    """The tree with each leaf replaced; tuples, named tuples, lists and dicts keep their types."""
+    if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
+        items = [map_leaves(item, replace) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, list):
+        return [map_leaves(item, replace) for item in tree]
+    if isinstance(tree, dict):
+        return {key: map_leaves(item, replace) for key, item in tree.items()}
+    return replace(tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(tree, found.append)
+    return found
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class KeptOnCpu(TorchFunctionMode):
+    """Records the storages of tensors that are made without the sampling device, and so stay on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.device) and args and isinstance(args[0], torch.Tensor):
+            # `device=x.device` in a sampler means the sampling device, of which the tensor has lost the index.
+            known = args[0].layout is torch.strided and storage_key(args[0]) in self.alive
+            return result if known or result.type != "cpu" else MARKER
+        if isinstance(result, torch.Tensor) and result.layout is torch.strided:
+            given = leaves((args, kwargs or {}))
+            if any(isinstance(leaf, torch.device) and leaf == MARKER for leaf in given):
+                self.alive.pop(storage_key(result), None)
+            elif not any(isinstance(leaf, torch.Tensor) for leaf in given):
+                self.alive[storage_key(result)] = result
+        return result
+
+
+def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int | None) -> Iterator[Sample]:
+    """Up to `limit` samples of an OpInfo, drawn lazily on the CPU with OpInfo's own seeds."""
+    if variant == "error_inputs":
+        # Some of these samplers read the device as a string; what must stay on the CPU does not matter to an error.
+        drawn = iter(op.error_inputs("cpu"))
+    elif variant == "reference_inputs":
+        drawn = iter(op.reference_inputs(MARKER, dtype))
+    else:
+        drawn = iter(op.sample_inputs(MARKER, dtype, requires_grad=variant == "backward"))
+    mode = KeptOnCpu()
+    for index in itertools.count():
+        if limit is not None and index >= limit:
+            return
+        try:
+            with mode if variant != "error_inputs" else contextlib.nullcontext():
+                item = next(drawn)
+        except StopIteration:
+            return
+        given = item.sample_input if variant == "error_inputs" else item
+        sample = Sample(index, given.input, tuple(given.args), dict(given.kwargs), set(mode.alive))
+        if given.output_process_fn_grad.__qualname__ != "SampleInput.__init__.<locals>.<lambda>":
+            sample.process = given.output_process_fn_grad
+        if variant == "error_inputs":
+            sample.error_type, sample.error_regex = item.error_type, item.error_regex
+        if layout != "as_sampled":
+            laid: dict[int, Any] = {}
+            moved = map_leaves(sample.tree, lambda leaf: laid.setdefault(id(leaf), laid_out(leaf, layout, sample.kept)))
+            sample.input, sample.args, sample.kwargs = moved["input"], moved["args"], moved["kwargs"]
+        yield sample
+
+
+def laid_out(leaf: Any, layout: str, kept: Iterable[int] = ()) -> Any:
+    """A tensor's values in another layout, with `requires_grad` kept; anything else, and what stays on CPU, as it is.
+
+    `expanded` also changes values: it repeats the first entry along one dimension, so only floating tensors take it.
+    """
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or storage_key(leaf) in kept:
+        return leaf
+    with torch.no_grad():
+        result = _LAYOUTS[layout](leaf.detach())
+    return result.requires_grad_(leaf.requires_grad) if result is not leaf else leaf
+
+
+def _strided_copy(values: torch.Tensor, stride: list[int], offset: int, rest: int = 0) -> torch.Tensor:
+    extent = 1 + sum((size - 1) * step for size, step in zip(values.shape, stride, strict=True))
+    base = torch.zeros(offset + (extent if values.numel() else 0) + rest, dtype=values.dtype)
+    return base.as_strided(values.shape, stride, offset).copy_(values)
+
+
+def _contiguous_stride(shape: Iterable[int], step: int = 1) -> list[int]:
+    sizes = [max(size, 1) for size in shape]
+    return [step * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+
+
+def _transposed(values: torch.Tensor) -> torch.Tensor:
+    return _strided_copy(values, _contiguous_stride(reversed(values.shape))[::-1], 0)
+
+
+def _expanded(values: torch.Tensor) -> torch.Tensor:
+    dim = next((i for i, size in enumerate(values.shape) if size > 1), None)
+    if dim is None or not (values.is_floating_point() or values.is_complex()):
+        return values
+    return values.narrow(dim, 0, 1).clone().expand(values.shape)
+
+
+def _channels_last(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
+
+
+_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": _transposed,
+    "gaps": lambda values: _strided_copy(values, _contiguous_stride(values.shape, 2), 0, 1),
+    "offset": lambda values: _strided_copy(values, _contiguous_stride(values.shape), 3, 2),
+    "expanded": _expanded,
+    "channels_last": _channels_last,
+}
+
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that a sparse tensor consists of: indices, then values."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout not in _COMPRESSED:
+        raise TypeError(f"a tensor of layout {tensor.layout} cannot be taken apart")
+    return [*(getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]), tensor.values()]
+
+
+def _assembled(like: torch.Tensor, pieces: list[torch.Tensor]) -> torch.Tensor:
+    if like.layout is torch.sparse_coo:
+        made = torch.sparse_coo_tensor(*pieces, like.shape, is_coalesced=like.is_coalesced(), check_invariants=False)
+    else:
+        made = torch.sparse_compressed_tensor(*pieces, like.shape, layout=like.layout, check_invariants=False)
+    return made.requires_grad_(like.requires_grad)
+
+
+def send(target: Target, tree: Any, kept: Iterable[int] = ()) -> Any:
+    """The tree on the target: tensors moved with their layout and aliasing, what stays on the CPU copied there.
+
+    Sparse tensors travel as their parts. `MARKER` becomes the target's device.
+    """
+    host: list[torch.Tensor] = []
+    device: list[torch.Tensor] = []
+
+    def collect(leaf: Any) -> None:
+        if isinstance(leaf, torch.Tensor):
+            stays = leaf.layout is torch.strided and storage_key(leaf) in kept
+            (host if stays else device).extend([leaf] if leaf.layout is torch.strided else parts(leaf))
+
+    map_leaves(tree, collect)
+    here, there = iter(_HOST.send(host)), iter(target.send(device))
+
+    def place(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device) and leaf == MARKER:
+            return target.device
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.layout is not torch.strided:
+            return _assembled(leaf, [next(there) for _ in parts(leaf)])
+        return next(here) if storage_key(leaf) in kept else next(there)
+
+    return map_leaves(tree, place)
+
+
+def taken_apart(tree: Any) -> Any:
+    """The tree with each sparse tensor as a dict of its layout, size and parts, so that all of it can be observed."""
+
+    def apart(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            return {"layout": str(leaf.layout), "size": tuple(leaf.shape), "parts": parts(leaf)}
+        return leaf
+
+    return map_leaves(tree, apart)
+
+
+class _Host(Target):
+    name = "host"
+
+
+_HOST = _Host()
