@@ -82,6 +82,7 @@ def conformance(session: nox.Session) -> None:
     parser.add_argument("--samples", help="OpInfo samples for each op")
     parser.add_argument("--op", action="append", help="only this op; may be repeated")
     parser.add_argument("--dtype", action="append", help="only this dtype; may be repeated")
+    parser.add_argument("--shard", help="only part i/n of the ops, for a matrix of machines")
     parser.add_argument("-n", "--jobs", default="2", help="processes (default: %(default)s)")
     given = parser.parse_args(session.posargs)
     preset = QUICK if given.quick else FULL
@@ -89,6 +90,7 @@ def conformance(session: nox.Session) -> None:
     both = ["--target", given.target]
     fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
     opinfo = ["--samples", given.samples or preset["samples"], "-n", given.jobs]
+    opinfo += ["--shard", given.shard] if given.shard else []
     opinfo += [word for op in given.op or preset["op"] for word in ("--op", op)]
     opinfo += [word for dtype in given.dtype or [] for word in ("--dtype", dtype)]
 

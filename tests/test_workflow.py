@@ -1,0 +1,92 @@
+"""The workflow of this repository and the job that users paste: valid, consistent, and only with options that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+OURS = (ROOT / ".github" / "workflows" / "conformance.yml").read_text()
+[PASTED] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
+BOTH = pytest.mark.parametrize("text", [OURS, PASTED], ids=["ours", "pasted"])
+
+
+def jobs(text: str) -> dict:
+    return yaml.safe_load(text)["jobs"]
+
+
+def steps(text: str) -> list[dict]:
+    return [step for job in jobs(text).values() for step in job["steps"]]
+
+
+def check_schema(path: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+class TestSchema:
+    @BOTH
+    def test_is_what_github_takes(self, text, tmp_path):
+        """The file fits the schema of GitHub workflows."""
+        (tmp_path / "workflow.yml").write_text(text)
+        checked = check_schema(tmp_path / "workflow.yml")
+        assert checked.returncode == 0, checked.stdout
+
+    def test_a_mistake_is_seen(self, tmp_path):
+        """A misspelt key does not fit."""
+        (tmp_path / "workflow.yml").write_text(OURS.replace("runs-on", "run-on", 1))
+        assert check_schema(tmp_path / "workflow.yml").returncode == 1
+
+
+class TestJobs:
+    def test_the_pasted_job_is_short(self):
+        """A backend author pastes about fifteen lines below the two that name the workflow."""
+        assert len(PASTED.partition("jobs:\n")[2].splitlines()) <= 15
+
+    def test_needs_name_jobs(self):
+        """A job waits for jobs that exist."""
+        assert {job["needs"] for job in jobs(OURS).values() if "needs" in job} <= set(jobs(OURS))
+
+    def test_what_is_downloaded_was_uploaded(self):
+        """The joining job's pattern matches the shards' artifact name."""
+        names = [step["with"] for step in steps(OURS) if "artifact" in step.get("uses", "")]
+        [pattern] = [each["pattern"] for each in names if "pattern" in each]
+        assert any(each["name"].startswith(pattern.rstrip("*") + "$") for each in names if "name" in each)
+
+    def test_the_whole_check_is_run(self):
+        """`.ci/run` is what guards a change."""
+        assert any(step.get("run") == ".ci/run" for step in steps(OURS))
+
+    @BOTH
+    def test_reports_are_kept_when_the_run_fails(self, text):
+        """A failing run's reports are the ones that are wanted."""
+        kept = [step for step in steps(text) if step.get("uses", "").startswith("actions/upload-artifact")]
+        assert kept
+        assert all(step.get("if") == "always()" for step in kept if step["with"]["path"] == "reports")
+
+
+class TestCommands:
+    @BOTH
+    def test_every_option_exists(self, text):
+        """Each `--option` in a step is in the help of the command that the step runs."""
+        runs = [step["run"] for step in steps(text) if "run" in step]
+        lines = [run for run in runs if re.search(r"nox -s conformance|conformance [a-z]+ ", run)]
+        assert lines
+        for line in lines:
+            words = line.split(">>")[0].removeprefix("python3 -m ").split()
+            options = {word for word in words if re.fullmatch(r"--[a-z]+", word)}
+            assert options <= set(re.findall(r"--[a-z]+", help_of(words))), line
+
+
+def help_of(words: list[str]) -> str:
+    """What the help says of `nox -s SESSION`, or of `conformance JOB` with its sub-command if it has one."""
+    if words[0] == "nox":
+        line = [*words[:3], "--", "--help"]
+    else:
+        line = [*words[:2], *[word for word in words[2:3] if word.isalpha()], "--help"]
+    return subprocess.run([sys.executable, "-m", *line], check=True, capture_output=True, text=True, cwd=ROOT).stdout
