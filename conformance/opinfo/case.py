@@ -24,8 +24,7 @@ from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import Sample, leaves, map_leaves, samples, send, taken_apart, tensors
 from conformance.oracle import MAX_SHOWN, Mismatch, Observation, compare, differing, observe
 from conformance.report.model import Failure, Outcome, Result
-from conformance.target import Target, TargetError, storage_key
-from conformance.targets.cpu import CpuTarget
+from conformance.target import Target, TargetError, load_target, storage_key
 
 OUT_FORMS = ("right-sized", "empty", "with gaps")
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
@@ -111,10 +110,10 @@ def _outcome(tally: _Tally) -> Outcome:
 
 def calls(target: Target) -> dict[str, dict[str, int]] | None:
     """Calls so far as {"native": {op: count}, "decomposed": ..., "fallback": ...}; None when the target cannot tell."""
-    own = getattr(target, "calls", None)
-    stats = own() if own is not None else None
+    stats = getattr(getattr(target, "backend", None), "stats", None)
     if stats is None:
         return None
+    stats = stats()
     return {kind: dict(stats.get(kind, {})) for kind in ("native", "decomposed", "fallback")}
 
 
@@ -430,7 +429,7 @@ _REFERENCE: list[Target] = []
 def _cpu() -> Target:
     """torch CPU, which says what is right."""
     if not _REFERENCE:
-        _REFERENCE.append(CpuTarget())
+        _REFERENCE.append(load_target("cpu"))
     return _REFERENCE[0]
 
 

@@ -1,0 +1,295 @@
+"""What is known to fail, strictly: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
+
+Defines `Expectation`, `load`, `apply` and the command `python -m conformance.expectations update|check|explain`. The key
+insight: an entry is a promise in both directions. A failure that it declares is XFAIL; a case that it covers and that
+passes is XPASS and fails the run, so that the file can only shrink knowingly. Nothing here runs an op.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conformance.report import model
+from conformance.report.model import Outcome, ReportError, Result, Run
+
+FOLDER = Path("reports/expectations")
+_FIELDS = {"op", "variant", "dtype", "layout", "oracle", "reason", "issue"}
+_HEAD = """\
+# What is known to fail on {target}, and why. Each entry covers the cases that match all of its lists, "*" is all.
+# A covered case that passes is XPASS and fails the run. `python -m conformance.expectations update` adds what fails and
+# removes what passes; give each entry that it adds a reason of yours.
+"""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Cases whose op matches a glob and whose other names are in the lists; `oracle` may hold "*" or "skip"."""
+
+    op: str
+    variant: tuple[str, ...]
+    dtype: tuple[str, ...]
+    layout: tuple[str, ...]
+    oracle: tuple[str, ...]
+    reason: str
+    issue: str = ""
+
+    def covers(self, case: Any) -> bool:
+        """Whether a result or case (anything with name, variant, dtype, layout) is among those declared."""
+        return (
+            fnmatch.fnmatchcase(case.name, self.op)
+            and _within(case.variant, self.variant)
+            and _within(case.dtype, self.dtype)
+            and _within(case.layout, self.layout)
+        )
+
+    def declares(self, oracle: str) -> bool:
+        return _within(oracle, self.oracle)
+
+
+def _within(name: str, listed: Sequence[str]) -> bool:
+    return name in listed or "*" in listed
+
+
+def path_for(target: str) -> Path:
+    """Where a target's expectations are kept."""
+    return FOLDER / f"{model.file_name(target)}.toml"
+
+
+def load(path: Path | str) -> list[Expectation]:
+    """The entries of a file; none when there is no file. Raises ReportError that names the file and the line or entry."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path} cannot be read ({error}).") from None
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ReportError(f"{path} is not valid TOML: {error}.") from None
+    entries = data.get("expect", [])
+    if not isinstance(entries, list) or set(data) - {"expect"}:
+        raise ReportError(f"{path}: only [[expect]] entries belong in this file, not {', '.join(set(data) - {'expect'})}.")
+    return [_entry(entry, f"{path}, line {line}") for entry, line in zip(entries, _lines(text, len(entries)), strict=True)]
+
+
+def _lines(text: str, count: int) -> list[int]:
+    found = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*expect\s*\]\]", line)]
+    return found if len(found) == count else [0] * count
+
+
+def _entry(entry: Any, where: str) -> Expectation:
+    if not isinstance(entry, dict):
+        raise ReportError(f"{where}: an [[expect]] entry must be a table.")
+    odd = sorted(set(entry) - _FIELDS)
+    if odd:
+        raise ReportError(f"{where}: unknown key {odd[0]!r}; use {', '.join(sorted(_FIELDS))}.")
+    for name in ("op", "reason"):
+        if not isinstance(entry.get(name), str) or not entry[name].strip():
+            raise ReportError(f"{where}: an entry needs a non-empty {name!r}.")
+    lists = {}
+    for name in ("variant", "dtype", "layout", "oracle"):
+        value = entry.get(name, ["*"])
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+            raise ReportError(f"{where}: {name!r} must be a name or a non-empty list of names.")
+        lists[name] = tuple(value)
+    if not isinstance(entry.get("issue", ""), str):
+        raise ReportError(f"{where}: 'issue' must be a string.")
+    return Expectation(op=entry["op"], reason=entry["reason"], issue=entry.get("issue", ""), **lists)
+
+
+def dumps(entries: Iterable[Expectation], target: str) -> str:
+    """The entries as TOML, sorted, so that the file changes only where they do."""
+    blocks = [_HEAD.format(target=json.dumps(target))]
+    for entry in sorted(entries, key=lambda e: (e.op, e.variant, e.dtype, e.layout, e.oracle)):
+        lines = ["[[expect]]", f"op = {_toml(entry.op)}"]
+        for name in ("variant", "dtype", "layout", "oracle"):
+            if getattr(entry, name) != ("*",):
+                lines.append(f"{name} = [{', '.join(map(_toml, getattr(entry, name)))}]")
+        lines.append(f"reason = {_toml(entry.reason)}")
+        if entry.issue:
+            lines.append(f"issue = {_toml(entry.issue)}")
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def _toml(text: str) -> str:
+    """A TOML basic string: JSON's escapes are TOML's, but DEL must be escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def apply(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
+    """The results with declared failures as XFAIL and declared failures that passed as XPASS."""
+    return [_applied(result, [entry for entry in entries if entry.covers(result)]) for result in results]
+
+
+def _applied(result: Result, entries: list[Expectation]) -> Result:
+    if not entries or result.outcome in (Outcome.XFAIL, Outcome.XPASS):
+        return result
+    seen = set(result.oracles) or ({"skip"} if result.outcome is Outcome.SKIP else set())
+    undeclared = {oracle for oracle in seen if not any(entry.declares(oracle) for entry in entries)}
+    unmet = [entry for entry in entries if not any(entry.declares(oracle) for oracle in seen)]
+    if undeclared:
+        return result
+    if unmet:
+        return result.replace(outcome=Outcome.XPASS, reason=f"declared to fail, but passed: {unmet[0].reason}")
+    reason = "; ".join(dict.fromkeys(f"{e.reason} {e.issue}".strip() for e in entries))
+    return result.replace(outcome=Outcome.SKIP if seen == {"skip"} else Outcome.XFAIL, reason=reason)
+
+
+def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[Expectation], list[str]]:
+    """The entries with `run`'s failures added and its passes taken out, and what was done in words.
+
+    A glob that covers a pass is narrowed to the cases of this run that still fail; entries for cases that the run did
+    not contain stay as they are.
+    """
+    results = {result.id: result for result in run.results}
+    kept: list[Expectation] = []
+    done: list[str] = []
+    for entry in entries:
+        covered = [result for result in results.values() if entry.covers(result)]
+        failing = [r for r in covered if r.outcome in model.BROKEN and any(entry.declares(o) for o in r.oracles)]
+        skipped = [r for r in covered if r.outcome is Outcome.SKIP and entry.declares("skip")]
+        if len(failing) + len(skipped) == len(covered):
+            kept.append(entry)
+            continue
+        done.append(f"removed: {entry.op} ({', '.join(entry.oracle)}), which no longer fails everywhere it says")
+        for result in failing:
+            oracles = tuple(o for o in result.oracles if entry.declares(o))
+            kept.append(replace(_for(result, oracles, entry.reason), issue=entry.issue))
+    for result in results.values():
+        if result.outcome not in model.BROKEN:
+            continue
+        oracles = tuple(o for o in result.oracles if not any(e.covers(result) and e.declares(o) for e in kept))
+        if oracles:
+            kept.append(_for(result, oracles, reason or _first_words(result)))
+            done.append(f"added: {result.id} ({', '.join(oracles)})")
+    return _grouped(kept), done
+
+
+def _for(result: Result, oracles: tuple[str, ...], reason: str) -> Expectation:
+    return Expectation(result.name, (result.variant,), (result.dtype,), (result.layout,), oracles, reason)
+
+
+def _first_words(result: Result) -> str:
+    failure = result.failures[0]
+    text = failure.detail or f"expected {failure.expected}, got {failure.actual}"
+    return f"not yet explained: {failure.oracle} of {failure.where}: {text}"[:200]
+
+
+def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
+    """Entries that differ in one list only become one entry: first by dtype, then by layout."""
+    result = list(dict.fromkeys(entries))
+    for name in ("dtype", "layout"):
+        groups: dict[Expectation, list[str]] = {}
+        for entry in result:
+            listed = groups.setdefault(replace(entry, **{name: ()}), [])
+            listed.extend(item for item in getattr(entry, name) if item not in listed)
+        result = [replace(key, **{name: tuple(value)}) for key, value in groups.items()]
+    return result
+
+
+def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, Sequence[str]], path: Path) -> list[str]:
+    """What is wrong with the entries, one sentence each: names that nothing has, and the same case declared twice."""
+    from conformance.opinfo.plan import nearest
+
+    names = list(ops)
+    problems = []
+    for entry in entries:
+        if not any(fnmatch.fnmatchcase(name, entry.op) for name in names):
+            problems.append(f"{path}: no op matches {entry.op!r}{nearest(entry.op, names)}.")
+        for field, allowed in known.items():
+            for word in getattr(entry, field):
+                if word != "*" and word not in allowed:
+                    problems.append(f"{path}: entry {entry.op!r}: unknown {field} {word!r}{nearest(word, allowed)}.")
+    seen: dict[tuple[Any, ...], Expectation] = {}
+    for entry in entries:
+        for key in ((entry.op, v, d, la, o) for v in entry.variant for d in entry.dtype for la in entry.layout for o in entry.oracle):
+            if key in seen:
+                problems.append(f"{path}: {' '.join(key)} is declared twice.")
+            seen[key] = entry
+    return problems
+
+
+# The command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`update` from a run, `check` the names, `explain` one case. Exit code 1 when `check` finds something, 2 on bad
+    usage."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.expectations", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--target", default="tiny", help="whose expectations (default: tiny)")
+    parser.add_argument("--file", type=Path, help="the file (default: reports/expectations/<target>.toml)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    adder = commands.add_parser("update", help="add what fails in a run, remove what passes")
+    adder.add_argument("results", nargs="?", type=Path, default=Path("reports/opinfo.json"), help="a run's JSON")
+    adder.add_argument("--reason", default="", help="the reason of what is added")
+    commands.add_parser("check", help="see whether every name in the file exists")
+    explainer = commands.add_parser("explain", help="say what is declared for an op or a case id")
+    explainer.add_argument("case", help="an op's full name, or an id such as add::float32::forward::as_sampled")
+    options = parser.parse_args(arguments)
+    path = options.file or path_for(options.target)
+    try:
+        return _COMMANDS[options.command](options, path)
+    except ReportError as error:
+        print(f"expectations: {error}", file=sys.stderr)
+        return 2
+
+
+def _update(options: argparse.Namespace, path: Path) -> int:
+    run = model.load(options.results)
+    if run.target != options.target:
+        raise ReportError(f"{options.results} is a run of target {run.target!r}; add --target {run.target}.")
+    entries, done = update(load(path), run, options.reason)
+    model.write_atomic(path, dumps(entries, options.target))
+    print("\n".join([*done, f"{path}: {len(entries)} entries"]))
+    return 0
+
+
+def _check(options: argparse.Namespace, path: Path) -> int:
+    from conformance.opinfo import isolation, plan
+
+    try:
+        with isolation.Pool("cpu", jobs=1, timeout=300, memory=1 << 40) as pool:
+            catalog, _ = pool.catalog()
+    except isolation.PoolError as error:
+        raise ReportError(str(error)) from None
+    known: dict[str, Sequence[str]] = {
+        "variant": tuple(plan.VARIANTS),
+        "layout": tuple(plan.LAYOUTS),
+        "dtype": plan.DTYPES,
+        "oracle": (*plan.ORACLES, *plan.RUN_ORACLES, "skip"),
+    }
+    problems = check(load(path), [entry.name for entry in catalog], known, path)
+    print("\n".join(problems) or f"{path}: {len(load(path))} entries, every name exists")
+    return int(bool(problems))
+
+
+def _explain(options: argparse.Namespace, path: Path) -> int:
+    name, *rest = options.case.split("::")
+    found = 0
+    for entry in load(path):
+        given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
+        if fnmatch.fnmatchcase(name, entry.op) and all(_within(v, getattr(entry, k)) for k, v in given.items()):
+            found += 1
+            lists = (f"{k} {', '.join(getattr(entry, k))}" for k in ("variant", "dtype", "layout", "oracle"))
+            print(f"{entry.op}: {'; '.join(lists)}\n  {entry.reason} {entry.issue}".rstrip())
+    print(f"{found} {'entry' if found == 1 else 'entries'} in {path} for {options.case}")
+    return 0
+
+
+_COMMANDS = {"update": _update, "check": _check, "explain": _explain}
+
+if __name__ == "__main__":
+    sys.exit(main())

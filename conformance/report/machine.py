@@ -1,0 +1,114 @@
+"""A run for machines: JUnit XML, a GitHub job summary in Markdown, and GitHub's error annotations.
+
+The key insight: what a target prints in an exception is untrusted text; each form escapes it by its own rules, and
+drops characters that the form cannot hold at all.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import escape, quoteattr
+
+from conformance.report.compare import KINDS, Diff
+from conformance.report.model import UNEXPECTED, Outcome, Result, Run, summary_line
+
+SUMMARY_LIMIT = 1_000_000
+"""GitHub refuses a job summary of more than 1 MiB."""
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(run: Run) -> str:
+    """The run as one JUnit test suite; XFAIL and SKIP are skipped tests with their reason."""
+    counts = run.counts()
+    failed, errors = counts["FAIL"] + counts["XPASS"], counts["CRASH"] + counts["TIMEOUT"]
+    head = (
+        f'<testsuite name={_attribute(f"conformance {run.target}")} tests="{len(run.results)}" failures="{failed}" '
+        f'errors="{errors}" skipped="{counts["SKIP"] + counts["XFAIL"]}" time="{run.seconds:.3f}" '
+        f"timestamp={_attribute(run.started)}>"
+    )
+    return "\n".join(
+        ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>", head, *map(_case, run.results), "</testsuite>", "</testsuites>", ""]
+    )
+
+
+def _case(result: Result) -> str:
+    start = f"<testcase classname={_attribute(f'{result.family}.{result.variant}')} name={_attribute(result.id)} "
+    start += f'time="{result.seconds:.3f}"'
+    if result.outcome in UNEXPECTED:
+        tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
+        body = "\n\n".join(f"{_finding(failure)}\n{failure.call}\n\n{failure.script}" for failure in result.failures)
+        message = _attribute(_headline(result))
+        return f"{start}><{tag} type={_attribute(result.outcome)} message={message}>{_xml(body)}</{tag}></testcase>"
+    if result.outcome in (Outcome.SKIP, Outcome.XFAIL):
+        return f"{start}><skipped message={_attribute(f'{result.outcome}: {result.reason}')}/></testcase>"
+    return f"{start}/>"
+
+
+def _finding(failure: object) -> str:
+    oracle, where, expected, actual, detail = (
+        getattr(failure, name) for name in ("oracle", "where", "expected", "actual", "detail")
+    )
+    return f"{oracle} of {where}: expected {expected}, got {actual}" + (f" ({detail})" if detail else "")
+
+
+def _headline(result: Result) -> str:
+    return _finding(result.failures[0])[:300] if result.failures else f"{result.outcome}: {result.reason}"
+
+
+def _xml(text: str) -> str:
+    return escape(_NOT_XML.sub("\ufffd", text))
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_NOT_XML.sub("\ufffd", text), {"\n": "&#10;"})
+
+
+def markdown(run: Run, changes: Diff | None) -> str:
+    """A GitHub job summary under 1 MiB: changes and failures first."""
+    counts = run.counts()
+    lines = [f"## Conformance of `{_code(run.target)}`", "", f"**{summary_line(run)}**", ""]
+    if not run.complete:
+        lines += ["The run was interrupted; these are the results so far.", ""]
+    if not run.compared:
+        lines += ["**Nothing was compared.**", ""]
+    lines += ["| " + " | ".join(counts) + " |", "|" + " --- |" * len(counts), "| " + " | ".join(map(str, counts.values())) + " |", ""]
+    plain = run.passed_without_fallback()
+    if plain is not None:
+        lines += [f"{plain} of {counts['PASS']} passes needed no CPU fallback.", ""]
+    if changes is not None:
+        lines += ["### Changes since the baseline", ""]
+        lines += [f"- {kind}: {changes.count(kind)}" for kind in KINDS if changes.count(kind)] or ["No changes."]
+        lines += [""]
+    bad = [result for result in run.results if result.outcome in UNEXPECTED]
+    if bad:
+        lines += ["### Failures", "", "| case | outcome | oracles | first mismatch |", "| --- | --- | --- | --- |"]
+    size = sum(map(len, lines))
+    for position, result in enumerate(bad):
+        row = f"| `{_code(result.id)}` | {result.outcome} | {', '.join(result.oracles)} | {_cell(_headline(result))} |"
+        size += len(row.encode()) + 1
+        if size > SUMMARY_LIMIT:
+            lines.append(f"\n{len(bad) - position} more failures are in the HTML report.")
+            break
+        lines.append(row)
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    return re.sub(r"[`|<>\x00-\x1f\x7f]", " ", text)
+
+
+def _cell(text: str) -> str:
+    """Text in a Markdown table cell: nothing in it is markup, a link or a mention."""
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
+    return re.sub(r"([\\`*_{}\[\]()<>#+!|@~$&-])", lambda match: f"&#{ord(match[1])};", text)
+
+
+def annotations(run: Run, limit: int = 10) -> list[str]:
+    """`::error` lines that GitHub shows beside a job; it keeps ten of them."""
+    bad = [result for result in run.results if result.outcome in UNEXPECTED]
+    return [f"::error title={_command(result.id, True)}::{_command(_headline(result))}" for result in bad[:limit]]
+
+
+def _command(text: str, in_property: bool = False) -> str:
+    escapes = {"%": "%25", "\r": "%0D", "\n": "%0A"} | ({":": "%3A", ",": "%2C"} if in_property else {})
+    return "".join(escapes.get(character, character) for character in text)
