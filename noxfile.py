@@ -80,8 +80,8 @@ def conformance(session: nox.Session) -> None:
     parser.add_argument("--seed", default="0", help="the fuzzer's seed (default: %(default)s)")
     parser.add_argument("--programs", help="how many programs to draw")
     parser.add_argument("--samples", help="OpInfo samples for each op")
-    parser.add_argument("--op", action="append", help="only this op; may be repeated")
-    parser.add_argument("--dtype", action="append", help="only this dtype; may be repeated")
+    parser.add_argument("--op", action="append", help="only this op or glob; may be repeated")
+    parser.add_argument("--dtype", help="only these dtypes of the ops, joined by commas")
     parser.add_argument("--shard", help="only part i/n of the ops, for a matrix of machines")
     parser.add_argument("-n", "--jobs", default="2", help="processes (default: %(default)s)")
     given = parser.parse_args(session.posargs)
@@ -91,8 +91,8 @@ def conformance(session: nox.Session) -> None:
     fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
     opinfo = ["--samples", given.samples or preset["samples"], "-n", given.jobs]
     opinfo += ["--shard", given.shard] if given.shard else []
+    opinfo += ["--dtype", given.dtype] if given.dtype else []
     opinfo += [word for op in given.op or preset["op"] for word in ("--op", op)]
-    opinfo += [word for dtype in given.dtype or [] for word in ("--dtype", dtype)]
 
     failed = []
     for module, options in (("conformance.fuzz", fuzz), ("conformance.opinfo_runner", opinfo)):

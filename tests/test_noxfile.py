@@ -93,11 +93,11 @@ class TestConformance:
 
     def test_options_reach_the_command_that_has_them(self, noxfile):
         """--target goes to both, --programs to the fuzzer, --op and --dtype to op_db; what is given beats --quick."""
-        given = "--quick --target cpu --programs 7 --op add --op mul --dtype float64 --samples 3 --seed 5".split()
+        given = "--quick --target cpu --programs 7 --op add --op mul --dtype float64,bool --samples 3 --seed 5".split()
         noxfile.conformance(session := Session(*given))
         fuzz, opinfo = self.options(session).values()
         assert fuzz == ["--target", "cpu", "--seed", "5", "--programs", "7"]
-        assert " ".join(opinfo) == "--target cpu --samples 3 -n 2 --op add --op mul --dtype float64"
+        assert " ".join(opinfo) == "--target cpu --samples 3 -n 2 --dtype float64,bool --op add --op mul"
 
     def test_a_failing_half_does_not_stop_the_other(self, noxfile):
         """When the fuzzer finds something, op_db is still run; the session then fails and names the half."""

@@ -71,9 +71,11 @@ class Compiler:
 def ensure_compiler() -> Compiler | None:
     """Set ``CC`` to the first usable of: the user's ``CC``, clang on the PATH, the ``ziglang`` wheel.
 
+    Also makes sure that what it compiles can be kept, see `ensure_kernel_cache`.
     Warns when the user's ``CC`` is set and cannot be used. When nothing can, raises ToolchainError, or returns None if
     ``DEV`` selects a device which may do without.
     """
+    ensure_kernel_cache()
     asked = os.environ.get("CC", "")
     compiler = next(_usable(asked), None)
     if compiler is None:
@@ -86,8 +88,7 @@ def ensure_compiler() -> Compiler | None:
     if asked and compiler.kind != "CC" and asked != compiler.path:
         warnings.warn(f"CC={asked} cannot compile tinygrad's kernels; using {compiler.path} instead", stacklevel=2)
     os.environ["CC"] = compiler.path
-    helpers = sys.modules.get("tinygrad.helpers")
-    if helpers is not None:
+    if helpers := sys.modules.get("tinygrad.helpers"):
         helpers.getenv.cache_clear()  # tinygrad remembers what it once read from the environment
     return compiler
 
@@ -95,7 +96,7 @@ def ensure_compiler() -> Compiler | None:
 def ensure_kernel_cache() -> Path:
     """Where tinygrad keeps compiled kernels: its own choice, or ``CACHEDB`` set to a temporary file if that is no use.
 
-    Must run before tinygrad is imported, which reads ``CACHEDB`` once; a read-only home would stop every kernel there.
+    A home that cannot be written, or none, would stop every kernel. Must run before tinygrad opens a device.
     """
     default = Path("~/Library/Caches" if sys.platform == "darwin" else "~/.cache").expanduser()
     wanted = os.environ.get("CACHEDB") or Path(os.environ.get("XDG_CACHE_HOME") or default) / "tinygrad" / "cache.db"
@@ -103,6 +104,8 @@ def ensure_kernel_cache() -> Path:
     if not _writable(path):
         path = _temporary_folder() / "tinygrad.db"
         os.environ["CACHEDB"] = str(path)
+        if helpers := sys.modules.get("tinygrad.helpers"):
+            vars(helpers)["CACHEDB"] = str(path)  # read from the environment when tinygrad was imported
     return path
 
 
