@@ -1,0 +1,113 @@
+"""Matrix products: one multiply-and-sum for each, accumulated in the dtype in which CPU accumulates.
+
+Defines the products of the mm, bmm, addmm, mv and dot families, and `stored`, which says when an operand of a product
+should be computed once instead of at each of its uses.
+
+The key insight: a product reads each operand many times, so what is cheap to fuse elsewhere is dear here.
+Must not know strides: they are the caller's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
+
+from ..dispatch import Context, operand, value
+from ..dtypes import opmath
+from ..tensors import cast
+
+_COSTLY = frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.POW, Ops.CDIV, Ops.CMOD, Ops.INDEX, Ops.RECIPROCAL})
+_CHEAP_OPERATIONS = 12
+
+
+def stored(x: UOp) -> UOp:
+    """`x`, to be computed once if its expression is costly; cheap ones are fused into every use."""
+    seen: set[UOp] = set()
+    stack = [x]
+    while stack:
+        node = stack.pop()
+        if node in seen or node.op in (Ops.REDUCE, Ops.CONTIGUOUS, Ops.BUFFER, Ops.CONST, Ops.AFTER):
+            continue
+        seen.add(node)
+        if node.op in _COSTLY or sum(n.op in GroupOp.ALU for n in seen) > _CHEAP_OPERATIONS:
+            return x.contiguous()
+        stack.extend(node.src[:1] if node.op in GroupOp.Movement else node.src)
+    return x
+
+
+def accumulate(ctx: Context) -> DType:
+    """The dtype of products and sums: float32 for 16-bit floats, otherwise that of the result."""
+    return opmath(ctx.out.computed)
+
+
+def contract(ctx: Context, a: UOp, b: UOp) -> UOp:
+    """(..., m, k) x (..., k, n) -> (..., m, n), batch dimensions alike."""
+    dtype = accumulate(ctx)
+    rows = cast(stored(a), dtype).unsqueeze(-2)  # (..., m, 1, k)
+    columns = cast(stored(b), dtype).transpose(-1, -2).unsqueeze(-3)  # (..., 1, n, k)
+    return (rows * columns).sum(-1, dtype=dtype)
+
+
+def blend(ctx: Context, self: UOp, product: UOp, beta: float, alpha: float) -> UOp:
+    """beta * self + alpha * product; with beta 0 `self` is not read, so its nan and inf do not spread."""
+    dtype = accumulate(ctx)
+    if alpha == 0 and dtypes.is_float(dtype):  # as data: tinygrad folds x * 0 to 0, which loses nan and inf
+        scaled = product * cast(ctx.data(np.zeros(1)).reshape(()), dtype)
+    else:
+        scaled = product if alpha == 1 else product * operand(ctx, "alpha", alpha, dtype)
+    if beta == 0:
+        return scaled
+    base = cast(self, dtype)
+    return scaled + (base if beta == 1 else base * operand(ctx, "beta", beta, dtype))
+
+
+@value("mm", "bmm")
+def mm(ctx: Context, a: UOp, b: UOp) -> UOp:
+    """Matrix product, batched or not."""
+    return contract(ctx, a, b)
+
+
+@value("_int_mm")
+def int_mm(ctx: Context, a: UOp, b: UOp) -> UOp:
+    """int8 x int8 -> int32."""
+    return contract(ctx, a, b)
+
+
+@value("addmm", "baddbmm")
+def addmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
+    """beta * self + alpha * (a @ b)."""
+    return blend(ctx, self, contract(ctx, a, b), beta, alpha)
+
+
+@value("addbmm")
+def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
+    """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch beside k."""
+    batch, m, k = a.shape
+    rows = a.permute((1, 0, 2)).reshape((m, batch * k))
+    return blend(ctx, self, contract(ctx, rows, b.reshape((batch * k, b.shape[2]))), beta, alpha)
+
+
+@value("addmv")
+def addmv(ctx: Context, self: UOp, matrix: UOp, vector: UOp, beta: float = 1, alpha: float = 1) -> UOp:
+    """beta * self + alpha * (matrix @ vector)."""
+    return blend(ctx, self, contract(ctx, matrix, vector.unsqueeze(-1)).squeeze(-1), beta, alpha)
+
+
+@value("dot", "vdot")
+def dot(ctx: Context, a: UOp, b: UOp) -> UOp:
+    """Sum of products of two vectors (real: vdot conjugates nothing)."""
+    dtype = accumulate(ctx)
+    return (cast(a, dtype) * cast(b, dtype)).sum(dtype=dtype)
+
+
+@value("addr")
+def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
+    """beta * self + alpha * outer(a, b); for bool: or of and (aten/src/ATen/native/cpu/LinearAlgebraKernel.cpp)."""
+    dtype = accumulate(ctx)
+    product = cast(a, dtype).unsqueeze(1) * cast(b, dtype).unsqueeze(0)
+    if dtype is dtypes.bool:
+        scaled = product if alpha else product & False
+        return (cast(self, dtype) | scaled) if beta else scaled
+    return blend(ctx, self, product, beta, alpha)
