@@ -115,6 +115,13 @@ def is_realized(value: UOp) -> bool:
     return value.has_buffer_identity() and value.base.realized is not None
 
 
+def _rearranges(value: UOp) -> bool:
+    """Whether a value only rearranges another: tinygrad would compute that other and leave the rearranging lazy."""
+    while value.op is Ops.RESHAPE:
+        value = value.src[0]
+    return value.op in GroupOp.Movement or value.op is Ops.BITCAST
+
+
 def realize(values: Sequence[UOp], device: str, others: Sequence[UOp] = ()) -> tuple[list[UOp], list[UOp]]:
     """Compute `values` in one schedule.
 
@@ -123,7 +130,7 @@ def realize(values: Sequence[UOp], device: str, others: Sequence[UOp] = ()) -> t
     """
     with LOCK:
         _open(device)
-        wanted = [v.clone(device) if v.device is None else v for v in values]
+        wanted = [v.clone(device) if v.device is None or _rearranges(v) else v for v in values]
         pending = [v for v in wanted if not v.has_buffer_identity()]
         if not pending:
             return wanted, list(others)

@@ -105,7 +105,7 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     if p.numel == 0:
         return UOp.const(0, flat.dtype).expand(size)
     if p.nested:
-        return p.to_logical(_unstack(flat, p, offset))
+        return p.to_logical(_take(flat, p, offset))
     index = UOp.const(offset, dtypes.int64)
     for i, d in enumerate(p.order):
         step = UOp.arange(p.size[d]).cast(dtypes.int64) * p.stride[d]
@@ -113,39 +113,61 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     return p.to_logical(flat[index.expand(p.core)])
 
 
-def _unstack(flat: UOp, p: Plan, offset: int) -> UOp:
-    """Nested read: one shrink, pad, reshape and shrink for each dimension, outermost first; shape `core`."""
-    if not p.order:
-        return flat.shrink(((offset, offset + 1),)).reshape(())
-    (length,) = flat.shape
-    outer = p.order[0]
-    # Reaching past the last element, where there is memory, saves the padding.
-    reach = min(offset + p.size[outer] * p.stride[outer], length) if not p.dense else offset + p.extent
-    x = flat.shrink(((offset, reach),))
-    extent = p.extent
-    for level, d in enumerate(p.order):
+def _starts(p: Plan, offset: int) -> Ints | None:
+    """Where the view starts at each level, in that level's strides, and last in single elements.
+
+    A flat value is cells of the largest stride, each of them cells of the next, and so on. None where the view
+    straddles the cells of some level, so that it lies in them only after its offset is cut away.
+    """
+    starts, rest, extent = [], offset, p.extent
+    for d in p.order:
+        start, rest = divmod(rest, p.stride[d])
+        extent -= (p.size[d] - 1) * p.stride[d]
+        if rest + extent > p.stride[d]:
+            return None
+        starts.append(start)
+    return (*starts, rest)
+
+
+def _fit(x: UOp, begin: int, end: int) -> UOp:
+    """Elements begin to end of the last axis, zeros where that reaches past its end."""
+    lead = x.ndim - 1
+    have = x.shape[-1]
+    if end > have:
+        x = x.pad(((0, 0),) * lead + ((0, end - have),))
+    return x.shrink((None,) * lead + ((begin, end),))
+
+
+def _take(flat: UOp, p: Plan, offset: int) -> UOp:
+    """Nested read: at each level keep the view's cells and split the last axis into them; shape `core`."""
+    starts = _starts(p, offset)
+    if starts is None:
+        flat, starts = _fit(flat, offset, flat.shape[0]), (0,) * (len(p.order) + 1)
+    x = flat
+    for d, start in zip(p.order, starts[:-1], strict=True):
         size, stride = p.size[d], p.stride[d]
-        extent -= (size - 1) * stride
-        have, want = x.shape[-1], size * stride
-        if have < want:
-            x = x.pad(((0, 0),) * level + ((0, want - have),))
+        x = _fit(x, start * stride, (start + size) * stride)
         x = x.reshape((*x.shape[:-1], size, stride))
-        x = x.shrink((None,) * (level + 1) + ((0, extent),))
-    return x.reshape(p.core)
+    return _fit(x, starts[-1], starts[-1] + 1).reshape(p.core)
 
 
-def _stack(value: UOp, p: Plan) -> UOp:
-    """The inverse of `_unstack`: shape `core` back into shape (extent,), gaps filled with zeros."""
-    x = value.reshape((*p.core, 1))
-    inner = 1
-    for d in reversed(p.order):
-        size, stride = p.size[d], p.stride[d]
-        if stride > inner:
-            x = x.pad(((0, 0),) * (x.ndim - 1) + ((0, stride - inner),))
-        x = x.reshape((*x.shape[:-2], size * stride))
-        inner += (size - 1) * stride
-        x = x.shrink((None,) * (x.ndim - 1) + ((0, inner),))
-    return x.reshape((p.extent,))
+def _place(core: UOp, p: Plan, offset: int, length: int) -> UOp:
+    """The inverse of `_take`: shape `core` into shape (length,), zeros everywhere else."""
+    starts = _starts(p, offset)
+    if starts is None:
+        return _place(core, p, 0, length - offset).pad(((offset, 0),))
+    x = core.reshape((*p.core, 1))
+    before, after = starts[-1], (p.stride[p.order[-1]] if p.order else length) - starts[-1] - 1
+    for level in reversed(range(len(p.order))):
+        d = p.order[level]
+        x = x.pad(((0, 0),) * (x.ndim - 1) + ((before, after),))
+        x = x.reshape((*x.shape[:-2], p.size[d] * p.stride[d]))
+        outer = p.stride[p.order[level - 1]] if level else length
+        before = starts[level] * p.stride[d]
+        after = outer - before - x.shape[-1]
+        if after < 0:  # the last cell's unused end reaches past the enclosing cell
+            x, after = _fit(x, 0, outer - before), 0
+    return x.pad(((0, 0),) * (x.ndim - 1) + ((before, after),)).reshape((length,))
 
 
 def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: Callable[[np.ndarray], UOp]) -> UOp:
@@ -162,10 +184,8 @@ def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: C
         core = p.to_core(value)
         if p.extent == length and p.dense:
             return core.reshape((length,))
-        after = length - offset - p.extent
-        placed = _stack(core, p).pad(((offset, after),))
-        ones = UOp.const(True, dtypes.bool).expand(p.core)
-        return _stack(ones, p).pad(((offset, after),)).where(placed, flat)
+        inside = _place(UOp.const(True, dtypes.bool).expand(p.core), p, offset, length)
+        return inside.where(_place(core, p, offset, length), flat)
     source = np.full(p.extent, -1, dtype=np.int64)
     source[positions(size, stride).reshape(-1)] = np.arange(p.numel)  # numpy keeps the last of repeated positions
     index = table(source)

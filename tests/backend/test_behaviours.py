@@ -1,0 +1,356 @@
+"""Views and writes on the device, each case one that failed on a real system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from conformance import backend
+from conformance.backend import storage
+
+DEVICES = ("cpu", "tiny")
+
+
+def both(program: Callable[[str], torch.Tensor | list[torch.Tensor]]) -> None:
+    """Run a program on the CPU and on tiny; values and geometry must be the same."""
+    expected, actual = ([*r] if isinstance(r := program(d), (list, tuple)) else [r] for d in DEVICES)
+    for e, a in zip(expected, actual, strict=True):
+        assert a.device.type == "tiny"
+        assert (a.dtype, a.size(), a.stride(), a.storage_offset()) == (
+            e.dtype,
+            e.size(),
+            e.stride(),
+            e.storage_offset(),
+        )
+        assert torch.equal(a.cpu(), e), f"{a.cpu()} is not {e}"
+
+
+class TestWritesThroughViews:
+    """A write through one view is seen by every other view of the storage."""
+
+    def test_two_views_of_one_base(self) -> None:
+        """Write through one, read through the other and through the base."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            base = torch.arange(12.0, device=device)
+            a, b = base.view(3, 4), base.view(4, 3)
+            a[1, 2] = -1
+            b.t()[0].add_(100)
+            return [base, a, b]
+
+        both(program)
+
+    def test_three_views_chained(self) -> None:
+        """Views of views of views, written at the end of the chain."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            base = torch.arange(24.0, device=device)
+            a = base.view(2, 3, 4)
+            b = a.transpose(0, 2)
+            c = b[1:3, ::2]
+            c.mul_(10)
+            return [base, a, b, c]
+
+        both(program)
+
+    def test_views_before_between_and_after(self) -> None:
+        """When a view was taken makes no difference to what it sees."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            base = torch.zeros(4, 4, device=device)
+            before = base[1]
+            base[1:3, 1] = 5
+            between = base.diagonal()
+            before[0] = 7
+            between.add_(1)
+            after = base.t()
+            return [base, before, between, after]
+
+        both(program)
+
+    def test_view_of_permuted_slice_in_place(self) -> None:
+        """A view of a permuted slice, written in place, writes its own elements only."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            base = torch.arange(60.0, device=device).view(3, 4, 5)
+            part = base[1:, ::2].permute(2, 0, 1)[1:4]
+            part.sub_(1000)
+            return [base, part]
+
+        both(program)
+
+    def test_zero_through_slice_seen_by_earlier_view(self) -> None:
+        """`b = a.view(2, 2); a[1:].zero_(); b` shows the zeros."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.ones(4, device=device)
+            b = a.view(2, 2)
+            a[1:].zero_()
+            return [b]
+
+        both(program)
+
+    def test_copy_through_permute(self) -> None:
+        """`A.permute(1, 0).copy_(B)`: reading A gives B.T."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.zeros(3, 4, device=device)
+            a.permute(1, 0).copy_(torch.arange(12.0, device=device).view(4, 3))
+            return [a]
+
+        both(program)
+
+    def test_diagonal_fill(self) -> None:
+        """diagonal().fill_ writes the diagonal."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.zeros(3, 5, device=device)
+            a.diagonal(1).fill_(3)
+            a.diagonal(-1).copy_(torch.arange(2.0, device=device))
+            return [a]
+
+        both(program)
+
+    def test_write_through_unfold(self) -> None:
+        """A write through windows that do not overlap lands where they lie."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.zeros(10, device=device)
+            a.unfold(0, 2, 4).copy_(torch.arange(1.0, 7, device=device).view(3, 2))
+            return [a]
+
+        both(program)
+
+    def test_set_and_resize_share_storage(self) -> None:
+        """A grown storage stays shared with the views taken before it grew."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.arange(4.0, device=device)
+            view = a[1:3]
+            a.resize_(2, 4)
+            a[1] = 9
+            view.mul_(2)
+            other = torch.empty(0, device=device).set_(a.untyped_storage(), 2, (2, 2), (3, 1))
+            other.add_(1)
+            return [a, view, other]
+
+        both(program)
+
+
+class TestReadsBeforeWrites:
+    """A value read before a write keeps what it read, whichever is observed first."""
+
+    @pytest.mark.parametrize("read", [lambda x: x * 3, torch.clone, lambda x: x + 0, lambda x: x.flip(0)])
+    @pytest.mark.parametrize("observe_first", ["written", "read"])
+    def test_old_value_kept(self, read: Callable[[torch.Tensor], torch.Tensor], observe_first: str) -> None:
+        """t = f(x); x[1:] = 9: t is of the old x."""
+        x = torch.arange(4.0).to("tiny")
+        old = x.cpu()
+        t = read(x)
+        x[1:] = 9
+        if observe_first == "written":
+            assert x.tolist() == [0, 9, 9, 9]
+        assert torch.equal(t.cpu(), read(old))
+        assert x.tolist() == [0, 9, 9, 9]
+
+    def test_swap_rows(self) -> None:
+        """t = a[0].clone(); a[0] = a[1]; a[1] = t, three times."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.arange(6.0, device=device).view(2, 3)
+            for _ in range(3):
+                t = a[0].clone()
+                a[0] = a[1]
+                a[1] = t
+            return [a]
+
+        both(program)
+
+    def test_sum_and_swap_three_times(self) -> None:
+        """b = a[0] + a[1]; a[0] = a[1]; a[1] = b: Fibonacci on rows, no cycle."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.arange(1.0, 7, device=device).view(2, 3)
+            for _ in range(3):
+                b = a[0] + a[1]
+                a[0] = a[1]
+                a[1] = b
+            return [a]
+
+        both(program)
+
+    def test_reshape_that_copies_does_not_alias(self) -> None:
+        """`a[:, 1:3].reshape(-1).zero_()` leaves `a` alone, so do contiguous() and flatten of a permutation."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.ones(3, 4, device=device)
+            a[:, 1:3].reshape(-1).zero_()
+            a.t().contiguous().zero_()
+            a.view(3, 2, 2).permute(0, 2, 1).flatten(1).zero_()
+            return [a]
+
+        both(program)
+
+    def test_random_writes_and_reads(self) -> None:
+        """Older values read in any order after later writes, against the CPU."""
+        generator = torch.Generator().manual_seed(3)
+        for _ in range(5):
+            moves = torch.randint(0, 4, (8, 3), generator=generator).tolist()
+
+            def program(device: str, moves: list[list[int]] = moves) -> list[torch.Tensor]:
+                a = torch.arange(16.0, device=device).view(4, 4)
+                kept = []
+                for kind, i, j in moves:
+                    if kind == 0:
+                        a[i] = a[j] * 2
+                    elif kind == 1:
+                        a[:, j] = float(i)
+                    elif kind == 2:
+                        kept.append(a[i] + a[:, j])
+                    else:
+                        a.t()[j].add_(a[i].clone())
+                return [*kept[::-1], a]
+
+            both(program)
+
+
+class TestCrossDevice:
+    """CPU tensors written into device views."""
+
+    def test_cpu_tensor_into_row(self) -> None:
+        """`b[1] = torch.arange(4.)` and `b[1] = torch.tensor(3.)` are not lost."""
+        b = torch.zeros(3, 4, device="tiny")
+        b[1] = torch.arange(4.0)
+        assert b[1].tolist() == [0, 1, 2, 3]
+        b[1] = torch.tensor(3.0)
+        assert b.cpu().tolist() == [[0] * 4, [3] * 4, [0] * 4]
+
+    def test_copy_between_layouts(self) -> None:
+        """Copies between all pairs of a dozen layouts, on the device and across, are exact."""
+        layouts = [
+            ((3, 4), (4, 1), 0), ((3, 4), (1, 3), 0), ((3, 4), (4, 1), 5), ((3, 4), (10, 2), 1), ((3, 4), (2, 7), 3),
+            ((3, 4), (5, 1), 0), ((3, 4), (1, 5), 2), ((3, 4), (13, 3), 0), ((3, 4), (8, 2), 0), ((3, 4), (3, 11), 1),
+            ((3, 4), (3, 2), 0), ((3, 4), (2, 3), 1),
+        ]  # fmt: skip
+        memory = torch.arange(64.0)
+        tiny_from = [memory.to("tiny").as_strided(*g) for g in layouts]
+        targets, expected = [], []
+        for i, g in enumerate(layouts):
+            if len(set(torch.arange(64).as_strided(*g).reshape(-1).tolist())) < 12:
+                continue
+            for j, s in enumerate(layouts):
+                base, reference = torch.zeros(64, device="tiny"), torch.zeros(64)
+                base.as_strided(*g).copy_(tiny_from[j])
+                reference.as_strided(*g).copy_(memory.as_strided(*s))
+                targets.append(base)
+                expected.append((i, j, reference))
+        backend.realize(targets)
+        for target, (i, j, reference) in zip(targets, expected, strict=True):
+            assert torch.equal(target.cpu(), reference), (layouts[i], layouts[j])
+
+
+class TestStrides:
+    """Geometry is torch's own."""
+
+    def test_empty_strided_has_its_strides(self) -> None:
+        """`empty_strided((4, 4), (1, 4))` is not contiguous."""
+        t = torch.empty_strided((4, 4), (1, 4), device="tiny")
+        assert t.stride() == (1, 4)
+        assert not t.is_contiguous()
+
+    def test_view_of_transpose_raises(self) -> None:
+        """`a.t().view(6)` raises torch's error."""
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            torch.zeros(2, 3, device="tiny").t().view(6)
+
+    @pytest.mark.parametrize("write", [lambda t: t.add_(1), lambda t: t.fill_(1), lambda t: t.copy_(torch.ones(3))])
+    def test_write_to_expanded_raises(self, write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """A write to an expanded tensor raises torch's own error."""
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            write(torch.zeros(1, 3, device="tiny").expand(2, 3))
+
+    def test_flip_and_windows(self) -> None:
+        """flip copies; unfold windows overlap and read right."""
+        both(lambda d: [torch.arange(6.0, device=d).view(2, 3).flip(1), torch.arange(7.0, device=d).unfold(0, 3, 2)])
+
+    def test_diag_and_diag_embed(self) -> None:
+        """torch.diag, and diag_embed with offset and dims."""
+        both(lambda d: torch.diag(torch.tensor([1, 2, 3], device=d)))
+        both(lambda d: torch.diag_embed(torch.arange(6.0, device=d).view(2, 3), offset=1, dim1=0, dim2=2))
+
+    def test_circular_pad_with_backward(self) -> None:
+        """Circular padding, forward and backward."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            x = torch.arange(12.0, device=device).view(1, 3, 4).requires_grad_()
+            y = torch.nn.functional.pad(x, (1, 2), mode="circular")
+            (y * torch.arange(21.0, device=device).view(1, 3, 7)).sum().backward()
+            assert x.grad is not None
+            return [y.detach(), x.grad]
+
+        both(program)
+
+    def test_unique_data_pointers(self) -> None:
+        """Storages have addresses of their own, and views point into them."""
+        a, b = torch.zeros(4, device="tiny"), torch.zeros(4, device="tiny")
+        assert a.data_ptr() != b.data_ptr()
+        assert a[2:].data_ptr() == a.data_ptr() + 8
+        assert a.view(2, 2).is_set_to(a.view(2, 2))
+
+
+class TestLoops:
+    """Loops of setitem cost neither a kernel nor a graph node for each turn."""
+
+    @pytest.mark.parametrize("n", [10, 1000])
+    def test_setitem_loop(self, n: int) -> None:
+        """`for i in range(N): a[i] = i` with a view alive: right, and at most 3 kernels however large N is."""
+        a = torch.zeros(n, device="tiny")
+        view = a.view(2, n // 2)
+        backend.reset_stats()
+        for i in range(n):
+            a[i] = i
+        assert a.tolist() == list(range(n))
+        assert torch.equal(view.cpu(), torch.arange(float(n)).view(2, -1))
+        assert backend.stats()["kernels"] <= 3
+
+    def test_dependent_loop(self) -> None:
+        """A loop `a[i] = a[i-1] + 1` is right."""
+        a = torch.zeros(100, device="tiny")
+        for i in range(1, 100):
+            a[i] = a[i - 1] + 1
+        assert a.tolist() == list(range(100))
+
+    def test_increment_loop(self) -> None:
+        """A loop `a[i] += i` is right."""
+        a = torch.ones(40, device="tiny")
+        for i in range(40):
+            a[i] += i
+        assert a.tolist() == [1 + i for i in range(40)]
+
+    def test_observed_loop_stays_flat(self) -> None:
+        """1,000 steps of `x += y; loss = x.sum(); loss.item()`: the graph and the kernels of a step stay the same."""
+        x, y = torch.zeros(8, device="tiny"), torch.ones(8, device="tiny")
+        sizes, kernels = [], []
+        for _ in range(1000):
+            before = backend.stats()["kernels"]
+            x += y
+            loss = x.sum()
+            loss.item()
+            kernels.append(backend.stats()["kernels"] - before)
+            sizes.append(storage.graph_size())
+        assert x.tolist() == [1000.0] * 8
+        assert max(sizes[2:]) == min(sizes[2:])
+        assert max(kernels[2:]) == min(kernels[2:])
+
+    def test_chain_without_observation_is_cut(self) -> None:
+        """2,000 functional updates that nobody looks at do not build a graph of 2,000 operations."""
+        x = torch.zeros(4, device="tiny")
+        largest = 0
+        for i in range(2000):
+            x = x + 1
+            if i % 50 == 0:
+                largest = max(largest, storage.graph_size())
+        assert x.tolist() == [2000.0] * 4
+        assert largest < 3 * storage.MAX_DEPTH
