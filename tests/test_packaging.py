@@ -83,14 +83,14 @@ class TestCommand:
 
 class TestReadme:
     def commands(self) -> list[str]:
-        return re.findall(r"^.*&& python3 -m nox -s .*$", README, re.MULTILINE)
+        return re.findall(r"^.*&& \.venv/bin/nox -s .*$", README, re.MULTILINE)
 
     def test_the_two_commands_come_first(self):
         """The first code blocks are the main job and the tests, each with nox's own install in the line."""
         blocks = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
         assert blocks[:2] == self.commands()
         assert [command.split()[-1] for command in blocks[:2]] == ["conformance", "tests"]
-        assert all("pip install nox" in command for command in blocks[:2])
+        assert all("pip install nox &&" in command for command in blocks[:2])
 
     def test_ci_runs_the_same_commands(self, tmp_path):
         """`.ci/run` takes its commands from the README, and runs the main job with --quick."""
@@ -117,13 +117,14 @@ class TestReadme:
 
 
 def ci_run(folder: Path, readme: str, failing: str = "") -> list[str]:
-    """The lines `.ci/run` prints in a copy where `python3` does nothing, or fails for one session."""
+    """The lines `.ci/run` prints in a copy where the commands do nothing, but nox fails for one session."""
     (folder / ".ci").mkdir()
     (folder / ".ci" / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
     (folder / "README.md").write_text(readme)
-    stub = folder / "python3"
-    stub.write_text(f'#!/bin/sh\ncase "$*" in *"nox -s {failing or "none"}"*) exit 1;; esac\n')
-    stub.chmod(0o755)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    for stub in (folder / "python3", folder / ".venv" / "bin" / "pip", folder / ".venv" / "bin" / "nox"):
+        stub.write_text(f'#!/bin/sh\ncase "$*" in "-s {failing or "none"}"*) exit 1;; esac\n')
+        stub.chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "CI": "true"}
     said = run("bash", str(folder / ".ci" / "run"), env=environment, stdin=subprocess.DEVNULL)
     said.check_returncode()
