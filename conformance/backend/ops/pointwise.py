@@ -1,55 +1,253 @@
-"""Elementwise operators: one line each where one line says it.
+"""Elementwise arithmetic, comparisons, logic, rounding and selection: one line each where one line says it.
 
 Arguments arrive broadcastable and in one dtype (see `dispatch.pointwise`); 16-bit floats are computed in float32.
+Rules for nan, signed zeros and integers are those of ATen's CPU kernels (aten/src/ATen/native/cpu/BinaryOpsKernel.cpp,
+UnaryOpsKernel.cpp); transcendental functions are in `elementary` and `special`.
+Must not know strides or in-place forms.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
+from .. import engine
 from ..dispatch import Context, pointwise, value
+from ..dtypes import opmath
 from ..tensors import cast, constant
+from . import elementary as e
+from .elementary import NAN, add, divide, multiply, subtract
+
+
+def is_float(x: UOp) -> bool:
+    """Whether a value is of a float dtype."""
+    return dtypes.is_float(x.dtype)
+
+
+def is_nan(x: UOp) -> UOp:
+    """Where a value is nan; nowhere for integers."""
+    return x.ne(x) if is_float(x) else x.const_like(False, dtypes.bool)
+
+
+def minus(a: UOp, b: UOp) -> UOp:
+    """a - b in any dtype."""
+    return subtract(a, b) if is_float(a) else a - b
+
+
+def less_equal(a: UOp, b: UOp) -> UOp:
+    """a <= b, false where either is nan."""
+    return (a < b) | a.eq(b) if is_float(a) else a <= b
+
+
+def greater(a: UOp, b: UOp) -> UOp:
+    """a where it is larger, else b; nan where either is nan (at::maximum)."""
+    return (is_nan(a) | (b < a)).where(a, b)
+
+
+def smaller(a: UOp, b: UOp) -> UOp:
+    """a where it is smaller, else b; nan where either is nan (at::minimum)."""
+    return (is_nan(a) | (a < b)).where(a, b)
+
+
+def plus_scaled(a: UOp, b: UOp, alpha: UOp | None) -> UOp:
+    """a + alpha b, where a factor of one is left out."""
+    return add(a, b if alpha is None or engine.constant_of(alpha) == 1 else multiply(b, alpha))
+
+
+def minus_scaled(a: UOp, b: UOp, alpha: UOp | None) -> UOp:
+    """a - alpha b, where a factor of one is left out."""
+    return minus(a, b if alpha is None or engine.constant_of(alpha) == 1 else multiply(b, alpha))
+
+
+def clamp(x: UOp, low: UOp | None = None, high: UOp | None = None) -> UOp:
+    """min(max(x, low), high), where nan in any of them wins."""
+    if low is not None:
+        x = greater(x, low)
+    return x if high is None else smaller(x, high)
+
 
 pointwise(
     {
-        "add.Tensor": lambda a, b, alpha=None: a + (b if alpha is None else b * alpha),
-        "sub.Tensor": lambda a, b, alpha=None: a - (b if alpha is None else b * alpha),
-        "rsub.Tensor": lambda a, b, alpha=None: b - (a if alpha is None else a * alpha),
-        "rsub.Scalar": lambda a, b, alpha=None: b - (a if alpha is None else a * alpha),
-        "mul.Tensor": lambda a, b: a * b,
-        "div.Tensor": lambda a, b: a / b,
-        "neg": lambda a: -a,
-        "relu": lambda a: (a < 0).where(0, a),
+        "add.Tensor": lambda a, b, alpha=None: plus_scaled(a, b, alpha),
+        "sub.Tensor": lambda a, b, alpha=None: minus_scaled(a, b, alpha),
+        "rsub.Tensor": lambda a, b, alpha=None: minus_scaled(b, a, alpha),
+        "rsub.Scalar": lambda a, b, alpha=None: minus_scaled(b, a, alpha),
+        "mul.Tensor": multiply,
+        "div.Tensor": divide,
+        "neg": lambda a: a * -1,
+        "reciprocal": lambda a: divide(a.const_like(1.0), a),
         "sqrt": lambda a: a.sqrt(),
-        "exp": lambda a: a.exp(),
-        "log": lambda a: a.log(),
-        "sin": lambda a: a.sin(),
-        "cos": lambda a: a.cos(),
-        "abs": lambda a: a.abs(),
-        "reciprocal": lambda a: a.reciprocal(),
+        "rsqrt": lambda a: divide(a.const_like(1.0), a.sqrt()),
+        "square": lambda a: a * a,
+        "maximum": greater,
+        "minimum": smaller,
+        "fmax": lambda a, b: (is_nan(a) | (a < b)).where(b, a),
+        "fmin": lambda a, b: (is_nan(a) | (b < a)).where(b, a),
+        "clamp": clamp,
+        "clamp.Tensor": clamp,
+        "clamp_min": clamp,
+        "clamp_min.Tensor": clamp,
+        "clamp_max": lambda x, high: clamp(x, None, high),
+        "clamp_max.Tensor": lambda x, high: clamp(x, None, high),
+        "addcmul": lambda a, b, c, value=None: add(a, multiply(b, c) if _one(value) else multiply(multiply(value, b), c)),
+        "addcdiv": lambda a, b, c, value=None: add(a, divide(b if _one(value) else multiply(value, b), c)),
+        "lerp.Scalar": lambda a, b, w: lerp(a, b, w),
+        "lerp.Tensor": lambda a, b, w: lerp(a, b, w),
+        "sign": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
+        "sgn": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
+        "abs": lambda x: e.absolute(x) if is_float(x) else x if dtypes.is_unsigned(x.dtype) else (x < 0).where(-x, x),
+        "atan2": e.atan2,
+        "hypot": e.hypot,
+        "copysign.Tensor": e.copy_sign,
+        "copysign.Scalar": e.copy_sign,
+        "logaddexp": e.logaddexp,
+        "heaviside": lambda x, zero: x.eq(0).where(zero, (x > 0).where(x.const_like(1), (x < 0).where(0, x.const_like(0)))),
+        "exp": e.exp,
+        "exp2": lambda x: x.exp2(),
+        "expm1": e.expm1,
+        "log": e.log,
+        "log2": lambda x: x.log2(),
+        "log10": lambda x: x.log2() * math.log10(2),
+        "log1p": e.log1p,
+        "sin": e.sin,
+        "cos": e.cos,
+        "tan": e.tan,
+        "sinh": e.sinh,
+        "cosh": e.cosh,
+        "tanh": e.tanh,
+        "asinh": e.asinh,
+        "acosh": e.acosh,
+        "atanh": e.atanh,
+        "asin": e.asin,
+        "acos": e.acos,
+        "atan": e.atan,
+        "sigmoid": e.sigmoid,
+        "deg2rad": lambda x: x * (math.pi / 180),
+        "rad2deg": lambda x: x * (180 / math.pi),
+        "sinc": lambda x: x.eq(0).where(1.0, divide(e.sin(x * math.pi), x * math.pi)),
+        "xlogy.Tensor": lambda x, y: xlogy(x, y, e.log),
+        "xlogy.Scalar_Self": lambda x, y: xlogy(x, y, e.log),
+        "xlogy.Scalar_Other": lambda x, y: xlogy(x, y, e.log),
+        "special_xlog1py": lambda x, y: xlogy(x, y, e.log1p),
+        "special_xlog1py.self_scalar": lambda x, y: xlogy(x, y, e.log1p),
+        "special_xlog1py.other_scalar": lambda x, y: xlogy(x, y, e.log1p),
+        "logit": lambda x, eps=None: logit(x, eps),
+        "special_entr": lambda x: (x > 0).where(-x * e.log(x), x.eq(0).where(x.const_like(0.0), is_nan(x).where(x, -e.INF))),
+        "logaddexp2": lambda a, b: e.logaddexp(a * e.LN2, b * e.LN2) * (1 / e.LN2),
     }
 )
 
+
+def _one(factor: UOp | None) -> bool:
+    return factor is None or engine.constant_of(factor) == 1
+
+
+def lerp(a: UOp, b: UOp, weight: UOp) -> UOp:
+    """a + weight (b - a), from the nearer end (ATen/native/Lerp.h)."""
+    difference = subtract(b, a)
+    near = e.absolute(weight) < 0.5
+    return near.where(a + weight * difference, subtract(b, difference * subtract(1.0, weight)))
+
+
+def xlogy(x: UOp, y: UOp, logarithm: Callable[[UOp], UOp]) -> UOp:
+    """x log(y), 0 where x is 0, nan where y is."""
+    return is_nan(y).where(NAN, x.eq(0).where(0.0, x * logarithm(y)))
+
+
+def logit(x: UOp, eps: UOp | None) -> UOp:
+    """log(x / (1 - x)), of x clamped to [eps, 1 - eps] where eps is given."""
+    if eps is not None:
+        high = subtract(1.0, eps)
+        x = (x < eps).where(eps, (x > high).where(high, x))
+    return e.log(divide(x, subtract(1.0, x)))
+
+
+COMPARISONS: dict[str, Callable[[UOp, UOp], UOp]] = {
+    "eq": lambda a, b: a.eq(b),
+    "ne": lambda a, b: a.ne(b),
+    "lt": lambda a, b: a < b,
+    "gt": lambda a, b: a > b,
+    "le": less_equal,
+    "ge": lambda a, b: less_equal(b, a),
+}
 pointwise(
-    {
-        "eq.Tensor": lambda a, b: a.eq(b),
-        "eq.Scalar": lambda a, b: a.eq(b),
-        "ne.Tensor": lambda a, b: a.ne(b),
-        "ne.Scalar": lambda a, b: a.ne(b),
-        "lt.Tensor": lambda a, b: a < b,
-        "lt.Scalar": lambda a, b: a < b,
-        "le.Tensor": lambda a, b: a <= b,
-        "le.Scalar": lambda a, b: a <= b,
-        "gt.Tensor": lambda a, b: a > b,
-        "gt.Scalar": lambda a, b: a > b,
-        "ge.Tensor": lambda a, b: a >= b,
-        "ge.Scalar": lambda a, b: a >= b,
+    {f"{name}.{kind}": f for name, f in COMPARISONS.items() for kind in ("Tensor", "Scalar")}
+    | {
+        "logical_and": lambda a, b: a.ne(0) & b.ne(0),
+        "logical_or": lambda a, b: a.ne(0) | b.ne(0),
+        "logical_xor": lambda a, b: a.ne(0).ne(b.ne(0)),
+        "logical_not": lambda a: a.eq(0),
+        "isnan": is_nan,
+        "isinf": lambda a: e.absolute(a).eq(e.INF) if is_float(a) else a.const_like(False, dtypes.bool),
+        "isposinf": lambda a: a.eq(e.INF) if is_float(a) else a.const_like(False, dtypes.bool),
+        "isneginf": lambda a: a.eq(-e.INF) if is_float(a) else a.const_like(False, dtypes.bool),
+        "signbit": lambda a: e.sign_bit(a) if is_float(a) else a.const_like(False, dtypes.bool)
+        if a.dtype is dtypes.bool else a < 0,
     },
     promote="common",
+)  # fmt: skip
+
+
+# Rounding: of integers it is nothing at all.
+def _whole(function: Callable[[UOp], UOp]) -> Callable[[UOp], UOp]:
+    return lambda x: function(x) if is_float(x) else x
+
+
+pointwise(
+    {
+        "floor": _whole(lambda x: x.floor()),
+        "ceil": _whole(lambda x: x.ceil()),
+        "trunc": _whole(lambda x: x.trunc()),
+        "round": _whole(e.rint),
+        "frac": lambda x: subtract(x, x.trunc()),
+    }
 )
+
+
+@value("round.decimals")
+def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
+    """Scale by a power of ten, round, scale back (round_decimals_kernel)."""
+    dtype = opmath(ctx.out.computed)
+    x = cast(x, dtype)
+    if not dtypes.is_float(dtype):
+        return x
+    ten = constant(10.0 ** abs(decimals), dtype)
+    if decimals == 0:
+        return e.rint(x)
+    if decimals < 0:
+        return multiply(e.rint(divide(x, ten)), ten)
+    return divide(e.rint(multiply(x, ten)), ten)
+
+
+def shift_left(a: UOp, b: UOp) -> UOp:
+    """a << b; 0 for a count outside the width (ATen lshift_kernel)."""
+    width = a.dtype.bitsize
+    outside = (b < 0) | (b >= width)
+    return outside.where(0, a << outside.where(0, b))
+
+
+def shift_right(a: UOp, b: UOp) -> UOp:
+    """a >> b, arithmetic; a count outside the width shifts by the largest there is (ATen rshift_kernel)."""
+    largest = a.dtype.bitsize - (0 if dtypes.is_unsigned(a.dtype) else 1)
+    outside = (b < 0) | (b >= largest)
+    if dtypes.is_unsigned(a.dtype):
+        return outside.where(0, a >> outside.where(0, b))
+    return a >> outside.where(largest, b)
+
+
+pointwise(
+    {f"bitwise_{name}.{kind}": f
+     for name, f in {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b}.items()
+     for kind in ("Tensor",)}
+    | {f"bitwise_{way}_shift.Tensor": f for way, f in {"left": shift_left, "right": shift_right}.items()}
+    | {f"__{way}shift__.{kind}": f for way, f in {"l": shift_left, "r": shift_right}.items()
+       for kind in ("Tensor", "Scalar")}
+    | {"bitwise_not": lambda a: ~a}
+)  # fmt: skip
 
 
 @value("fill.Scalar", keep_floats=False)
@@ -69,6 +267,23 @@ def where(ctx: Context, condition: UOp, a: UOp, b: UOp) -> UOp:
     """Elements of `a` where the condition holds, else of `b`."""
     dtype = ctx.out.computed
     return cast(condition, dtypes.bool).where(cast(a, dtype), cast(b, dtype))
+
+
+@value("nan_to_num")
+def nan_to_num(
+    ctx: Context, x: UOp, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> UOp:
+    """Replace nan by 0 and the infinities by the dtype's largest numbers, or by what is given."""
+    dtype = ctx.out.computed
+    if not dtypes.is_float(dtype):
+        return x
+    limit = torch.finfo(ctx.out.dtype).max
+    numbers = (
+        (x.ne(x), nan, 0.0), (x.eq(e.INF), posinf, limit), (x.eq(-e.INF), neginf, -limit),
+    )  # fmt: skip
+    for found, given, default in numbers:
+        x = found.where(constant(default if given is None else given, dtype), x)
+    return x
 
 
 @value("arange.start_step")
