@@ -106,7 +106,7 @@ def observe(outcome: Any = None, inputs: Any = (), *, target: Target | None = No
             kernels: int | None = None, versions: Mapping[int, int] | None = None) -> Observation:
     """Everything that can be seen of an outcome and of its inputs after it, fetched with one copy a storage.
 
-    `outcome` and `inputs` are trees of tensors and plain values. As a dict at its root, a tree's keys are the names;
+    `outcome` and `inputs` are trees of tensors and plain values; a `Raised` among them is an error that was expected. As a dict at its root, a tree's keys are the names;
     otherwise the names start with `out` and `in`. Storages that an input lies in are kept whole, for the oracle
     'storage'; what a fresh result holds outside its views is nobody's promise. Gradients are those of leaf inputs.
     `target` is None for torch CPU. Errors that the device raises while it computes are raised here.
@@ -204,14 +204,14 @@ DETAIL = {"alias": "the first tensor seen with the same storage",
           "grad": "requires_grad"}
 
 
-def _errors(want: Raised | None, got: Raised | None) -> list[Mismatch]:
+def _errors(want: Raised | None, got: Raised | None, where: str = "the whole run") -> list[Mismatch]:
     if got is not None and got.not_implemented:
-        return [Mismatch("error", "the whole run", want.kind if want else "no error", got.kind,
+        return [Mismatch("error", where, want.kind if want else "no error", got.kind,
                          f"not implemented is never a pass: {_line(got.text)}")]
     if (want.kind if want else None) == (got.kind if got else None):
         return []
     text = " | ".join(_line(raised.text) for raised in (want, got) if raised)
-    return [Mismatch("error", "the whole run", want.kind if want else "no error", got.kind if got else "no error", text)]
+    return [Mismatch("error", where, want.kind if want else "no error", got.kind if got else "no error", text)]
 
 
 def _line(text: str) -> str:
@@ -222,12 +222,19 @@ def _structure(expected: Observation, actual: Observation) -> list[Mismatch]:
     found = []
     for name in dict.fromkeys((*expected.tensors, *expected.others, *actual.tensors, *actual.others)):
         want, got = _kind(expected, name), _kind(actual, name)
-        if want != got:
+        if "Raised" in (want, got):
+            found += _errors(_raised(expected, name), _raised(actual, name), name)
+        elif want != got:
             if expected.error is None and actual.error is None:
                 found.append(Mismatch("structure", name, want, got))
         elif name in expected.others and not _same_plain(expected.others[name], actual.others[name]):
             found.append(Mismatch("value", name, repr(expected.others[name]), repr(actual.others[name])))
     return found
+
+
+def _raised(observation: Observation, name: str) -> Raised | None:
+    answer = observation.others.get(name)
+    return answer if isinstance(answer, Raised) else None
 
 
 def _kind(observation: Observation, name: str) -> str:
@@ -257,8 +264,8 @@ def differing(want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | N
         default = default_tolerances(want.dtype)
     if bits:
         return ~((want == got) & same_sign(want, got) | want.isnan() & got.isnan())
-    return ~torch.isclose(got, want, rtol=default[0] if rtol is None else rtol, atol=default[1] if atol is None else atol,
-                          equal_nan=True)
+    rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
+    return ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def same_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
@@ -303,7 +310,7 @@ def _grads(expected: Mapping[str, torch.Tensor | None], actual: Mapping[str, tor
                 found.append(Mismatch("grad", where, "none" if want is None else show(want),
                                       "none" if got is None else show(got)))
         elif (want.dtype, want.shape) != (got.dtype, got.shape):
-            found.append(Mismatch("grad", where, f"{want.dtype} {tuple(want.shape)}", f"{got.dtype} {tuple(got.shape)}"))
+            found.append(Mismatch("grad", where, *(f"{grad.dtype} {tuple(grad.shape)}" for grad in (want, got))))
         else:
             found += _values("grad", where, want, got, False, rtol, atol)
     return found

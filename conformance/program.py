@@ -1,0 +1,322 @@
+"""The program: inputs of exact geometry and steps, as data; reading, writing and running it.
+
+The key insight: because a program is data, one and the same thing is drawn, shrunk, saved, replayed in another process,
+compared between targets and printed as a script. It is never a pickle and never code.
+
+It knows targets and the oracle's `observe`; how programs are drawn, judged and reported is not its business.
+"""
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.oracle import Observation, Raised, observe, versions_of
+from conformance.steps.op import Json, Op, Step, StepError, decode, dtype_name, dtype_of
+from conformance.target import Target
+
+SCHEMA = 1
+LOOP = "loop"
+"""The op of a step that runs its body several times."""
+
+
+class ProgramError(Exception):
+    """A program that cannot be read or run: one sentence with what is wrong and where."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers, or a list."""
+
+    dtype: str
+    size: int
+    values: Json = "arange"
+
+    def make(self) -> torch.Tensor:
+        """The storage's content as a 1-d CPU tensor."""
+        dtype = dtype_of(self.dtype)
+        return torch.tensor(self.literal(), dtype=dtype) if self.size else torch.empty(0, dtype=dtype)
+
+    def literal(self) -> list[Any]:
+        """The content as Python numbers, all exactly representable in the dtype unless they were given."""
+        dtype = dtype_of(self.dtype)
+        if isinstance(self.values, list):
+            return [float(v["number"]) if isinstance(v, dict) else v for v in self.values]
+        if self.values == "arange":
+            numbers: list[int] = [k % 100 for k in range(self.size)]
+        else:
+            rng = random.Random(self.values["seed"])
+            low = 0 if not dtype.is_signed else -8
+            numbers = [rng.randint(low, 8) for _ in range(self.size)]
+        return [bool(n % 2) for n in numbers] if dtype is torch.bool else list(numbers)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A named tensor on a storage; `dtype` may differ from the storage's, offset and stride are in its own elements."""
+
+    name: str
+    storage: int
+    dtype: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Storages, the inputs on them, and the steps. `note` is for people."""
+
+    storages: tuple[Storage, ...]
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...] = ()
+    note: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """The program as JSON, with the schema's version."""
+        return {
+            "schema": SCHEMA, **({"note": self.note} if self.note else {}),
+            "storages": [vars(storage) for storage in self.storages],
+            "inputs": [{key: list(value) if isinstance(value, tuple) else value for key, value in vars(one).items()}
+                       for one in self.inputs],
+            "steps": [step.to_json() for step in self.steps],
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> Program:
+        """The program that `to_json` wrote. Raises ProgramError with one sentence when the data is something else."""
+        if not isinstance(data, dict) or "schema" not in data:
+            raise ProgramError("this is not a program: it has no 'schema'")
+        if data["schema"] != SCHEMA:
+            raise ProgramError(f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
+                               "draw it again, or use the version that wrote it")
+        try:
+            storages = tuple(Storage(**storage) for storage in data["storages"])
+            inputs = tuple(Input(**{**one, "size": tuple(one["size"]), "stride": tuple(one["stride"])})
+                           for one in data["inputs"])
+            steps = tuple(Step.from_json(step) for step in data["steps"])
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ProgramError(f"the program's data is damaged: {error}") from error
+        except StepError as error:
+            raise ProgramError(str(error)) from error
+        program = cls(storages, inputs, steps, str(data.get("note", "")))
+        program.check()
+        return program
+
+    def check(self) -> None:
+        """Raises ProgramError unless every input lies in its storage, every step is known and every name defined."""
+        defined: set[str] = set()
+        try:
+            for storage in self.storages:
+                if len(storage.make()) != storage.size:
+                    raise ProgramError(f"a storage of {storage.size} cells is given {len(storage.make())} values")
+            for one in self.inputs:
+                _check_input(one, self.storages)
+                defined.add(one.name)
+        except (TypeError, ValueError, KeyError, IndexError, RuntimeError, OverflowError, StepError) as error:
+            raise ProgramError(f"the program's inputs are damaged: {error}") from error
+        for number, step in enumerate(self.steps, 1):
+            for inner in step.body if step.op == LOOP else (step,):
+                if inner.op not in table():
+                    raise ProgramError(f"step {number} has the unknown op {inner.op!r}")
+                missing = [name for name in inner.names() if name not in defined]
+                if missing:
+                    raise ProgramError(f"step {number} ({inner.op}) uses {missing[0]!r}, which is not defined before it")
+                defined.update(inner.out)
+
+    def with_steps(self, steps: tuple[Step, ...]) -> Program:
+        """The same inputs with other steps."""
+        return replace(self, steps=steps)
+
+
+def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
+    storage = storages[one.storage]
+    room = storage.size * dtype_of(storage.dtype).itemsize // dtype_of(one.dtype).itemsize
+    last = one.offset + sum((n - 1) * st for n, st in zip(one.size, one.stride, strict=True))
+    if min((*one.size, *one.stride, one.offset, one.storage)) < 0:
+        raise ProgramError(f"input {one.name!r} has a negative size, stride, offset or storage")
+    if 0 not in one.size and last >= room:
+        raise ProgramError(f"input {one.name!r} reaches cell {last} of a storage that holds {room} of its dtype")
+    if not one.name.isidentifier():
+        raise ProgramError(f"an input is named {one.name!r}, which is not an identifier")
+
+
+def table() -> Mapping[str, Op]:
+    """The step table: every op by name."""
+    from conformance.steps.table import OPS
+    return OPS
+
+
+def read_program(path: Path) -> Program:
+    """The program in a JSON file. Raises ProgramError naming the file when it is missing, damaged or of another schema."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Program.from_json(data.get("program", data) if isinstance(data, dict) else data)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ProgramError(f"{path}: cannot be read as a program: {error}") from error
+    except ProgramError as error:
+        raise ProgramError(f"{path}: {error}") from error
+
+
+class StepFailed(Exception):
+    """A step raised where none was expected; the original error is the cause."""
+
+    def __init__(self, number: int, step: Step) -> None:
+        super().__init__(f"step {number} ({step.op})")
+        self.number = number
+
+
+class Execution:
+    """A program while it runs on a device: its tensors by name, and the plain answers that steps gave."""
+
+    def __init__(self, program: Program, target: Target | None = None) -> None:
+        self.program, self.target = program, target
+        self.device = target.device if target else torch.device("cpu")
+        made = make_inputs(program)
+        self.env: dict[str, torch.Tensor] = target.send(made) if target else made
+        self.inputs = tuple(self.env)
+        self.answers: dict[str, Any] = {}
+        self.versions = versions_of(self.env)
+        self.done = 0
+
+    def step(self, step: Step) -> None:
+        """Run one step; an error that it declares becomes an answer, any other raises StepFailed."""
+        self.done += 1
+        try:
+            self.perform(step)
+        except StepError:
+            raise
+        except Exception as error:
+            if step.raises is None:
+                raise StepFailed(self.done, step) from error
+            self.answers[f"step {self.done}"] = Raised.of(error)
+        else:
+            if step.raises is not None:
+                self.answers[f"step {self.done}"] = "no error"
+
+    def perform(self, step: Step, i: int = 0) -> None:
+        """Run one step, whatever it raises."""
+        if step.op == LOOP:
+            for turn in range(step.times):
+                for inner in step.body:
+                    self.perform(inner, turn)
+            return
+        args = [decode(arg, self.env, self.device, i) for arg in step.args]
+        kwargs = {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
+        result = self.call(table()[step.op], args, kwargs)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if step.out:
+            self.env.update(zip(step.out, results, strict=False))
+        elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
+            self.answers[f"step {self.done}"] = result
+
+    def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call torch."""
+        return op.run(args, kwargs)
+
+    def observe(self, kernels: int | None = None, error: BaseException | None = None) -> Observation:
+        """All that can be seen now."""
+        made = {name: value for name, value in self.env.items() if name not in self.inputs}
+        versions = self.versions if self.target is None or "version" in self.target.oracles else None
+        seen = observe({**made, **self.answers}, {name: self.env[name] for name in self.inputs}, target=self.target,
+                       versions=versions)
+        return replace(seen, kernels=kernels, error=Raised.of(error) if error else None)
+
+
+def make_inputs(program: Program) -> dict[str, torch.Tensor]:
+    """The inputs on the CPU, by name."""
+    flats = [storage.make() for storage in program.storages]
+    made: dict[str, torch.Tensor] = {}
+    for one in program.inputs:
+        tensor = torch.empty(0, dtype=dtype_of(one.dtype))
+        tensor.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride)
+        made[one.name] = tensor.requires_grad_() if one.requires_grad else tensor
+    return made
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run showed: in lazy mode one observation at the end, in eager mode one after each step."""
+
+    observations: tuple[Observation, ...]
+    failed_step: int | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(program: Program, target: Target, *, eager: bool = False, count: bool = False) -> Outcome:
+    """Run a program on a target and observe it at the end, or, when `eager`, after each step.
+
+    `count` counts kernels, the observation's included. An error that no step declares ends the run; it is in the last
+    observation, and `failed_step` says where (None: while observing). What was made before it is not observed.
+    """
+    observations: list[Observation] = []
+    with target.active(), target.kernels() if count else _nothing() as counted:
+        execution = Execution(program, target)
+        failed: int | None = None
+        try:
+            for step in program.steps:
+                execution.step(step)
+                if eager:
+                    observations.append(execution.observe())
+            if not eager or not program.steps:
+                observations.append(execution.observe())
+        except StepFailed as error:
+            failed = error.number
+            observations.append(Observation(error=Raised.of(error.__cause__ or error)))
+        except StepError:
+            raise
+        except Exception as error:
+            observations.append(Observation(error=Raised.of(error)))
+    if counted is not None and counted.total is not None:
+        observations[-1] = replace(observations[-1], kernels=counted.total)
+    return Outcome(tuple(observations), failed)
+
+
+class _nothing:
+    def __enter__(self) -> Any:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def dump(program: Program) -> str:
+    """The program as JSON text, a line for each input and step."""
+    data = program.to_json()
+    return "{\n" + ",\n".join(_field(key, value) for key, value in data.items()) + "\n}\n"
+
+
+def _field(key: str, value: Json) -> str:
+    if isinstance(value, list) and value:
+        return f" {json.dumps(key)}: [\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
+    return f" {json.dumps(key)}: {json.dumps(value)}"
+
+
+def fresh_names(used: Mapping[str, Any]) -> Iterator[str]:
+    """a, b, ..., z, a1, b1, ... without those in use."""
+    for round_ in range(1000):
+        for letter in "abcdefghijklmnopqrstuvwxyz":
+            name = letter + (str(round_) if round_ else "")
+            if name not in used and name not in ("i",):
+                yield name
+
+
+__all__ = [
+    "Execution",
+    "Input",
+    "Outcome",
+    "Program",
+    "ProgramError",
+    "Storage",
+    "dtype_name",
+    "dump",
+    "make_inputs",
+    "read_program",
+    "run",
+]

@@ -1,0 +1,145 @@
+"""The few ways in which a drawing rule may ask for a choice, all of them made of whole numbers from one source.
+
+The key insight: because every choice is a whole number from a range, the same rules draw from Hypothesis, where each
+choice shrinks, and from a seeded stream, where programs are independent of each other and each has an address (its seed
+and number). The least of a range and the first of a sequence are what shrinking reaches: the plainest choice is first.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from conformance.steps.op import Json, dtype_name, number, tensor
+
+if TYPE_CHECKING:
+    from conformance.shadow import Shadow
+
+T = TypeVar("T")
+Source = Callable[[int, int], int]
+"""Gives a whole number from the first to the second, both included."""
+
+
+class Draw:
+    """Choices, each a whole number from the source."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def integer(self, low: int, high: int) -> int:
+        """A whole number from low to high, both included."""
+        return low if low >= high else self.source(low, high)
+
+    def choice(self, options: Sequence[T]) -> T:
+        """One of the options; a repeated option is drawn more often."""
+        return options[self.integer(0, len(options) - 1)]
+
+    def chance(self, hits: int, of: int) -> bool:
+        """True with odds of about `hits` in `of`; False is the plainer answer."""
+        return self.integer(1, of) > of - hits
+
+    def permutation(self, n: int) -> list[int]:
+        """An order of range(n); the identity is the plainest."""
+        left = list(range(n))
+        return [left.pop(self.integer(0, len(left) - 1)) for _ in range(n)]
+
+    def subset(self, n: int) -> list[int]:
+        """Some of range(n), in order."""
+        return [k for k in range(n) if self.chance(1, 2)]
+
+
+CATEGORY = {torch.bool: 0, torch.complex64: 3, torch.complex128: 3}
+
+
+def category(dtype: torch.dtype) -> int:
+    """bool 0, integers 1, floats 2, complex 3: a result may be written where the category is at least its own."""
+    return CATEGORY.get(dtype, 2 if dtype.is_floating_point else 1)
+
+
+def broadcasts(source: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of size `source` can be expanded to the size `to`."""
+    return len(source) <= len(to) and all(a in (1, b) for a, b in zip(reversed(source), reversed(to)))
+
+
+class Situation(Draw):
+    """The choices of a rule together with what it may choose from: the shadow of the program so far."""
+
+    def __init__(self, source: Source, shadow: Shadow, dtypes: Sequence[str]) -> None:
+        super().__init__(source)
+        self.shadow, self.dtypes = shadow, dtypes
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.shadow.env[name]
+
+    def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
+        """A tensor that fits, by name: later ones and those whose storage was written are drawn more often."""
+        written = {self.shadow.env[name].untyped_storage()._cdata for name in self.shadow.written[-3:]}
+        names: list[str] = []
+        for age, (name, candidate) in enumerate(self.shadow.env.items()):
+            if candidate.numel() <= MOST_ELEMENTS and fits(candidate):
+                names += [name] * (1 + (age >= len(self.shadow.env) - 2) + (candidate.untyped_storage()._cdata in written))
+        return self.choice(names) if names else None
+
+    def pick_writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
+        """Like `pick`, mostly one that can be written without an error."""
+        if self.chance(1, 10):
+            return self.pick(fits)
+        return self.pick(lambda t: fits(t) and 0 not in (st for st, n in zip(t.stride(), t.size()) if n > 1)
+                         and not (t.requires_grad and t.is_leaf))
+
+    def dim(self, t: torch.Tensor) -> int:
+        """A dimension of the tensor, at times counted from the end."""
+        if not t.dim():
+            return self.choice((0, -1))
+        dim = self.integer(0, t.dim() - 1)
+        return dim - t.dim() if self.chance(1, 4) else dim
+
+    def number(self, dtype: torch.dtype) -> Json:
+        """A small number that the dtype holds exactly."""
+        if dtype is torch.bool:
+            return self.chance(1, 2)
+        value = self.integer(0, 5) if not dtype.is_signed else self.integer(-3, 5)
+        return number(float(value)) if dtype.is_floating_point and self.chance(1, 2) else value
+
+    def constant(self, size: Sequence[int], dtype: torch.dtype, host: bool = False) -> Json:
+        """A constant tensor of small whole numbers."""
+        start = self.choice((1, 2, 5, 0, 50))
+        values = torch.arange(start, start + max(1, int(torch.Size(size).numel())))[: torch.Size(size).numel()]
+        values = values % (2 if dtype is torch.bool else 100)
+        made = values.reshape(tuple(size)).to(torch.bool if dtype is torch.bool else torch.int64).tolist()
+        return {"tensor": made, "dtype": dtype_name(dtype), **({"host": True} if host else {})}
+
+    def mask(self, size: Sequence[int]) -> Json:
+        """A constant bool tensor."""
+        count = int(torch.Size(size).numel())
+        bits = self.integer(0, 2 ** min(count, 12) - 1)
+        values = torch.tensor([bool(bits >> (k % 12) & 1) for k in range(count)], dtype=torch.bool)
+        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": "bool"}
+
+    def indices(self, below: int, count: int, distinct: bool = False) -> list[int]:
+        """Indices below `below`; distinct ones are no more than there are."""
+        if distinct:
+            return self.permutation(below)[:count]
+        return [self.integer(0, below - 1) for _ in range(count)]
+
+    def subsize(self, size: Sequence[int]) -> tuple[int, ...]:
+        """A size that broadcasts to `size`."""
+        cut = self.choice((0, 0, 0, *range(len(size) + 1)))
+        return tuple(1 if self.chance(1, 5) else n for n in size[cut:])
+
+    def operand(self, size: Sequence[int], dtype: torch.dtype, *, same: bool = False, host: bool = False) -> Json:
+        """A tensor that broadcasts to `size` and whose dtype may be written to `dtype` (or is it, when `same`): one of
+        the program's, or a constant; at times a constant on the host when `host`."""
+        def fits(t: torch.Tensor) -> bool:
+            right = t.dtype == dtype if same else category(t.dtype) <= category(dtype)
+            return right and broadcasts(t.size(), size)
+        if self.chance(2, 3):
+            name = self.pick(fits)
+            if name is not None:
+                return tensor(name)
+        return self.constant(self.subsize(size), dtype, host and self.chance(1, 3))
+
+
+MOST_ELEMENTS = 256
+"""Larger tensors are left alone, so that no program grows without end."""

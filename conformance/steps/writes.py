@@ -1,0 +1,274 @@
+"""Steps that write in place: arithmetic, copies, setitem, masked and indexed writes, and loops of them."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from conformance.steps.draw import Situation, broadcasts, category
+from conformance.steps.op import AUGMENT, COMPUTE, DEFINED, LOSSY, MOVE, SETITEM, Json, Op, Step, tensor
+from conformance.steps.views import draw_index, has_dims
+
+Fits = Callable[[torch.Tensor], bool]
+Drawn = tuple["list[Json]", "dict[str, Json]"]
+Rest = Callable[[Situation, torch.Tensor], "Drawn | None"]
+
+
+def number_like(t: torch.Tensor) -> bool:
+    """Numbers, not bools and not complex."""
+    return category(t.dtype) in (1, 2)
+
+
+def whole(t: torch.Tensor) -> bool:
+    """Integers and bools."""
+    return category(t.dtype) < 2
+
+
+def floating(t: torch.Tensor) -> bool:
+    """Floats."""
+    return t.dtype.is_floating_point
+
+
+def any_dtype(t: torch.Tensor) -> bool:
+    """Every dtype."""
+    return True
+
+
+def into(op: str, fits: Fits, rest: Rest) -> Callable[[Situation], Step | None]:
+    """A rule: pick a tensor to be written, then draw the other arguments from it."""
+    def rule(k: Situation) -> Step | None:
+        name = k.pick_writable(fits)
+        if name is None:
+            return None
+        drawn = rest(k, k[name])
+        return None if drawn is None else Step(op, (tensor(name), *drawn[0]), drawn[1])
+    return rule
+
+
+def nothing(k: Situation, t: torch.Tensor) -> Drawn:
+    """No further arguments."""
+    return [], {}
+
+
+def other(k: Situation, t: torch.Tensor) -> Drawn:
+    """A tensor or a number to combine with, at times on the host."""
+    return [k.number(t.dtype) if k.chance(1, 3) else k.operand(t.size(), t.dtype)], {}
+
+
+def other_scaled(k: Situation, t: torch.Tensor) -> Drawn:
+    """Like `other`, at times with alpha."""
+    return other(k, t)[0], ({"alpha": k.integer(2, 3)} if k.chance(1, 5) and t.dtype is not torch.bool else {})
+
+
+def exact_other(k: Situation, t: torch.Tensor) -> Drawn | None:
+    """A tensor or number to compare with; nothing when rounding could decide the answer."""
+    return other(k, t) if k.shadow.level(t) < 2 else None
+
+
+def bounds(k: Situation, t: torch.Tensor) -> Drawn:
+    """A lower bound, an upper bound, or both."""
+    low = k.integer(0 if not t.dtype.is_signed else -2, 2)
+    return k.choice((([low, low + 3], {}), ([low], {}), ([], {"max": low})))
+
+
+def source(k: Situation, t: torch.Tensor) -> Drawn:
+    """What is copied in: of any dtype whose category fits, broadcast, at times from the host."""
+    wide = t.dtype if category(t.dtype) > 1 else torch.float32 if k.chance(1, 3) else t.dtype
+    return [k.operand(t.size(), wide, host=True)], {}
+
+
+def masked(k: Situation, t: torch.Tensor) -> Drawn:
+    """A mask that broadcasts, and a number."""
+    return [draw_mask(k, t), k.number(t.dtype)], {}
+
+
+def draw_mask(k: Situation, t: torch.Tensor) -> Json:
+    """A mask that broadcasts to the tensor: a bool tensor of the program, or a constant."""
+    name = k.pick(lambda m: m.dtype is torch.bool and broadcasts(m.size(), t.size())) if k.chance(1, 3) else None
+    return tensor(name) if name else k.mask(k.subsize(t.size()))
+
+
+def masked_source(k: Situation, t: torch.Tensor) -> Drawn:
+    """A mask, and as many values as the tensor could take."""
+    return [draw_mask(k, t), k.constant((t.numel(),), t.dtype)], {}
+
+
+def long_tensor(values: list[int]) -> Json:
+    """A constant int64 tensor."""
+    return {"tensor": values, "dtype": "int64"}
+
+
+def along(k: Situation, t: torch.Tensor, distinct: bool) -> tuple[int, list[int]] | None:
+    """A dimension and indices into it."""
+    if not t.dim():
+        return None
+    dim = k.dim(t)
+    return (dim, k.indices(t.size(dim), k.integer(1, 3), distinct)) if t.size(dim) else None
+
+
+def index_source(distinct: bool) -> Rest:
+    """A dimension, indices and a source of matching size."""
+    def rest(k: Situation, t: torch.Tensor) -> Drawn | None:
+        drawn = along(k, t, distinct)
+        if drawn is None:
+            return None
+        dim, at = drawn
+        size = list(t.size())
+        size[dim] = len(at)
+        return [dim, long_tensor(at), k.constant(size, t.dtype)], {}
+    return rest
+
+
+def index_fill(k: Situation, t: torch.Tensor) -> Drawn | None:
+    """A dimension, indices and a number."""
+    drawn = along(k, t, False)
+    return drawn and ([drawn[0], long_tensor(drawn[1]), k.number(t.dtype)], {})
+
+
+def scatter(add: bool) -> Rest:
+    """A dimension, an index tensor that is not larger than the target, distinct along the dimension unless adding."""
+    def rest(k: Situation, t: torch.Tensor) -> Drawn | None:
+        if not t.dim() or not t.numel():
+            return None
+        dim = k.dim(t)
+        size = [k.integer(1, n) for n in t.size()]
+        lines = torch.empty(size, dtype=torch.int64).movedim(dim, -1)
+        rows = [k.indices(t.size(dim), lines.size(-1), not add) for _ in range(lines[..., 0].numel())]
+        index = torch.tensor(rows, dtype=torch.int64).reshape(lines.shape).movedim(-1, dim)
+        value: Json = k.number(t.dtype) if not add and k.chance(1, 3) else k.constant(size, t.dtype)
+        return [dim, {"tensor": index.tolist(), "dtype": "int64"}, value], {}
+    return rest
+
+
+def index_put(k: Situation, t: torch.Tensor) -> Drawn | None:
+    """Index tensors for the first dims, and values; indices are distinct unless they accumulate."""
+    if not t.dim() or not t.size(0):
+        return None
+    add = k.chance(1, 2) and number_like(t)
+    at = k.indices(t.size(0), k.integer(1, 3), not add)
+    values = k.constant((len(at), *t.size()[1:]), t.dtype)
+    return [{"tuple": [long_tensor(at)]}, values], ({"accumulate": True} if add else {})
+
+
+def set_basic(k: Situation, t: torch.Tensor) -> Drawn | None:
+    """A basic index, and a number, a constant on either side, or a tensor that broadcasts to what is indexed."""
+    index = draw_index(k, t)
+    size = t.detach()[basic(index)].size()
+    return [index, k.number(t.dtype) if k.chance(1, 3) else k.operand(size, t.dtype, host=True)], {}
+
+
+def basic(index: Json) -> object:
+    """The Python index that a basic index stands for."""
+    if isinstance(index, dict) and "tuple" in index:
+        return tuple(basic(part) for part in index["tuple"])
+    if isinstance(index, dict):
+        return slice(*index["slice"]) if "slice" in index else Ellipsis
+    return index
+
+
+def set_masked(k: Situation, t: torch.Tensor) -> Drawn | None:
+    """A mask over the first dims, and a number."""
+    dims = k.integer(1, t.dim())
+    return [k.mask(t.size()[:dims]), k.number(t.dtype)], {}
+
+
+def set_indexed(k: Situation, t: torch.Tensor) -> Drawn | None:
+    """Distinct indices of one dimension beside slices of the others, and values."""
+    dim = k.integer(0, t.dim() - 1)
+    if not t.size(dim):
+        return None
+    at = k.indices(t.size(dim), k.integer(1, 3), True)
+    index: list[Json] = [{"slice": [None, None, None]}] * dim + [at if k.chance(1, 2) else long_tensor(at)]
+    size = [len(at) if j == dim else n for j, n in enumerate(t.size())]
+    return [{"tuple": index}, k.number(t.dtype) if k.chance(1, 2) else k.constant(size, t.dtype)], {}
+
+
+def two_rows(k: Situation, t: torch.Tensor) -> Drawn | None:
+    """Two rows."""
+    return ([k.integer(0, t.size(0) - 1), k.integer(0, t.size(0) - 1)], {}) if t.size(0) else None
+
+
+def draw_loop(k: Situation) -> Step | None:
+    """A loop of setitems over the first dimension, which may read what an earlier turn wrote."""
+    name = k.pick_writable(lambda t: t.dim() > 0 and t.size(0) > 0 and number_like(t) and not t.requires_grad)
+    if name is None:
+        return None
+    t, own = k[name], tensor(name)
+    kind = k.choice(("number", "add", "previous", "column"))
+    if kind == "previous" and t.size(0) > 1:
+        body = (Step("getitem", (own, {"i": [1, 0]}), out=("before",)),
+                Step("add", (tensor("before"), 1), out=("after",)),
+                Step("setitem", (own, {"i": [1, 1]}, tensor("after"))))
+        return Step("loop", body=body, times=t.size(0) - 1)
+    if kind == "column" and t.dim() > 1 and t.size(1):
+        where: Json = {"tuple": [{"slice": [None, None, None]}, {"i": [1, 0]}]}
+        return Step("loop", body=(Step("setitem", (own, where, {"i": [2, 1]})),), times=t.size(1))
+    if kind == "add":
+        return Step("loop", body=(Step("augment", (own, {"i": [1, 0]}, {"i": [1, 1]})),), times=t.size(0))
+    return Step("loop", body=(Step("setitem", (own, {"i": [1, 0]}, {"i": [1, 1]})),), times=t.size(0))
+
+
+def row(name: str, family: str, effect: str, fits: Fits, rest: Rest, **options: object) -> Op:
+    """A row that writes its first argument; where CPU rejects the write, that error is the answer."""
+    return Op(name, family, effect, into(name, fits, rest), writes=0, may_raise=True, **options)  # type: ignore[arg-type]
+
+
+def arithmetic(name: str, rest: Rest = other, fits: Fits = number_like, effect: str = COMPUTE, **options: object) -> Op:
+    """A pointwise row."""
+    return row(name, "arithmetic", effect, fits, rest, pointwise=True, **options)
+
+
+def addressed(name: str, rest: Rest, fits: Fits = any_dtype, effect: str = MOVE, **options: object) -> Op:
+    """A row that writes where a mask or indices say."""
+    return row(name, "indexed write", effect, fits, rest, **options)
+
+
+ROWS = [
+    arithmetic("add_", other_scaled, weight=4),
+    arithmetic("sub_", other_scaled),
+    arithmetic("mul_", weight=2),
+    arithmetic("div_", lambda k, t: ([k.choice((2, 4, 1))], {}), floating, LOSSY),
+    arithmetic("neg_", nothing, lambda t: number_like(t) and t.dtype.is_signed),
+    arithmetic("abs_", nothing, lambda t: number_like(t) and t.dtype.is_signed),
+    arithmetic("square_", nothing),
+    arithmetic("relu_", nothing),
+    arithmetic("sigmoid_", nothing, floating, LOSSY),
+    arithmetic("exp_", lambda k, t: None if bool((t.detach() > 8).any()) else ([], {}), floating, LOSSY),
+    arithmetic("clamp_", bounds),
+    arithmetic("addcmul_", lambda k, t: ([k.operand(t.size(), t.dtype, same=True) for _ in range(2)],
+                                         {"value": 2} if k.chance(1, 3) else {})),
+    arithmetic("addcdiv_", lambda k, t: ([k.operand(t.size(), t.dtype, same=True),
+                                          {"tensor": [2.0], "dtype": str(t.dtype)[6:]}], {}), floating, LOSSY),
+    arithmetic("lerp_", lambda k, t: ([k.operand(t.size(), t.dtype, same=True), 0.5], {}), floating, LOSSY),
+    arithmetic("remainder_", lambda k, t: ([k.choice((3, 2))], {}) if k.shadow.level(t) < 2 else None),
+    arithmetic("bitwise_and_", fits=whole),
+    arithmetic("bitwise_xor_", fits=whole),
+    arithmetic("logical_not_", lambda k, t: ([], {}) if k.shadow.level(t) < 2 else None),
+    arithmetic("eq_", exact_other),
+    arithmetic("lt_", exact_other),
+    arithmetic("clamp_min_", lambda k, t: ([k.integer(0, 3)], {})),
+    row("copy_", "copy", MOVE, any_dtype, source, pointwise=True, weight=5),
+    row("fill_", "copy", MOVE, any_dtype, lambda k, t: ([k.number(t.dtype)], {}), constant=True, weight=2),
+    row("zero_", "copy", MOVE, any_dtype, nothing, constant=True, weight=2),
+    row("setitem", "setitem", MOVE, any_dtype, set_basic, form=SETITEM, pointwise=True, weight=8),
+    row("augment", "setitem", COMPUTE, number_like, lambda k, t: ([draw_index(k, t), k.number(t.dtype)], {}),
+        form=AUGMENT, weight=3),
+    row("setitem.mask", "setitem", MOVE, has_dims(1), set_masked, form=SETITEM, weight=2),
+    row("setitem.index", "setitem", MOVE, has_dims(1), set_indexed, form=SETITEM, weight=2),
+    Op("swap_rows_", "setitem", MOVE, into("swap_rows_", has_dims(1), two_rows), DEFINED, writes=0, may_raise=True),
+    addressed("masked_fill_", masked, constant=True, weight=2),
+    addressed("masked_scatter_", masked_source),
+    addressed("index_fill_", index_fill, constant=True),
+    addressed("index_copy_", index_source(True)),
+    addressed("index_add_", index_source(False), number_like, COMPUTE),
+    addressed("scatter_", scatter(False), number_like),
+    addressed("scatter_add_", scatter(True), number_like, COMPUTE),
+    addressed("index_put_", index_put, weight=2),
+    addressed("fill_diagonal_", lambda k, t: ([k.number(t.dtype)], {"wrap": True} if k.chance(1, 2) else {}),
+              lambda t: t.dim() == 2 and t.numel() > 0, weight=2),
+    addressed("tril_", lambda k, t: ([k.integer(-1, 1)], {}), has_dims(2)),
+    addressed("triu_", lambda k, t: ([k.integer(-1, 1)], {}), has_dims(2)),
+    addressed("cumsum_", lambda k, t: ([k.dim(t)], {}), lambda t: number_like(t) and t.dim() > 0, COMPUTE),
+]
+
+LOOPS = [Op("loop", "setitem loop", MOVE, draw_loop, weight=3, results=0)]
