@@ -1,0 +1,42 @@
+"""What the pages show is true: every Python block in the README and the documentation runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1)
+]
+
+
+class TestBlocks:
+    def test_there_are_some(self):
+        """The pages have Python to run."""
+        assert BLOCKS
+
+    @pytest.mark.parametrize("block", BLOCKS)
+    def test_runs(self, block, tmp_path):
+        """The block runs as it stands in a fresh process."""
+        said = subprocess.run(
+            [sys.executable, "-c", block], check=False, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert said.returncode == 0, said.stderr
+
+
+class TestReadme:
+    def test_the_views_example_says_what_the_cpu_says(self):
+        """The README's few lines about tiny print the same on the CPU."""
+        [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        on_cpu = block.replace('device="tiny"', 'device="cpu"')
+        said = [subprocess.check_output([sys.executable, "-c", each], text=True) for each in (block, on_cpu)]
+        assert block != on_cpu
+        assert said[0] == said[1]
