@@ -250,7 +250,7 @@ class Op:
 
     `writes` is the position of the argument that is written in place, or "out", or None. `constant` says that every
     element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may read
-    exactly what it writes. `draw` draws arguments from what
+    exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `draw` draws arguments from what
     the shadow holds: it returns steps, or None when nothing there fits. `may_raise` lets CPU's error be the answer.
     """
 

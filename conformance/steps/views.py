@@ -249,8 +249,8 @@ ROWS = [
     simple("detach"),
     simple("data", form=ATTRIBUTE),
     row("alias", on("alias"), form=FUNCTION, call="ops.aten.alias"),
-    row("split", _pieces("split", _split)),
-    row("chunk", _pieces("chunk", _chunk)),
-    row("tensor_split", _pieces("tensor_split", _tensor_split)),
-    row("unbind", _pieces("unbind", lambda k, t, dim: ([dim], t.size(dim))), weight=2),
+    row("split", _pieces("split", _split), results=0),
+    row("chunk", _pieces("chunk", _chunk), results=0),
+    row("tensor_split", _pieces("tensor_split", _tensor_split), results=0),
+    row("unbind", _pieces("unbind", lambda k, t, dim: ([dim], t.size(dim))), weight=2, results=0),
 ]

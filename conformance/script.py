@@ -1,0 +1,140 @@
+"""A program as a standalone Python script that needs torch and the target only, and shows both answers side by side.
+
+The key insight: a report is read by somebody who has neither this package nor its vocabulary, so the script is the calls
+themselves, with a picture of where the inputs' elements lie in their storages.
+"""
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from conformance.oracle import Mismatch
+from conformance.program import LOOP, Program, Storage, make_inputs, table
+from conformance.steps.layouts import cells_of
+from conformance.steps.op import DEFINED, Step, definition, dtype_of
+from conformance.target import Target
+
+MOST_CELLS = 48
+"""Storages with more cells get no picture."""
+
+TAIL = '''
+def describe(tensor):
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    whole.set_(tensor.untyped_storage(), 0, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,))
+    return {"dtype": tensor.dtype, "size": tuple(tensor.size()), "stride": tensor.stride(),
+            "offset": tensor.storage_offset(), "requires_grad": tensor.requires_grad,
+            "values": tensor.detach().cpu().tolist(), "storage": whole.cpu().tolist(),
+            **({"grad": tensor.grad.cpu().tolist()} if tensor.is_leaf and tensor.grad is not None else {})}
+
+
+def answers(device):
+    seen = {}
+    try:
+        for name, value in program(device):
+            seen[name] = value
+        first = {}
+        for name, value in seen.items():
+            if isinstance(value, torch.Tensor):
+                owner = first.setdefault(value.untyped_storage()._cdata, name)
+                seen[name] = {**describe(value), "shares its storage with": owner}
+    except Exception as error:
+        seen["error"] = f"{type(error).__name__}: {error}"
+    return seen
+
+
+cpu, target = answers("cpu"), answers(DEVICE)
+for name in dict.fromkeys([*cpu, *target]):
+    one, two = cpu.get(name, "nothing"), target.get(name, "nothing")
+    if not isinstance(one, dict) or not isinstance(two, dict):
+        one, two = {"": one}, {"": two}
+    for key in dict.fromkeys([*one, *two]):
+        same = repr(one.get(key)) == repr(two.get(key))
+        if not same or key == "values":
+            print(f"{name} {key}: cpu {one.get(key)}" + ("" if same else f"\\n  {DEVICE}: {two.get(key)}   <-- DIFFERS"))
+'''
+
+
+def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = (), command: str = "") -> str:
+    """The program as Python source. `mismatches` become its docstring; `command` says how it was found."""
+    found = "\n".join(textwrap.shorten(str(mismatch), 300) for mismatch in mismatches[:3]) or program.note
+    head = [f'"""{_inert(found or "A program of view and in-place steps.")}',
+            *([f"\nFound by: {_inert(command)}"] if command else []), '"""', "import torch"]
+    steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
+    used = dict.fromkeys(table()[step.op].call or step.op for step in steps if table()[step.op].form is DEFINED)
+    functions = [f"\n\n{definition(name).rstrip()}" for name in used]
+    body = textwrap.indent("\n".join([*_inputs(program), *_steps(program.steps)]), "    ")
+    return "\n".join([*head, "", target.script(), *functions, "\n", "def program(device):", body, TAIL])
+
+
+def _inert(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', "'''").encode("ascii", "backslashreplace").decode()
+
+
+def _inputs(program: Program) -> Iterator[str]:
+    made = make_inputs(program)
+    for number, storage in enumerate(program.storages):
+        yield from picture(storage, {one.name: made[one.name].detach() for one in program.inputs
+                                     if one.storage == number and one.dtype == storage.dtype})
+        yield f"s{number} = torch.tensor({storage_text(storage)}, dtype=torch.{storage.dtype}).to(device)"
+        for one in program.inputs:
+            if one.storage == number:
+                grad = ".requires_grad_()" if one.requires_grad else ""
+                yield (f"{one.name} = torch.empty(0, dtype=torch.{one.dtype}, device=device).set_("
+                       f"s{number}.untyped_storage(), {one.offset}, {one.size}, {one.stride}){grad}")
+                yield f'yield "{one.name}", {one.name}'
+
+
+def storage_text(storage: Storage) -> str:
+    """The storage's content as a Python list."""
+    return "[" + ", ".join(f"float({str(v)!r})" if isinstance(v, float) and (v != v or v in (float("inf"), -float("inf")))
+                           else repr(v) for v in storage.literal()) + "]"
+
+
+def picture(storage: Storage, views: dict[str, torch.Tensor]) -> Iterator[str]:
+    """Comment lines: the storage's cells in a row, and for each view which of its elements lies where."""
+    if not 0 < storage.size <= MOST_CELLS or not dtype_of(storage.dtype):
+        return
+    rows = {"cell": [str(cell) for cell in range(storage.size)]}
+    for name, tensor in views.items():
+        marks: list[list[str]] = [[] for _ in range(storage.size)]
+        for element, cell in enumerate(cells_of(tensor) if tensor.numel() else []):
+            marks[cell].append(str(element))
+        rows[f"{name} {tuple(tensor.size())}"] = ["+".join(mark[:2]) + ("+" if len(mark) > 2 else "") or "."
+                                                  for mark in marks]
+    width = max(len(text) for row in rows.values() for text in row)
+    left = max(len(name) for name in rows)
+    for name, row in rows.items():
+        yield f"# {name:<{left}}  " + " ".join(f"{text:>{width}}" for text in row)
+
+
+def _steps(steps: Sequence[Step]) -> Iterator[str]:
+    for number, step in enumerate(steps, 1):
+        if step.op == LOOP:
+            yield f"for i in range({step.times}):"
+            yield from (f"    {_call(inner)}" for inner in step.body)
+            made = dict.fromkeys(name for inner in step.body for name in inner.out)
+        elif step.raises:
+            yield "try:"
+            yield f"    {_call(step)}"
+            yield f'    yield "step {number}", "no error"'
+            yield "except Exception as error:"
+            yield f'    yield "step {number}", type(error).__name__'
+            made = {}
+        elif not step.out and table()[step.op].effect == "query":
+            yield f'yield "step {number}", {_call(step)}'
+            made = {}
+        else:
+            yield _call(step)
+            made = dict.fromkeys(step.out)
+        yield from (f'yield "{name}", {name}' for name in made)
+
+
+def _call(step: Step) -> str:
+    call = table()[step.op].show(step)
+    if not step.out:
+        return call
+    return ", ".join(step.out) + (" = " if table()[step.op].results else ", = ") + call
+
+

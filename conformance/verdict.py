@@ -1,0 +1,101 @@
+"""What one program says about one target: run it, compare it with torch CPU, and name the first bad step.
+
+The key insight: a lazy run observes only the end, which is what a user's program does and what lets a device fuse; when
+it is wrong, a second run that observes after each step says where. A failure that only the lazy run shows is a finding
+of its own kind: the steps are right one by one, and wrong together.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from conformance.oracle import Mismatch, compare
+from conformance.program import Program, run
+from conformance.shadow import Shadow, reference
+from conformance.steps.layouts import layout_class
+from conformance.steps.op import dtype_name
+from conformance.target import Target
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What makes two failures the same bug, as far as can be told: the oracle that saw it, the first bad step's op, the
+    layout class and dtype category of what it worked on, and the error's type."""
+
+    oracle: str
+    op: str
+    layout: str = ""
+    error: str = ""
+
+    def __str__(self) -> str:
+        return " / ".join(part for part in (self.oracle, self.op, self.layout, self.error) if part)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The mismatches (none: it passed), the number of the first bad step (None: only the lazy run is wrong), and the
+    kernels that the target ran against the most that it may run (None where it cannot count)."""
+
+    mismatches: tuple[Mismatch, ...] = ()
+    bad_step: int | None = None
+    lazy_only: bool = False
+    kernels: int | None = None
+    allowed: int | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every oracle agreed."""
+        return not self.mismatches
+
+
+def judge(program: Program, target: Target, *, locate: bool = True) -> Verdict:
+    """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure.
+
+    Raises ProgramError when the program has no defined meaning on torch CPU."""
+    count = "kernels" in target.oracles
+    expected = reference(program, count=count)
+    outcome = run(program, target, count=count)
+    actual = outcome.observations[-1]
+    mismatches = compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
+    if actual.error is not None and outcome.failed_step is not None:
+        mismatches = [replace(mismatch, where=f"step {outcome.failed_step}") if mismatch.oracle == "error" else mismatch
+                      for mismatch in mismatches]
+    verdict = Verdict(tuple(mismatches), outcome.failed_step, False, actual.kernels, expected.observation.kernels)
+    if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
+        return verdict
+    bad = first_bad_step(program, target)
+    return replace(verdict, bad_step=bad, lazy_only=bad is None)
+
+
+def first_bad_step(program: Program, target: Target) -> int | None:
+    """The number of the first step after which the target differs from CPU, observing after each; 0 when the inputs
+    already differ, None when no step does."""
+    oracles = target.oracles - {"kernels"}
+    start = program.with_steps(())
+    if compare(reference(start).observation, run(start, target).observations[-1], oracles=oracles, exact=True):
+        return 0
+    observations = run(program, target, eager=True).observations
+    shadow = Shadow(program)
+    for number, (step, actual) in enumerate(zip(program.steps, observations, strict=False), 1):
+        shadow.step(step)
+        if compare(shadow.observe(), actual, oracles=oracles, exact=shadow.exact_names()):
+            return number
+    return None
+
+
+def signature(program: Program, verdict: Verdict) -> Signature:
+    """The group that a failure belongs to."""
+    first = verdict.mismatches[0]
+    error = first.actual if first.oracle == "error" else ""
+    if verdict.bad_step == 0:
+        return Signature(first.oracle, "the move of the inputs", error=error)
+    if verdict.bad_step is None:
+        last = program.steps[-1].op if program.steps else "no step"
+        return Signature(first.oracle, f"{'only together, up to ' if verdict.lazy_only else ''}{last}", error=error)
+    step = program.steps[verdict.bad_step - 1]
+    shadow = Shadow(program)
+    for earlier in program.steps[:verdict.bad_step - 1]:
+        shadow.step(earlier)
+    names = [name for name in step.names() if name in shadow.env]
+    layout = layout_class(shadow.env[names[0]]) if names else ""
+    kind = dtype_name(shadow.env[names[0]].dtype) if names and first.oracle in ("value", "error", "dtype") else ""
+    return Signature(first.oracle, step.op, f"{layout} {kind}".strip(), error)
