@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import matmul, pointwise, random
+from . import conv, matmul, pointwise, random
 
 KERNELS: dict[str, Callable[..., Any]] = {**random.KERNELS}
 
@@ -20,4 +20,4 @@ NOT_DECOMPOSED: frozenset[str] = frozenset({"alias", "copy", "detach", "lift", "
 # Operators whose decomposition is a reference (torch._refs) and is used all the same: it does not recurse.
 REFERENCES: frozenset[str] = frozenset()
 
-__all__ = ["KERNELS", "NOT_DECOMPOSED", "REFERENCES", "matmul", "pointwise", "random"]
+__all__ = ["KERNELS", "NOT_DECOMPOSED", "REFERENCES", "conv", "matmul", "pointwise", "random"]

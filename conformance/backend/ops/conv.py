@@ -1,0 +1,124 @@
+"""Convolutions of any number of spatial dimensions, plain and transposed, and their gradients: one kernel each.
+
+Defines `windows` and `spread`, the two ways in which convolution and pooling walk over an image, and the products made
+of them. The key insight: a transposed convolution is a convolution of the input spread out by the stride with the
+flipped kernel, so gradients are sums over windows too and nothing is ever scattered.
+Must not know strides in memory: they are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, value
+from ..dtypes import opmath
+from ..tensors import cast
+from .matmul import accumulate, stored
+
+Ints = Sequence[int]
+
+
+def windows(
+    x: UOp, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, counts: Ints, fill: float = 0
+) -> UOp:
+    """(..., *sizes) -> (..., *counts, *kernel): the `counts` windows of each of the last dimensions.
+
+    Window o begins at o * stride - padding. What lies outside the input reads as `fill`; input beyond the last window
+    is left out. Padding may be negative.
+    """
+    spatial = x.shape[-len(kernel) :]
+    reach = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in zip(counts, stride, dilation, kernel, strict=True)]
+    around = [(p, r - i - p) for p, r, i in zip(padding, reach, spatial, strict=True)]
+    lead = ((0, 0),) * (x.ndim - len(kernel))
+    return x._pad_constant((*lead, *around), fill)._pool(tuple(kernel), tuple(stride), tuple(dilation))
+
+
+def spread(x: UOp, stride: Ints) -> UOp:
+    """Put stride - 1 zeros between neighbours of each of the last dimensions."""
+    if all(s == 1 for s in stride):
+        return x
+    lead, spatial = x.shape[: -len(stride)], x.shape[-len(stride) :]
+    x = x.reshape((*lead, *(n for i in spatial for n in (i, 1))))
+    x = x.pad(((0, 0),) * len(lead) + tuple(p for s in stride for p in ((0, 0), (0, s - 1))))
+    x = x.reshape((*lead, *(i * s for i, s in zip(spatial, stride, strict=True))))
+    return x.shrink((None,) * len(lead) + tuple((0, (i - 1) * s + 1) for i, s in zip(spatial, stride, strict=True)))
+
+
+def correlate(
+    x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints
+) -> UOp:
+    """x (n, c, *spatial), weight (out, c / groups, *kernel) -> (n, out, *size): a convolution as networks mean it."""
+    n, out, kernel, dims = x.shape[0], weight.shape[0], weight.shape[2:], len(size)
+    patches = windows(x, kernel, stride, padding, dilation, size)
+    patches = patches.reshape((n, groups, 1, weight.shape[1], *size, *kernel))
+    weight = weight.reshape((1, groups, out // groups, weight.shape[1], *[1] * dims, *kernel))
+    summed = (3, *range(4 + dims, 4 + 2 * dims))
+    return (patches * weight).sum(summed, dtype=x.dtype).reshape((n, out, *size))
+
+
+def correlate_transposed(
+    x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints
+) -> UOp:
+    """The adjoint of `correlate`: x (n, in, *spatial), weight (in, c / groups, *kernel) -> (n, c, *size)."""
+    inputs, each, *kernel = weight.shape
+    weight = weight.flip(tuple(range(2, weight.ndim))).reshape((groups, inputs // groups, each, *kernel))
+    weight = weight.transpose(1, 2).reshape((groups * each, inputs // groups, *kernel))
+    before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    return correlate(spread(x, stride), weight, [1] * len(size), before, dilation, groups, size)
+
+
+def weight_gradient(
+    x: UOp, grad: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, kernel: Ints
+) -> UOp:
+    """x (n, c, *spatial), grad (n, out, *size) -> (out, c / groups, *kernel)."""
+    (n, c), (out, *size) = x.shape[:2], grad.shape[1:]
+    dims = len(size)
+    patches = windows(x, kernel, stride, padding, dilation, size)
+    patches = patches.reshape((n, groups, 1, c // groups, *size, *kernel))
+    grad = grad.reshape((n, groups, out // groups, 1, *size, *[1] * dims))
+    summed = (0, *range(4, 4 + dims))
+    return (patches * grad).sum(summed, dtype=x.dtype).reshape((out, c // groups, *kernel))
+
+
+@value("convolution")
+def convolution(
+    ctx: Context, x: UOp, weight: UOp, bias: UOp | None, stride: Ints, padding: Ints, dilation: Ints,
+    transposed: bool, output_padding: Ints, groups: int,
+) -> UOp:  # fmt: skip
+    """Convolution with everything that nn.Conv1d/2d/3d and nn.ConvTranspose1d/2d/3d offer."""
+    dtype, size = accumulate(ctx), ctx.out.size[2:]
+    stride, padding, dilation = (_each(v, len(size)) for v in (stride, padding, dilation))
+    product = correlate_transposed if transposed else correlate
+    made = product(
+        cast(stored(x), dtype), cast(stored(weight), dtype), stride, padding, dilation, groups, size
+    )  # fmt: skip
+    return made if bias is None else made + cast(bias, dtype).reshape((1, -1, *[1] * len(size)))
+
+
+@value("convolution_backward")
+def convolution_backward(
+    ctx: Context, grad: UOp, x: UOp, weight: UOp, bias_sizes: Ints | None, stride: Ints, padding: Ints,
+    dilation: Ints, transposed: bool, output_padding: Ints, groups: int, output_mask: Sequence[bool],
+) -> tuple[UOp | None, ...]:  # fmt: skip
+    """Gradients of the input, the weight and the bias."""
+    dtype = opmath(grad.dtype)
+    stride, padding, dilation = (_each(v, x.ndim - 2) for v in (stride, padding, dilation))
+    grad, x, weight = (cast(stored(v), dtype) for v in (grad, x, weight))
+    walk = (stride, padding, dilation, groups)
+    wanted_input, wanted_weight, wanted_bias = output_mask
+    by_input = by_weight = by_bias = None
+    if wanted_input:
+        by_input = (correlate if transposed else correlate_transposed)(grad, weight, *walk, x.shape[2:])
+    if wanted_weight:
+        image, other = (grad, x) if transposed else (x, grad)
+        by_weight = weight_gradient(image, other, *walk, weight.shape[2:])
+    if wanted_bias:
+        by_bias = grad.sum((0, *range(2, grad.ndim)), dtype=dtype)
+    return by_input, by_weight, by_bias
+
+
+def _each(numbers: Ints, dims: int) -> Ints:
+    """One number for each spatial dimension: torch lets a single one stand for all."""
+    return list(numbers) * dims if len(numbers) == 1 else list(numbers)
