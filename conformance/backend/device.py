@@ -47,6 +47,23 @@ def set_device(device: Any) -> None:
     _current = index
 
 
+class device:  # noqa: N801 - torch's own name for it in every device module
+    """Context manager: within it `device="tiny"` means this index; None and -1 change nothing."""
+
+    def __init__(self, device: Any) -> None:
+        self.index = -1 if device is None else device if isinstance(device, int) else torch.device(device).index or 0
+        self.before = 0
+
+    def __enter__(self) -> device:
+        self.before = _current
+        if self.index >= 0:
+            set_device(self.index)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        set_device(self.before)
+
+
 def synchronize(device: Any = None) -> None:
     """Run everything that was written in place and not yet computed."""
     storage.observe([])
@@ -81,7 +98,7 @@ def _is_in_bad_fork() -> bool:
 def _module() -> ModuleType:
     module = ModuleType("torch.tiny", __doc__)
     public = (
-        device_count, is_available, is_initialized, current_device, set_device, synchronize, manual_seed,
+        device_count, is_available, is_initialized, current_device, set_device, device, synchronize, manual_seed,
         get_rng_state, set_rng_state, get_amp_supported_dtype, _is_in_bad_fork,
     )  # fmt: skip
     for function in public:

@@ -91,6 +91,7 @@ def _map_unreadable(least: int, most: int) -> tuple[int, int]:
 
 ADDRESSES = AddressSpace()
 _cells: weakref.WeakSet[Cell] = weakref.WeakSet()  # every cell with a lazy value: they learn of realizations
+_by_address: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # by data pointer
 _dirty: weakref.WeakSet[Cell] = weakref.WeakSet()  # lazily written in place: realized with the next observation
 
 
@@ -267,13 +268,18 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
     device = torch.device("tiny", index)
     storage: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)  # type: ignore[attr-defined]
     storage._cell = cell = Cell(nbytes, engine.device_name(index), dtype)
+    _by_address[address] = cell
     weakref.finalize(cell, ADDRESSES.release, address, size_class).atexit = False
     return storage
 
 
 def cell_of(tensor: torch.Tensor) -> Cell:
     """The cell of a tiny tensor's storage."""
-    return tensor.untyped_storage()._cell  # type: ignore[attr-defined]
+    store = tensor.untyped_storage()
+    try:
+        return store._cell
+    except AttributeError:
+        return _by_address[store.data_ptr()]  # a storage that torch made of a bare pointer, as when it writes a file
 
 
 def resize(storage: Any, nbytes: int) -> None:
@@ -297,6 +303,7 @@ def resize(storage: Any, nbytes: int) -> None:
     device = torch.device("tiny", index)
     storage._swap_data_ptr_(make(0, device, 0))
     storage._swap_data_ptr_(make(address, device, nbytes))
+    _by_address[address] = cell
 
 
 def unobserved() -> int:
