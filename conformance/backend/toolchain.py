@@ -98,9 +98,8 @@ def ensure_kernel_cache() -> Path:
 
     A home that cannot be written, or none, would stop every kernel. Must run before tinygrad opens a device.
     """
-    default = Path("~/Library/Caches" if sys.platform == "darwin" else "~/.cache").expanduser()
-    wanted = os.environ.get("CACHEDB") or Path(os.environ.get("XDG_CACHE_HOME") or default) / "tinygrad" / "cache.db"
-    path = Path(wanted)
+    usual = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
+    path = Path(os.environ.get("CACHEDB") or Path(os.environ.get("XDG_CACHE_HOME") or usual, "tinygrad", "cache.db"))
     if not _writable(path):
         path = _temporary_folder() / "tinygrad.db"
         os.environ["CACHEDB"] = str(path)
@@ -134,7 +133,7 @@ def _usable(asked: str) -> Iterator[Compiler]:
 
 
 def _zig() -> Path | None:
-    """The executable in the installed ``ziglang`` wheel, found without importing it (its import runs zig)."""
+    """The executable in the installed ``ziglang`` wheel, found without importing it."""
     spec = importlib.util.find_spec("ziglang")
     folders = (spec.submodule_search_locations or []) if spec else []
     return next((Path(folder) / "zig" for folder in folders if (Path(folder) / "zig").exists()), None)
