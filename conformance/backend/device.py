@@ -47,7 +47,7 @@ def set_device(device: Any) -> None:
     _current = index
 
 
-class device:  # noqa: N801 - torch's own name for it in every device module
+class device:
     """Context manager: within it `device="tiny"` means this index; None and -1 change nothing."""
 
     def __init__(self, device: Any) -> None:

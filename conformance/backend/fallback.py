@@ -91,6 +91,20 @@ def _tensors(xs: Any) -> list[torch.Tensor]:
     return found
 
 
+def callable_with_numbers(op: Any, args: Sequence[Any]) -> Any:
+    """The overload itself, or its packet where a number stands in a tensor's place.
+
+    torch hands a wrapped number (the 2 in `x % 2`) to Python kernels as the number, and most overloads do not take it
+    back; the packet finds the scalar overload, which promotes the same way.
+    """
+    schema = op._schema.arguments
+    number = any(
+        isinstance(x, (bool, int, float, complex)) and "Tensor" in str(a.type)
+        for a, x in zip(schema, args, strict=False)
+    )
+    return op.overloadpacket if number else op
+
+
 def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `op` on the CPU, counted by name; raises FallbackError inside `no_fallback`."""
     count_fallback(str(op))
@@ -100,7 +114,9 @@ def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `op` on the CPU with its arguments' storages, and carry results and changes back to the device."""
     call = _Call(args, kwargs)
-    result = op(*call.to_cpu(tuple(args)), **{k: call.to_cpu(v) for k, v in kwargs.items()})
+    result = callable_with_numbers(op, args)(
+        *call.to_cpu(tuple(args)), **{k: call.to_cpu(v) for k, v in kwargs.items()}
+    )
     schema = op._schema.arguments
     given = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
     written = [x for a, x in zip(schema, given, strict=False) if a.alias_info is not None and a.alias_info.is_write]

@@ -1,0 +1,158 @@
+"""How many kernels and copies the tiny device needs: 13 fusion workloads, and loops of setitem.
+
+The peer is tinygrad's own torch backend (`extra/torch_backend` at commit a9069c177a), measured on the same workloads:
+119 in all, copies in and random numbers counted. Each workload here is counted the same way: inputs moved to the
+device, computed, and one result brought back.
+
+Usage: ``python benchmarks/kernel_counts.py``; counts are exact, not timings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from conformance import backend
+
+Workload = Callable[[], torch.Tensor]
+
+
+def on_tiny(*size: int) -> torch.Tensor:
+    """Random numbers moved to the device, as a program's inputs are."""
+    return torch.randn(*size).to("tiny")
+
+
+def elementwise_chain() -> torch.Tensor:
+    """((x * 2 + 1).relu() - 3).exp()"""
+    return ((on_tiny(64, 64) * 2 + 1).relu() - 3).exp()
+
+
+def conv_relu() -> torch.Tensor:
+    """conv2d, relu"""
+    return nn.functional.conv2d(on_tiny(1, 3, 16, 16), on_tiny(8, 3, 3, 3), on_tiny(8)).relu()
+
+
+def conv_bn_relu() -> torch.Tensor:
+    """conv2d, batch_norm in eval mode, relu"""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval().to("tiny")
+    with torch.no_grad():
+        return net(on_tiny(1, 3, 16, 16))
+
+
+def mul_sum() -> torch.Tensor:
+    """(a * b).sum()"""
+    return (on_tiny(64, 64) * on_tiny(64, 64)).sum()
+
+
+def matmul_add_relu() -> torch.Tensor:
+    """(a @ b + c).relu()"""
+    return (on_tiny(32, 32) @ on_tiny(32, 32) + on_tiny(32)).relu()
+
+
+def max_pool() -> torch.Tensor:
+    """max_pool2d"""
+    return nn.functional.max_pool2d(on_tiny(1, 4, 16, 16), 2)
+
+
+def residual_relu() -> torch.Tensor:
+    """(x + conv2d(x)).relu()"""
+    x = on_tiny(1, 8, 8, 8)
+    return (x + nn.functional.conv2d(x, on_tiny(8, 8, 3, 3), padding=1)).relu()
+
+
+def inplace_add_relu() -> torch.Tensor:
+    """x += y; x.relu_()"""
+    x = on_tiny(64, 64)
+    x += on_tiny(64, 64)
+    return x.relu_()
+
+
+def conv_bn_add_relu() -> torch.Tensor:
+    """relu(batch_norm(conv2d(x)) + x), eval mode"""
+    conv, norm = nn.Conv2d(8, 8, 3, padding=1).to("tiny"), nn.BatchNorm2d(8).eval().to("tiny")
+    x = on_tiny(1, 8, 8, 8)
+    with torch.no_grad():
+        return (norm(conv(x)) + x).relu()
+
+
+def two_inplace_relu() -> torch.Tensor:
+    """x.add_(1).mul_(2).relu()"""
+    return on_tiny(64, 64).add_(1).mul_(2).relu()
+
+
+def inplace_on_view() -> torch.Tensor:
+    """x[1:3] *= 2, then x + 1"""
+    x = on_tiny(8, 8)
+    x[1:3] *= 2
+    return x + 1
+
+
+def batch_norm_statistics() -> torch.Tensor:
+    """batch_norm in training mode, running statistics kept"""
+    norm = nn.BatchNorm2d(8).to("tiny").train()
+    with torch.no_grad():
+        return norm(on_tiny(4, 8, 8, 8))
+
+
+def adam_step() -> torch.Tensor:
+    """One Adam step of a small CNN: forward, backward, step; the loss is read."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 3)).to("tiny")
+    optimizer = torch.optim.Adam(net.parameters())
+    loss = nn.functional.cross_entropy(net(on_tiny(2, 1, 8, 8)), torch.tensor([0, 2]).to("tiny"))
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+# Each with the peer's count.
+WORKLOADS: dict[Workload, int] = {
+    elementwise_chain: 6, conv_relu: 7, conv_bn_relu: 11, mul_sum: 6, matmul_add_relu: 8, max_pool: 6,
+    residual_relu: 8, inplace_add_relu: 8, conv_bn_add_relu: 13, two_inplace_relu: 5, inplace_on_view: 7,
+    batch_norm_statistics: 9, adam_step: 25,
+}  # fmt: skip
+
+
+def count(workload: Workload) -> dict[str, int]:
+    """Kernels and copies of one run, result brought to the CPU."""
+    torch.manual_seed(0)
+    backend.reset_stats()
+    workload().cpu()
+    stats = backend.stats()
+    return {**{k: stats[k] for k in ("kernels", "copies_in", "copies_out")}, "fallback": sum(stats["fallback"].values())}
+
+
+def setitem_loop(n: int) -> torch.Tensor:
+    """`for i in range(n): a[i] = i` with a view alive"""
+    a = torch.zeros(n, device="tiny")
+    view = a.view(2, -1)
+    for i in range(n):
+        a[i] = i
+    return view
+
+
+def main() -> None:
+    """Print the two tables."""
+    console = Console()
+    table = Table("workload", "kernels", "copies in", "copies out", "CPU fallbacks", "all", "peer", title="Fusion")
+    total = [0] * 5
+    for workload, peer in WORKLOADS.items():
+        c = count(workload)
+        row = [c["kernels"], c["copies_in"], c["copies_out"], c["fallback"]]
+        row.append(sum(row[:3]))
+        total = [a + b for a, b in zip(total, row, strict=True)]
+        table.add_row(workload.__name__, *map(str, row), str(peer))
+    table.add_row("sum", *map(str, total), str(sum(WORKLOADS.values())))
+    console.print(table)
+    loops = Table("n", "kernels", "copies in", "copies out", title="for i in range(n): a[i] = i")
+    for n in (10, 100, 1000, 10000):
+        c = count(lambda n=n: setitem_loop(n))  # type: ignore[misc]
+        loops.add_row(str(n), str(c["kernels"]), str(c["copies_in"]), str(c["copies_out"]))
+    console.print(loops)
+
+
+if __name__ == "__main__":
+    main()
