@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import conv, matmul, pointwise, random
+from . import conv, dynamic, factory, indexing, matmul, pointwise, random, scatter, shape
 
-KERNELS: dict[str, Callable[..., Any]] = {**random.KERNELS}
+KERNELS: dict[str, Callable[..., Any]] = {**dynamic.KERNELS, **factory.KERNELS, **random.KERNELS}
 
 # Operators whose torch decomposition is not used: it calls back into the operator, or costs more than the fallback.
 NOT_DECOMPOSED: frozenset[str] = frozenset({"alias", "copy", "detach", "lift", "lift_fresh"})
@@ -20,4 +20,17 @@ NOT_DECOMPOSED: frozenset[str] = frozenset({"alias", "copy", "detach", "lift", "
 # Operators whose decomposition is a reference (torch._refs) and is used all the same: it does not recurse.
 REFERENCES: frozenset[str] = frozenset()
 
-__all__ = ["KERNELS", "NOT_DECOMPOSED", "REFERENCES", "conv", "matmul", "pointwise", "random"]
+__all__ = [
+    "KERNELS",
+    "NOT_DECOMPOSED",
+    "REFERENCES",
+    "conv",
+    "dynamic",
+    "factory",
+    "indexing",
+    "matmul",
+    "pointwise",
+    "random",
+    "scatter",
+    "shape",
+]

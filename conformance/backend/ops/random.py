@@ -14,6 +14,7 @@ from .. import transfer
 from ..fallback import upload
 from ..stats import STATS
 from ..tensors import check_writable
+from .dynamic import hosted
 
 aten = torch.ops.aten
 
@@ -47,6 +48,14 @@ INPLACE = ("uniform_", "normal_", "random_", "random_.from", "random_.to", "expo
 NEW = ("randperm", "randperm.generator")
 
 
+# Drawn on the CPU from the arguments' own values and layout.
+HOSTED = ("bernoulli", "bernoulli.out", "bernoulli.p", "bernoulli_.Tensor", "multinomial", "multinomial.out", "poisson",
+          "binomial", "normal.Tensor_float", "normal.Tensor_float_out", "normal.float_Tensor",
+          "normal.float_Tensor_out", "normal.Tensor_Tensor", "normal.Tensor_Tensor_out", "_standard_gamma",
+          "_sample_dirichlet", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_",
+          "rrelu_with_noise.out")  # fmt: skip
+
+
 def _find(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
@@ -55,4 +64,5 @@ def _find(name: str) -> Any:
 KERNELS: dict[str, Callable[..., Any]] = {
     **{name: _drawn_inplace(_find(name)) for name in INPLACE},
     **{name: _drawn_new(_find(name)) for name in NEW},
+    **{name: hosted(name) for name in HOSTED},
 }

@@ -1,0 +1,53 @@
+"""Index tensors on the host: reading them, and the errors for an index that is out of range.
+
+The key insight: an index that tinygrad's own bounds prove right costs nothing; any other is looked at. Index tensors
+mostly come from the host or end a reduction (argmax, topk, sort), so realizing them seldom adds a kernel, and a wrong
+one raises at the call, with the CPU's own error, instead of reading some other element.
+Must not know operators: the CPU's kernel raises for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from .. import fallback, storage, transfer
+from ..dispatch import Context
+from ..tensors import is_tiny, read
+
+
+def look(t: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
+    if not is_tiny(t):
+        return t
+    cell = storage.cell_of(t)
+    storage.observe([cell], dirty=False)
+    return transfer.on_host(t, transfer.host_bytes(cell))
+
+
+def checked(ctx: Context, index: torch.Tensor, low: int, high: int) -> UOp:
+    """The value of an integer tensor whose elements lie in [low, high); raises the CPU's error where one does not."""
+    value = read(index)
+    if not index.numel() or (value.vmin >= low and value.vmax < high):
+        return value
+    check(ctx, look(index), low, high)
+    return read(index)  # what the look has realized
+
+
+def check(ctx: Context, host: torch.Tensor, low: int, high: int, **kwargs: Any) -> None:
+    """Raise the CPU's error where an element of a host tensor lies outside [low, high).
+
+    `kwargs` are keyword-only arguments without which the CPU's kernel cannot be called.
+    """
+    if host.numel():
+        least, most = torch.aminmax(host)
+        if least < low or most >= high:
+            raise_as_cpu(ctx, **kwargs)
+
+
+def raise_as_cpu(ctx: Context, **kwargs: Any) -> NoReturn:
+    """Run the functional operator on the CPU for its error; IndexError where the CPU raises none."""
+    fallback.run_on_cpu(ctx.op, ctx.args, kwargs)
+    raise IndexError(f"{ctx.op}: index out of range")

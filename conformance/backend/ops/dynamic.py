@@ -1,0 +1,134 @@
+"""Operators whose result's shape depends on values: masks as indices, nonzero, masked_select, unique and their kin.
+
+The key insight: a shape is needed at the call, so something must be looked at now. For a mask that is the mask alone:
+it becomes integer indices on the host, and the elements that it chooses stay on the device. Where all values decide
+(unique, bincount) the CPU computes, by design; that is no fallback, since any device has to synchronize here.
+Must not know how integer indices are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import fallback
+from ..dispatch import ROWS, Overload, find
+from ..stats import STATS
+from ..tensors import is_tiny
+from . import indexing, scatter  # noqa: F401 - their rows are looked up below
+from .bounds import look
+
+MASKS = (torch.bool, torch.uint8)
+
+
+def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Indices with each mask replaced by one integer index a dimension, all on the device; raises torch's errors."""
+    found: list[torch.Tensor | None] = []
+    for i in indices:
+        if i is None or i.dtype not in MASKS:
+            found.append(i if i is None or is_tiny(i) else i.to(self.device))
+            continue
+        for d, size in enumerate(i.shape):
+            if len(found) + d >= self.dim() or size != self.shape[len(found) + d]:
+                raise IndexError(
+                    f"The shape of the mask {list(i.shape)} at index {d} does not match the shape of the indexed "
+                    f"tensor {list(self.shape)} at index {len(found) + d}"
+                )
+        found.extend(fallback.upload(place, self.device.index or 0) for place in look(i).nonzero(as_tuple=True))
+    return found
+
+
+def _accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
+    """A kernel of an indexing operator which takes masks too."""
+    base, op = find(functional), find(overload)
+    assert base is not None and op is not None
+    kernel = Overload(op, base, ROWS[functional]).kernel
+
+    def call(self: torch.Tensor, indices: Sequence[torch.Tensor | None], *args: Any, **kwargs: Any) -> Any:
+        return kernel(self, _integers(self, indices), *args, **kwargs)
+
+    return call
+
+
+def _is_fill(self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> bool:
+    """Whether an index_put writes one element wherever a single mask holds: then nobody need look at the mask."""
+    mask = indices[0] if len(indices) == 1 else None
+    return (
+        mask is not None and mask.dtype is torch.bool and is_tiny(mask) and 0 < mask.dim() <= self.dim()
+        and values.numel() == 1 and values.dim() <= 1 and values.dtype == self.dtype
+        and mask.shape == self.shape[: mask.dim()]
+    )  # fmt: skip
+
+
+def _put_accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
+    kernel = _accepting_masks(functional, overload)
+    fill = torch.ops.aten.masked_fill_.Tensor if overload.endswith("_") else torch.ops.aten.masked_fill.Tensor
+
+    def call(
+        self: torch.Tensor,
+        indices: Sequence[torch.Tensor | None],
+        values: torch.Tensor,
+        accumulate: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if not accumulate and "out" not in kwargs and _is_fill(self, indices, values):
+            mask = indices[0]
+            assert mask is not None
+            shape = (*mask.shape, *[1] * (self.dim() - mask.dim()))
+            return fill(self, mask.view(shape) if mask.is_contiguous() else mask.reshape(shape), values.reshape(()))
+        if not is_tiny(values) and values.dim() and values.numel() == 1:
+            values = values.reshape(())
+        return kernel(self, indices, values, accumulate, *args, **kwargs)
+
+    return call
+
+
+def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """aten::masked_select: the elements where the mask holds, in row-major order."""
+    STATS.native["aten.masked_select.default"] += 1
+    if mask.dtype is not torch.bool:
+        raise RuntimeError("masked_select: expected BoolTensor for mask")
+    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    place = look(mask).expand(shape).reshape(-1).nonzero().reshape(-1)
+    return torch.take(self.expand(shape), fallback.upload(place, self.device.index or 0))
+
+
+def masked_select_out(self: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """aten::masked_select.out."""
+    chosen = masked_select(self, mask)
+    if out.shape != chosen.shape:
+        out.resize_(chosen.shape)
+    return out.copy_(chosen)
+
+
+def hosted(name: str) -> Callable[..., Any]:
+    """A kernel that runs on the CPU by design."""
+    op = find(name)
+    text = str(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        STATS.native[text] += 1
+        return fallback.run_on_cpu(op, args, kwargs)
+
+    return kernel
+
+
+HOSTED = ("nonzero", "nonzero.out", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+          "repeat_interleave.Tensor")  # fmt: skip
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    **{name: hosted(name) for name in HOSTED},
+    "index.Tensor": _accepting_masks("index.Tensor", "index.Tensor"),
+    "index.Tensor_out": _accepting_masks("index.Tensor", "index.Tensor_out"),
+    "_unsafe_index.Tensor": _accepting_masks("_unsafe_index.Tensor", "_unsafe_index.Tensor"),
+    "index_put": _put_accepting_masks("index_put.default", "index_put"),
+    "index_put_": _put_accepting_masks("index_put.default", "index_put_"),
+    "index_put.out": _put_accepting_masks("index_put.default", "index_put.out"),
+    "_unsafe_index_put": _put_accepting_masks("_unsafe_index_put.default", "_unsafe_index_put"),
+    "_index_put_impl_": _put_accepting_masks("_index_put_impl.default", "_index_put_impl_"),
+    "masked_select": masked_select,
+    "masked_select.out": masked_select_out,
+}

@@ -1,0 +1,97 @@
+"""Tensors from numbers: arange, linspace, logspace, eye, each value a formula of its place.
+
+The key insight: these have no tensor argument to find the device by and torch calls most of them through their out=
+overload, so each is a formula of the position written into `out`.
+Must not know devices: `out` says where.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from .. import fallback
+from ..dispatch import find, specs
+from ..dtypes import COMPUTED, opmath
+from ..stats import STATS
+from ..tensors import assign, check_writable, constant
+
+Formula = Callable[..., UOp]
+
+
+def into_out(name: str, formula: Formula) -> Callable[..., Any]:
+    """A kernel for an out= overload: the meta kernel checks and sizes, `formula(size, dtype, *args)` gives values."""
+    op = find(name)
+    text = str(op)
+
+    def kernel(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if out.dtype not in COMPUTED:
+            return fallback.on_cpu(op, args, {**kwargs, "out": out})
+        STATS.native[text] += 1
+        _, (sized,) = specs(op, args, {**kwargs, "out": out})
+        if tuple(out.shape) != sized.size:
+            torch.ops.aten.resize_.default(out, sized.size)
+        if out.numel():
+            check_writable(out)
+            assign(out, formula(sized.size, COMPUTED[out.dtype], *args, **kwargs))
+        return out
+
+    return kernel
+
+
+def _wide(dtype: DType) -> DType:
+    return dtypes.int64 if dtypes.is_int(dtype) else dtypes.float64
+
+
+def arange(size: tuple[int, ...], dtype: DType, start: float, end: float | None = None, step: float = 1) -> UOp:
+    """start + i * step, computed as CPU does: in int64 for integers, in double for floats."""
+    if end is None:
+        start = 0
+    wide = _wide(dtype)
+    return UOp.arange(size[0]).cast(wide) * constant(step, wide) + constant(start, wide)
+
+
+def linspace(
+    size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, wide: DType | None = None
+) -> UOp:
+    """Even steps, counted from the nearer end as CPU does (RangeFactoriesKernel.cpp), so that both ends are exact."""
+    if steps == 1:
+        return constant(start, dtype).expand(size)
+    wide = wide or (dtypes.float64 if dtypes.is_int(dtype) else opmath(dtype))
+    if dtypes.is_int(dtype):
+        start, end = int(start), int(end)
+    step = constant((end - start) / (steps - 1), wide)
+    i = UOp.arange(steps).cast(wide)
+    rising = constant(start, wide) + i * step
+    falling = constant(end, wide) - (constant(steps - 1, wide) - i) * step
+    return (UOp.arange(steps) < steps // 2).where(rising, falling)
+
+
+def logspace(size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, base: float = 10.0) -> UOp:
+    """base to the power of even steps."""
+    if steps == 1:
+        return constant(math.pow(base, start), dtype).expand(size)
+    wide = dtypes.float64
+    return constant(base, wide).pow(linspace(size, dtypes.float64, start, end, steps, wide))
+
+
+def eye(size: tuple[int, ...], dtype: DType, *_: Any) -> UOp:
+    """Ones on the diagonal."""
+    rows, columns = size
+    return UOp.arange(rows).reshape((rows, 1)).eq(UOp.arange(columns).reshape((1, columns)))
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "arange.out": into_out("arange.out", arange),
+    "arange.start_out": into_out("arange.start_out", arange),
+    "range.out": into_out("range.out", arange),
+    "linspace.out": into_out("linspace.out", linspace),
+    "logspace.out": into_out("logspace.out", logspace),
+    "eye.out": into_out("eye.out", eye),
+    "eye.m_out": into_out("eye.m_out", eye),
+}

@@ -1,0 +1,322 @@
+"""Writing by index: scatter, index_put, index_add, embedding's gradient and their relatives, as gathers.
+
+Defines `placed` (the last write wins) and `combined` (sum, product, mean, largest, smallest).
+
+The key insight: a scatter is a gather through the inverse of its index, and the index is on the host already, where
+it was checked (see `bounds`). So the host inverts it, in time O(n + k) for k writes to n places, and the device reads:
+no comparison of all places with all writes, no atomics, the same result every time. Repeated places become rows of a
+table of writes, at most WIDTH wide; longer rows are combined in several rounds.
+Must not know how operators name their arguments beyond the table at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, value
+from ..dtypes import opmath
+from ..tensors import cast, constant
+from .bounds import check, look
+from .indexing import adjacent, elements, indexed_dims, lines
+
+WIDTH = 32  # writes to one place that are combined in one round
+
+
+def _read_or(flat: UOp, table: UOp, otherwise: UOp) -> UOp:
+    """Rows `flat[table]`, and `otherwise` where the table says -1."""
+    none = (table < 0).reshape(table.shape + (1,) * (flat.ndim - 1))
+    picked = elements(flat, (table < 0).where(0, table))
+    return none.expand(picked.shape).where(otherwise, picked)
+
+
+def placed(ctx: Context, base: UOp, place: np.ndarray, source: UOp) -> UOp:
+    """`base` (n, ...) after base[place[i]] = source[i] for each i in order: the last write to a place wins."""
+    table = np.full(base.shape[0], -1, dtype=np.int32)
+    table[place] = np.arange(len(place), dtype=np.int32)  # NumPy keeps the last of repeated indices
+    return _read_or(source, ctx.data(table), base)
+
+
+def _sum(x: UOp) -> UOp:
+    return x.sum(1, dtype=x.dtype)
+
+
+def _extreme(x: UOp, largest: bool) -> UOp:
+    """The largest or smallest of each row; nan if any is nan, as on CPU."""
+    found = x.max(1) if largest else x.min(1)
+    if not dtypes.is_float(x.dtype):
+        return found
+    return (x != x).cast(dtypes.int32).sum(1).cast(dtypes.bool).where(math.nan, found)
+
+
+def _least(dtype: Any) -> float | int | bool:
+    return -math.inf if dtypes.is_float(dtype) else dtype.min
+
+
+def _most(dtype: Any) -> float | int | bool:
+    return math.inf if dtypes.is_float(dtype) else dtype.max
+
+
+# How writes to one place combine: (identity of a dtype, reduction over dimension 1, combination with what was there).
+REDUCTIONS: dict[str, tuple[Any, Any, Any]] = {
+    "sum": (lambda dtype: 0, _sum, lambda a, b: a + b),
+    "prod": (lambda dtype: 1, lambda x: x.prod(1, dtype=x.dtype), lambda a, b: a * b),
+    "amax": (_least, lambda x: _extreme(x, True), lambda a, b: _extreme(a.stack(b, dim=1), True)),
+    "amin": (_most, lambda x: _extreme(x, False), lambda a, b: _extreme(a.stack(b, dim=1), False)),
+}
+REDUCTIONS["mean"] = REDUCTIONS["sum"]
+ALIASES = {"add": "sum", "multiply": "prod"}
+
+
+def _rows(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(table, places): row i lists the writes to places[i] in order, -1 behind them; a place may have several rows.
+
+    Widths and row counts are rounded up to powers of two, so that another index needs the same kernels.
+    """
+    order = np.argsort(place, kind="stable")
+    ordered = place[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    counts = np.diff(np.r_[starts, len(ordered)])
+    width = min(WIDTH, 1 << int(counts.max() - 1).bit_length())
+    within = np.arange(len(ordered)) - np.repeat(starts, counts)
+    rows_of = -(-counts // width)
+    first_row = np.cumsum(rows_of) - rows_of
+    row = np.repeat(first_row, counts) + within // width
+    total = int(rows_of.sum())
+    table = np.full((1 << (total - 1).bit_length(), width), -1, dtype=np.int32)
+    table[row, within % width] = order
+    return table, np.repeat(ordered[starts], rows_of)
+
+
+def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: str, include_self: bool = True) -> UOp:
+    """`base` (n, ...) with all source[i] of one place combined there, and with what was there if `include_self`."""
+    if not len(place):
+        return base
+    dtype = base.dtype
+    if dtype is dtypes.bool:  # CPU adds booleans as "or", multiplies them as "and"
+        if reduce == "mean":
+            reduce = "sum"
+        wide = combined(ctx, base.cast(dtypes.int32), place, source.cast(dtypes.int32), reduce, include_self)
+        return wide != 0
+    identity, reduction, combination = REDUCTIONS[reduce]
+    work = opmath(dtype)
+    neutral = constant(identity(work), work)
+    values, places = cast(source, work), place
+    while True:
+        table, rows = _rows(places)
+        if table.shape[1] == 1:
+            break
+        values, places = reduction(_read_or(values, ctx.data(table), neutral)), rows
+    last = np.full(base.shape[0], -1, dtype=np.int32)
+    last[places] = np.arange(len(places), dtype=np.int32)
+    where_from = ctx.data(last)
+    written = (where_from >= 0).reshape(where_from.shape + (1,) * (base.ndim - 1)).expand(base.shape)
+    result = _read_or(values, where_from, neutral)
+    if include_self:
+        result = combination(cast(base, work), result)
+    if reduce == "mean":
+        counts = np.bincount(place, minlength=base.shape[0]) + include_self
+        divisor = ctx.data(np.maximum(counts, 1)).reshape(where_from.shape + (1,) * (base.ndim - 1)).cast(work)
+        result = _floor_divided(result, divisor) if dtypes.is_int(work) else result / divisor
+    return written.where(cast(result, dtype), base)
+
+
+def _floor_divided(a: UOp, b: UOp) -> UOp:
+    quotient = a.idiv(b)
+    if dtypes.is_unsigned(a.dtype):
+        return quotient
+    return ((a < 0) & (quotient * b != a)).where(quotient - 1, quotient)
+
+
+def _integers(ctx: Context, index: torch.Tensor, low: int, high: int, **kwargs: Any) -> np.ndarray:
+    """An index tensor on the host as int64, checked, negative ones counted from the end."""
+    host = look(index).to(torch.int64)
+    check(ctx, host, low, high, **kwargs)
+    array = host.numpy()
+    return np.where(array < 0, array + high, array) if low < 0 else array
+
+
+def _scatter(
+    ctx: Context, self: UOp, dim: int, source: UOp | float, reduce: str | None, include_self: bool = True
+) -> UOp:
+    index = ctx.args[2]
+    size = ctx.out.size
+    if not index.numel():
+        return self
+    shape = size or (1,)
+    dim %= len(shape)
+    needed = {"reduce": reduce} if reduce in ALIASES else {}  # keyword-only in the overloads with these names
+    host = _integers(ctx, index, 0, shape[dim], **needed).reshape(tuple(index.shape) or (1,))
+    place = np.zeros((), dtype=np.int64)
+    for d, s in enumerate(shape):
+        own = np.arange(host.shape[d]).reshape((-1,) + (1,) * (len(shape) - d - 1))
+        place = place * s + (host if d == dim else own)
+    place = np.broadcast_to(place, host.shape).reshape(-1)
+    if isinstance(source, UOp):
+        source = source.reshape(source.shape or (1,)).shrink(tuple((0, n) for n in host.shape))
+        source = cast(source, self.dtype).reshape((len(place),))
+    else:
+        source = constant(source, self.dtype).expand((len(place),))
+    flat = self.reshape((math.prod(size),))
+    if reduce is None:
+        return placed(ctx, flat, place, source).reshape(size)
+    return combined(ctx, flat, place, source, ALIASES.get(reduce, reduce), include_self).reshape(size)
+
+
+@value("scatter.src", "scatter.value")
+def scatter(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp | float) -> UOp:
+    """self[..., index[...], ...] = source[...] along one dimension."""
+    return _scatter(ctx, self, dim, source, None)
+
+
+@value("scatter.reduce", "scatter.value_reduce")
+def scatter_with_reduce(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp | float, *, reduce: str) -> UOp:
+    """Scatter that adds to, or multiplies, what is there."""
+    return _scatter(ctx, self, dim, source, reduce)
+
+
+@value("scatter_add")
+def scatter_add(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp) -> UOp:
+    """self[..., index[...], ...] += source[...] along one dimension."""
+    return _scatter(ctx, self, dim, source, "sum")
+
+
+@value("scatter_reduce.two")
+def scatter_reduce(
+    ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, reduce: str, *, include_self: bool = True
+) -> UOp:
+    """Scatter that combines by `reduce`."""
+    return _scatter(ctx, self, dim, source, reduce, include_self)
+
+
+def _by_line(ctx: Context, self: UOp, dim: int, source: UOp, reduce: str | None, include_self: bool = True) -> UOp:
+    """Whole slices along one dimension written or combined at the places of a 1-d index."""
+    index = ctx.args[2]
+    if not index.numel():
+        return self
+    base = self.reshape(self.shape or (1,))
+    dim %= base.ndim
+    place = _integers(ctx, index, 0, base.shape[dim]).reshape(-1)
+    shape = tuple(len(place) if d == dim else s for d, s in enumerate(base.shape))
+    source = cast(source, self.dtype)
+    source = source.reshape(shape) if source.ndim else source.expand(shape)
+    base, source = lines(base, dim), lines(source, dim)
+    if reduce is None:
+        result = placed(ctx, base, place, source)
+    else:
+        result = combined(ctx, base, place, source, reduce, include_self)
+    return result.permute((*range(1, dim + 1), 0, *range(dim + 1, base.ndim))).reshape(self.shape)
+
+
+@value("index_copy")
+def index_copy(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp) -> UOp:
+    """Slices replaced."""
+    return _by_line(ctx, self, dim, source, None)
+
+
+@value("index_add", keep_floats=False)
+def index_add(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, *, alpha: float = 1) -> UOp:
+    """Slices added, times alpha."""
+    if alpha != 1:
+        work = opmath(self.dtype)
+        source = cast(source, work) * constant(alpha, work)
+    return _by_line(ctx, self, dim, source, "sum")
+
+
+@value("index_reduce")
+def index_reduce(
+    ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, reduce: str, *, include_self: bool = True
+) -> UOp:
+    """Slices combined by `reduce`."""
+    return _by_line(ctx, self, dim, source, reduce, include_self)
+
+
+@value("index_fill.int_Scalar", "index_fill.int_Tensor", keep_floats=False)
+def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | float) -> UOp:
+    """Slices filled with one number; negative indices count from the end."""
+    base = self.reshape(self.shape or (1,))
+    dim %= base.ndim
+    if not ctx.args[2].numel():
+        return self
+    chosen = np.zeros(base.shape[dim], dtype=np.bool_)
+    chosen[_integers(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape(-1)] = True
+    mask = ctx.data(chosen).reshape(tuple(s if d == dim else 1 for d, s in enumerate(base.shape))).expand(base.shape)
+    fill = cast(number, self.dtype) if isinstance(number, UOp) else constant(number, self.dtype)
+    return mask.where(fill, base).reshape(self.shape)
+
+
+@value("put")
+def put(ctx: Context, self: UOp, index: UOp, source: UOp, accumulate: bool = False) -> UOp:
+    """Elements of the flattened tensor written, or added to; negative indices count from the end."""
+    count = math.prod(self.shape)
+    place = _integers(ctx, ctx.args[1], -count, count).reshape(-1)
+    if not len(place):
+        return self
+    flat, source = self.reshape((count,)), cast(source, self.dtype).reshape((len(place),))
+    write = combined(ctx, flat, place, source, "sum") if accumulate else placed(ctx, flat, place, source)
+    return write.reshape(self.shape)
+
+
+@value("index_put", "_unsafe_index_put", "_index_put_impl")
+def index_put(
+    ctx: Context, self: UOp, indices: Sequence[Any], values: UOp, accumulate: bool = False, unsafe: bool = False
+) -> UOp:
+    """self[indices] = values, or += with `accumulate`; integer indices, None where a dimension is taken whole."""
+    dims = indexed_dims(indices)
+    if not dims:
+        values = cast(values, self.dtype).expand(self.shape)
+        return self + values if accumulate else values
+    rest = [d for d in range(self.ndim) if d not in dims]
+    place = np.zeros((), dtype=np.int64)
+    for d in dims:
+        place = place * self.shape[d] + _integers(ctx, ctx.args[1][d], -self.shape[d], self.shape[d])
+    if not place.size:
+        return self
+    inner = tuple(self.shape[d] for d in rest)
+    first = dims[0] if adjacent(dims) else 0
+    values = cast(values, self.dtype).expand((*inner[:first], *place.shape, *inner[first:]))
+    values = values.permute((*range(first, first + place.ndim), *range(first), *range(first + place.ndim, values.ndim)))
+    order = (*dims, *rest)
+    base = self.permute(order).reshape((math.prod(self.shape[d] for d in dims), *inner))
+    values, flat = values.reshape((place.size, *inner)), place.reshape(-1)
+    write = combined(ctx, base, flat, values, "sum") if accumulate else placed(ctx, base, flat, values)
+    back = tuple(order.index(d) for d in range(self.ndim))
+    return write.reshape(tuple(self.shape[d] for d in order)).permute(back)
+
+
+@value("masked_scatter")
+def masked_scatter(ctx: Context, self: UOp, mask: UOp, source: UOp) -> UOp:
+    """Elements of the source, in order, where the mask holds."""
+    size = ctx.out.size
+    chosen = np.broadcast_to(look(ctx.args[1]).to(torch.bool).numpy(), size).reshape(-1)
+    place = np.flatnonzero(chosen)
+    supply = math.prod(source.shape)
+    if len(place) > supply:
+        raise RuntimeError("Number of elements of source < number of ones in mask")
+    flat = self.expand(size).reshape((len(chosen),))
+    if not len(place):
+        return flat.reshape(size)
+    return placed(ctx, flat, place, cast(source, self.dtype).reshape((supply,))).reshape(size)
+
+
+@value("embedding_dense_backward")
+def embedding_dense_backward(
+    ctx: Context, grad_output: UOp, indices: UOp, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> UOp:
+    """The gradient of embedding's weight: rows of the gradient summed by index, those of `padding_idx` left out."""
+    place = _integers(ctx, ctx.args[1], 0, num_weights).reshape(-1)
+    width = ctx.out.size[1]
+    rows = cast(grad_output, opmath(grad_output.dtype)).reshape((len(place), width))
+    if scale_grad_by_freq:
+        rows = rows / ctx.data(np.bincount(place)[place].astype(np.float32)).reshape((len(place), 1))
+    kept = place != padding_idx
+    if not kept.all():
+        rows = elements(rows, ctx.data(np.flatnonzero(kept))) if kept.any() else rows
+        place = place[kept]
+    return combined(ctx, UOp.const(0, rows.dtype).expand((num_weights, width)), place, rows, "sum")

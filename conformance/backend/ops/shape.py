@@ -1,0 +1,145 @@
+"""Copies that only move elements: cat, flip, roll, triangles, padding.
+
+The key insight: each is a movement of lazy values, so none needs a kernel of its own. Elements are chosen by `where`,
+never summed with zeros: -0.0 and every nan keep their bits.
+Must not know strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, value
+from ..dtypes import element
+from ..tensors import cast, constant
+
+
+def joined(parts: Sequence[UOp], dim: int) -> UOp:
+    """Values joined along one dimension; a balanced tree of choices, so that many parts do not make a deep graph."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(p.shape == parts[0].shape for p in parts):
+        together = parts[0].stack(*parts[1:], dim=dim)
+        return together.reshape((*parts[0].shape[:dim], len(parts) * parts[0].shape[dim], *parts[0].shape[dim + 1 :]))
+    middle = len(parts) // 2
+    low, high = joined(parts[:middle], dim), joined(parts[middle:], dim)
+    before, after = low.shape[dim], high.shape[dim]
+    around = [(0, 0)] * low.ndim
+    around[dim] = (0, after)
+    inside = UOp.const(True, dtypes.bool).expand(low.shape).pad(tuple(around))
+    left = low.pad(tuple(around))
+    around[dim] = (before, 0)
+    return inside.where(left, high.pad(tuple(around)))
+
+
+@value("cat", takes_complex=True)
+def cat(ctx: Context, tensors: Sequence[UOp], dim: int = 0) -> UOp:
+    """Tensors one after the other; empty 1-d ones are left out, whatever the others' shape (a legacy rule of torch)."""
+    real, parts = element(ctx.out.dtype)
+    rank = len(ctx.out.size)
+    kept = []
+    for t, given in zip(tensors, ctx.args[0], strict=True):
+        if not given.numel():
+            continue
+        x = t.cast(real) if given.dtype.is_complex else cast(t, real)
+        if parts == 2 and not given.dtype.is_complex:
+            x = x.unsqueeze(-1).pad(((0, 0),) * x.ndim + ((0, 1),))
+        kept.append(x)
+    return joined(kept, dim % rank)
+
+
+@value("flip", takes_complex=True)
+def flip(ctx: Context, self: UOp, dims: Sequence[int]) -> UOp:
+    """The order of elements reversed along some dimensions."""
+    rank = len(ctx.out.size)
+    return self.flip(tuple(d % rank for d in dims)) if rank and dims else self
+
+
+@value("roll", takes_complex=True)
+def roll(ctx: Context, self: UOp, shifts: Sequence[int], dims: Sequence[int] = ()) -> UOp:
+    """Elements moved along dimensions, those that leave at one end entering at the other."""
+    rank = len(ctx.out.size)
+    if dims:
+        for shift, dim in zip(shifts, dims, strict=True):
+            self = _rolled(self, shift, dim % rank)
+        return self
+    count = math.prod(ctx.out.size)
+    return _rolled(self.reshape((count, *self.shape[rank:])), shifts[0], 0).reshape(self.shape)
+
+
+def _rolled(x: UOp, shift: int, dim: int) -> UOp:
+    size = x.shape[dim]
+    start = -shift % size
+    if not start:
+        return x
+    twice = x.repeat(tuple(2 if d == dim else 1 for d in range(x.ndim)))
+    return twice.shrink(tuple((start, start + size) if d == dim else None for d in range(x.ndim)))
+
+
+def upper(rows: int, columns: int, diagonal: int) -> UOp:
+    """True on and above a diagonal of a matrix."""
+    row, column = UOp.arange(rows).reshape((rows, 1)), UOp.arange(columns).reshape((1, columns))
+    return row + diagonal <= column
+
+
+def _diagonal(diagonal: int, rows: int, columns: int) -> int:
+    """The diagonal, brought within the matrix so that 32-bit arithmetic is enough."""
+    return max(-rows - 1, min(diagonal, columns + 1))
+
+
+def _triangle(ctx: Context, self: UOp, mask: UOp) -> UOp:
+    rank = len(ctx.out.size)
+    mask = mask.reshape((1,) * (rank - 2) + mask.shape + (1,) * (self.ndim - rank))
+    return mask.expand(self.shape).where(self, self.const_like(0))
+
+
+@value("triu", takes_complex=True)
+def triu(ctx: Context, self: UOp, diagonal: int = 0) -> UOp:
+    """Zeros below a diagonal of each matrix."""
+    rows, columns = ctx.out.size[-2:]
+    return _triangle(ctx, self, upper(rows, columns, _diagonal(diagonal, rows, columns)))
+
+
+@value("tril", takes_complex=True)
+def tril(ctx: Context, self: UOp, diagonal: int = 0) -> UOp:
+    """Zeros above a diagonal of each matrix."""
+    rows, columns = ctx.out.size[-2:]
+    return _triangle(ctx, self, upper(rows, columns, _diagonal(diagonal, rows, columns) + 1).logical_not())
+
+
+@value("constant_pad_nd")
+def constant_pad_nd(ctx: Context, self: UOp, pad: Sequence[int], number: float = 0) -> UOp:
+    """A margin of one number around the last dimensions, last first; negative widths cut."""
+    pairs = [(0, 0)] * (self.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
+    x = self.shrink(tuple((max(-a, 0), s - max(-b, 0)) for (a, b), s in zip(pairs, self.shape, strict=True)))
+    if 0 in x.shape:
+        return constant(number, ctx.out.computed)
+    around = tuple((max(a, 0), max(b, 0)) for a, b in pairs)
+    fill = constant(number, ctx.out.computed)
+    inside = UOp.const(True, dtypes.bool).expand(x.shape).pad(around)
+    return inside.where(x.pad(around), fill)
+
+
+@value("zero", takes_complex=True)
+def zero(ctx: Context, self: UOp) -> UOp:
+    """Zeros."""
+    return UOp.const(0, element(ctx.out.dtype)[0]).expand(self.shape)
+
+
+@value("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(ctx: Context, self: UOp, groups: int) -> UOp:
+    """Channels dealt out over the groups: (groups, channels / groups) transposed."""
+    n, channels, *space = self.shape
+    return self.reshape((n, groups, channels // groups, *space)).transpose(1, 2).reshape(self.shape)
+
+
+@value("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
+    """One number where the mask holds, else `self`."""
+    dtype = ctx.out.computed
+    fill = cast(number, dtype) if isinstance(number, UOp) else constant(number, dtype)
+    return cast(mask, dtypes.bool).expand(ctx.out.size).where(fill, self.expand(ctx.out.size))
