@@ -1,7 +1,7 @@
 """What is known to fail, strictly: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
 
-Defines `Expectation`, `load`, `apply` and the command `python -m conformance.expectations update|check|explain`. The key
-insight: an entry is a promise in both directions. A failure that it declares is XFAIL; a case that it covers and that
+Defines `Expectation`, `load`, `apply` and the command `python -m conformance.expectations update|check|explain`. The
+key insight: an entry is a promise in both directions. A failure that it declares is XFAIL; a case that it covers and that
 passes is XPASS and fails the run, so that the file can only shrink knowingly. Nothing here runs an op.
 """
 
@@ -65,7 +65,7 @@ def path_for(target: str) -> Path:
 
 
 def load(path: Path | str) -> list[Expectation]:
-    """The entries of a file; none when there is no file. Raises ReportError that names the file and the line or entry."""
+    """The entries of a file; none when there is no file. Raises ReportError, which names the file and the line."""
     path = Path(path)
     try:
         text = path.read_text()
@@ -79,8 +79,12 @@ def load(path: Path | str) -> list[Expectation]:
         raise ReportError(f"{path} is not valid TOML: {error}.") from None
     entries = data.get("expect", [])
     if not isinstance(entries, list) or set(data) - {"expect"}:
-        raise ReportError(f"{path}: only [[expect]] entries belong in this file, not {', '.join(set(data) - {'expect'})}.")
-    return [_entry(entry, f"{path}, line {line}") for entry, line in zip(entries, _lines(text, len(entries)), strict=True)]
+        raise ReportError(
+            f"{path}: only [[expect]] entries belong in this file, not {', '.join(set(data) - {'expect'})}."
+        )
+    return [
+        _entry(entry, f"{path}, line {line}") for entry, line in zip(entries, _lines(text, len(entries)), strict=True)
+    ]
 
 
 def _lines(text: str, count: int) -> list[int]:
@@ -194,10 +198,15 @@ def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
     for name in ("dtype", "layout"):
         groups: dict[Expectation, list[str]] = {}
         for entry in result:
-            listed = groups.setdefault(replace(entry, **{name: ()}), [])
+            listed = groups.setdefault(_with(entry, name, ()), [])
             listed.extend(item for item in getattr(entry, name) if item not in listed)
-        result = [replace(key, **{name: tuple(value)}) for key, value in groups.items()]
+        result = [_with(key, name, tuple(value)) for key, value in groups.items()]
     return result
+
+
+def _with(entry: Expectation, name: str, listed: tuple[str, ...]) -> Expectation:
+    changes: dict[str, Any] = {name: listed}
+    return replace(entry, **changes)
 
 
 def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, Sequence[str]], path: Path) -> list[str]:
@@ -215,7 +224,13 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, S
                     problems.append(f"{path}: entry {entry.op!r}: unknown {field} {word!r}{nearest(word, allowed)}.")
     seen: dict[tuple[Any, ...], Expectation] = {}
     for entry in entries:
-        for key in ((entry.op, v, d, la, o) for v in entry.variant for d in entry.dtype for la in entry.layout for o in entry.oracle):
+        for key in (
+            (entry.op, v, d, la, o)
+            for v in entry.variant
+            for d in entry.dtype
+            for la in entry.layout
+            for o in entry.oracle
+        ):
             if key in seen:
                 problems.append(f"{path}: {' '.join(key)} is declared twice.")
             seen[key] = entry

@@ -31,13 +31,22 @@ from conformance import expectations
 from conformance.opinfo import plan
 from conformance.opinfo.isolation import Pool, PoolError
 from conformance.opinfo.plan import Case, UsageError
-from conformance.report import compare, html, machine, model
+from conformance.report import __main__ as report
+from conformance.report import compare, machine, model
 from conformance.report.model import UNEXPECTED, Outcome, ReportError, Result, Run, summary_line
 
 INTERRUPTED = 130
 BASELINES = Path("reports/baseline")
-_STYLE = {"PASS": "green", "FAIL": "red", "CRASH": "bold red", "TIMEOUT": "bold red", "XPASS": "magenta",
-          "XFAIL": "yellow", "FLAKY": "yellow", "SKIP": "dim"}
+_STYLE = {
+    "PASS": "green",
+    "FAIL": "red",
+    "CRASH": "bold red",
+    "TIMEOUT": "bold red",
+    "XPASS": "magenta",
+    "XFAIL": "yellow",
+    "FLAKY": "yellow",
+    "SKIP": "dim",
+}
 
 
 def run(
@@ -108,8 +117,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE]")
     made.add_argument("--op", action="append", default=[], metavar="NAME|GLOB", help="only these ops; may be repeated")
     made.add_argument("--dtype", action="append", metavar="D,...", help="float32 (default), several, or all")
-    made.add_argument("--variant", action="append", metavar="V,...", help=f"forward (default), of {', '.join(plan.VARIANTS)}")
-    made.add_argument("--layout", action="append", metavar="L,...", help=f"as_sampled (default), of {', '.join(plan.LAYOUTS)}")
+    made.add_argument(
+        "--variant", action="append", metavar="V,...", help=f"forward (default), of {', '.join(plan.VARIANTS)}"
+    )
+    made.add_argument(
+        "--layout", action="append", metavar="L,...", help=f"as_sampled (default), of {', '.join(plan.LAYOUTS)}"
+    )
     made.add_argument("--samples", default="20", metavar="N|all", help="samples an op (default: 20)")
     made.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: 1)")
     made.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for one case (default: 120)")
@@ -147,8 +160,8 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             options.target,
             **chosen,
             expected=expected,
-            started=lambda run, planned: progress.start(run, planned),
-            found=lambda result: (journal.add(result), progress.add(result))[0],
+            started=progress.start,
+            found=_each(journal.add, progress.add),
         )
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
         made.environment |= _environment(chosen)
@@ -165,6 +178,14 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     return max(made.exit_code(), int(bool(regressed)))
 
 
+def _each(*takers: Callable[[Result], None]) -> Callable[[Result], None]:
+    def take(result: Result) -> None:
+        for taker in takers:
+            taker(result)
+
+    return take
+
+
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
     def listed(values: list[str] | None, default: str) -> str:
         return ",".join(values) if values else default
@@ -172,8 +193,12 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     samples = options.samples
     if samples != "all" and not (samples.isdigit() and int(samples) > 0):
         raise UsageError(f"--samples {samples!r} is neither a number above 0 nor 'all'")
-    for name, value, least in (("-n", options.jobs, 1), ("--timeout", options.timeout, 0.001),
-                               ("--memory", options.memory, 0.25), ("--rerun-failures", options.rerun_failures, 0)):
+    for name, value, least in (
+        ("-n", options.jobs, 1),
+        ("--timeout", options.timeout, 0.001),
+        ("--memory", options.memory, 0.25),
+        ("--rerun-failures", options.rerun_failures, 0),
+    ):
         if not value >= least:
             raise UsageError(f"{name} must be at least {least}, and is {value}")
     return {
@@ -192,10 +217,15 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
 
 def _environment(chosen: dict[str, Any]) -> dict[str, str]:
     """What the run was made with, beyond what the target says of itself."""
-    made = {"python": sys.version.split()[0], "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores"}
+    made = {
+        "python": sys.version.split()[0],
+        "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores",
+    }
     made["samples"] = "all" if chosen["samples"] is None else str(chosen["samples"])
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        )
         made["commit"] = commit.stdout.strip()
     return made
 
@@ -208,13 +238,7 @@ def _over(baseline: Run | None, made: Run) -> Run:
 
 
 def _write(made: Run, folder: Path, baseline: Run | None) -> None:
-    made.results.sort(key=lambda result: result.id)
-    changes = compare.diff(baseline, made) if baseline else None
-    model.save(made, folder / "opinfo.json")
-    model.write_atomic(folder / "opinfo.xml", machine.junit(made))
-    summary = machine.markdown(made, changes)
-    model.write_atomic(folder / "opinfo-summary.md", summary)
-    model.write_atomic(folder / "conformance.html", html.render(made, baseline, html.load_fuzz(folder / "fuzz.json")))
+    summary = report.write(made, folder, baseline)
     if os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(summary)
@@ -239,7 +263,9 @@ class _Journal:
             folder.mkdir(parents=True, exist_ok=True)
             self.file = open(self.path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed in __exit__
         except OSError as error:
-            raise ReportError(f"{folder} cannot be written ({error.strerror}); choose another with --reports.") from None
+            raise ReportError(
+                f"{folder} cannot be written ({error.strerror}); choose another with --reports."
+            ) from None
 
     def __enter__(self) -> _Journal:
         return self
@@ -285,8 +311,14 @@ class _Bar(_Lines):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("[red]{task.fields[bad]} failed"),
-                   TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("[red]{task.fields[bad]} failed"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         self.bar = Progress(*columns, console=console, transient=True)
         self.task = self.bar.add_task("starting workers", total=None, bad=0)
 
@@ -315,10 +347,11 @@ def _progress(console: Console) -> Iterator[_Lines]:
 
 def _print(console: Console, made: Run, changes: compare.Diff | None, options: argparse.Namespace) -> None:
     counts = made.counts()
-    table = Table("outcome", "cases", title=f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s")
+    table = Table("outcome", "cases")
     for word in sorted(counts, key=lambda word: list(Outcome).index(Outcome(word)), reverse=True):
         table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
     console.print(table)
+    console.print(f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
     plain = made.passed_without_fallback()
     if plain is not None:
         console.print(f"{plain} of {counts['PASS']} passed without CPU fallback", highlight=False)
@@ -329,7 +362,7 @@ def _print(console: Console, made: Run, changes: compare.Diff | None, options: a
     if changes is not None:
         console.print(f"since the baseline:\n{escape(compare.text(changes))}", highlight=False)
     if os.environ.get("GITHUB_ACTIONS"):
-        print("\n".join(machine.annotations(made)))
+        print("\n".join(machine.error_lines(made)))
     console.print(f"report: {escape(str(options.reports / 'conformance.html'))}", highlight=False)
     if not made.compared:
         print(f"opinfo_runner: nothing was compared in {len(made.results)} cases, so nothing passed.", file=sys.stderr)

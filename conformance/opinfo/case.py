@@ -21,7 +21,7 @@ import torch
 
 from conformance.opinfo import catalog, script
 from conformance.opinfo.plan import Case
-from conformance.opinfo.sampling import Sample, leaves, map_leaves, samples, send, taken_apart, tensors
+from conformance.opinfo.sampling import MARKER, Mixed, Sample, leaves, map_leaves, samples, send, taken_apart, tensors
 from conformance.oracle import MAX_SHOWN, Mismatch, Observation, compare, differing, observe
 from conformance.report.model import Failure, Outcome, Result
 from conformance.target import Target, TargetError, load_target, storage_key
@@ -73,10 +73,12 @@ def run_case(
                 note(sample.index, "sampling")
                 for call in _calls(op, case, sample, tally):
                     _run_call(case, op, dtype, target, call, tally, note)
-        except Exception as error:  # noqa: BLE001 - a fault of sampling or of this harness must be seen, not end the run
+        except Exception as error:
             tally.failed += 1
             text = f"{type(error).__name__}: {error}"
-            tally.failures.setdefault("harness", Failure("harness", "the harness itself", "no error", text[:_LONGEST_TEXT]))
+            tally.failures.setdefault(
+                "harness", Failure("harness", "the harness itself", "no error", text[:_LONGEST_TEXT])
+            )
     counted = _difference(before, calls(target))
     return Result(
         op=case.op,
@@ -146,7 +148,9 @@ def _method(op: Any, sample: Sample) -> Iterator[Call]:
 
 def _inplace(op: Any, sample: Sample) -> Iterator[Call]:
     method = _on_tensor(op.inplace_variant, sample)
-    yield Call(sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, "_"))
+    yield Call(
+        sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, "_")
+    )
 
 
 def _on_tensor(method: Any, sample: Sample) -> Any:
@@ -163,7 +167,7 @@ def _out(op: Any, sample: Sample) -> Iterator[Call]:
     try:
         torch.manual_seed(catalog.SEED)
         result = op.op(copied["input"], *copied["args"], **copied["kwargs"])
-    except Exception as error:  # noqa: BLE001 - whatever the CPU raises without out= is covered by the forward variant
+    except Exception as error:
         raise Skip(f"the CPU raises {type(error).__name__} without out=, so there is no size to give to out") from None
     wanted = (result,) if isinstance(result, torch.Tensor) else result
     if not (isinstance(wanted, (tuple, list)) and wanted and all(isinstance(t, torch.Tensor) for t in wanted)):
@@ -179,7 +183,9 @@ def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
     if form == "empty":
         return torch.empty(0, dtype=like.dtype)
     step = 2 if form == "with gaps" else 1
-    stride = list(itertools.accumulate([*reversed([max(n, 1) for n in like.shape[1:]])], lambda a, b: a * b, initial=step))
+    stride = list(
+        itertools.accumulate([*reversed([max(n, 1) for n in like.shape[1:]])], lambda a, b: a * b, initial=step)
+    )
     # Sevens, so that an element that was not written shows, and so that a write into a gap shows.
     base = torch.full((max(like.numel(), 1) * step + 1,), 7, dtype=torch.uint8).to(like.dtype)
     return base.as_strided(like.shape, stride[::-1][: like.dim()] if like.dim() else (), 0)
@@ -273,13 +279,13 @@ def _observed(target: Target, call: Call, kernels: list[int] | None = None) -> t
             torch.manual_seed(catalog.SEED)
             try:
                 outcome = call.run(tree)
-            except Exception as raised:  # noqa: BLE001 - whatever is raised is what is compared
+            except Exception as raised:
                 error = raised
         try:
             seen = _observe(target, outcome, tree, error)
         except (TargetError, KeyboardInterrupt):
             raise
-        except Exception as raised:  # noqa: BLE001 - a lazy device raises when it is observed
+        except Exception as raised:
             outcome, error = None, raised
             seen = Observation(error=_raised(raised))
     if kernels is not None and count is not None and count.total is not None:
@@ -294,8 +300,11 @@ def _raised(error: BaseException) -> Any:
 
 
 def _observe(target: Target, outcome: Any, tree: dict[str, Any], error: BaseException | None) -> Observation:
-    inputs = {name: taken_apart(part) for name, part in tree.items()}
-    return observe({"result": taken_apart(outcome)} if error is None else None, inputs, target=target, error=error)
+    # Only tensors can be written to; other inputs, such as the device, rightly differ.
+    inputs = map_leaves(taken_apart(tree), lambda leaf: leaf if isinstance(leaf, torch.Tensor) else None)
+    return observe(
+        {"result": taken_apart(outcome)} if error is None else None, inputs, target=Mixed(target), error=error
+    )
 
 
 def _mismatches(
@@ -322,20 +331,35 @@ def _mismatches(
     if call.sample.process is not None and any(m.oracle == "value" and m.where in results for m in found):
         found = _processed(call, target, found, results, right, wrong, rtol, atol)
     if actual.error is not None and expected.error is None and _OUT_OF_MEMORY.search(actual.error.text):
-        found.insert(0, Mismatch("memory", "the whole run", "no error", actual.error.kind, _first_line(actual.error.text)))
+        found.insert(
+            0, Mismatch("memory", "the whole run", "no error", actual.error.kind, _first_line(actual.error.text))
+        )
     if case.variant == "error_inputs" and expected.error is not None and actual.error is not None and not found:
         pattern = call.sample.error_regex or ""
         if re.search(pattern, expected.error.text) and not re.search(pattern, actual.error.text):
-            found.append(Mismatch("message", "the error", _first_line(expected.error.text),
-                                  _first_line(actual.error.text), f"OpInfo's pattern is {pattern!r}"))
+            found.append(
+                Mismatch(
+                    "message",
+                    "the error",
+                    _first_line(expected.error.text),
+                    _first_line(actual.error.text),
+                    f"OpInfo's pattern is {pattern!r}",
+                )
+            )
     if expected.error is None and actual.error is None:
         found += _misplaced(target, call, right, wrong)
     return found
 
 
 def _processed(
-    call: Call, target: Target, found: list[Mismatch], results: set[str], right: Any, wrong: Any,
-    rtol: float | None, atol: float | None,
+    call: Call,
+    target: Target,
+    found: list[Mismatch],
+    results: set[str],
+    right: Any,
+    wrong: Any,
+    rtol: float | None,
+    atol: float | None,
 ) -> list[Mismatch]:
     """The mismatches, with those of result values replaced by what OpInfo's own output processing leaves of them.
 
@@ -345,7 +369,7 @@ def _processed(
     assert process is not None
     kept = [m for m in found if not (m.oracle == "value" and m.where in results)]
     want = observe({"processed": process(_cpu().fetch(right))})
-    got = observe({"processed": process(target.fetch(wrong))})
+    got = observe({"processed": process(Mixed(target).fetch(wrong))})
     return kept + compare(want, got, oracles={"value", "structure"}, rtol=rtol, atol=atol)
 
 
@@ -353,7 +377,12 @@ def _misplaced(target: Target, call: Call, right: Any, wrong: Any) -> list[Misma
     """A result that lies on the wrong device. A sample that names the CPU itself wants its result there."""
     if target.device.type == "cpu":
         return []
-    named = any(isinstance(leaf, torch.device) and leaf.index is None for leaf in leaves((call.sample.args, call.sample.kwargs)))
+    given = leaves((call.sample.args, call.sample.kwargs))
+    named = any(
+        leaf == "cpu" or (isinstance(leaf, torch.device) and leaf != MARKER)
+        for leaf in given
+        if not isinstance(leaf, torch.Tensor)
+    )
     kept = {id(t) for t in tensors(call.tree) if t.layout is torch.strided and storage_key(t) in call.sample.kept}
     on_cpu = named or (bool(kept) and len(kept) == len(tensors(call.tree))) or not tensors(call.tree)
     allowed = {"cpu", target.device.type} if on_cpu else {target.device.type}
@@ -369,7 +398,13 @@ def _first_line(text: str) -> str:
 
 
 def _failure(
-    case: Case, target: Target, call: Call, mismatch: Mismatch, expected: Observation, actual: Observation, dtype: torch.dtype
+    case: Case,
+    target: Target,
+    call: Call,
+    mismatch: Mismatch,
+    expected: Observation,
+    actual: Observation,
+    dtype: torch.dtype,
 ) -> Failure:
     want, got = expected.tensors.get(mismatch.where), actual.tensors.get(mismatch.where)
     rows: tuple[tuple[str, str, str, bool], ...] = ()
@@ -379,8 +414,10 @@ def _failure(
         rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
     layouts = {}
     if want is not None and got is not None and mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity"):
-        layouts = {name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
-                   for name, seen in (("expected", want), ("actual", got))}
+        layouts = {
+            name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
+            for name, seen in (("expected", want), ("actual", got))
+        }
     where = mismatch.where if not call.note else f"{mismatch.where} ({call.note})"
     return Failure(
         oracle=mismatch.oracle,

@@ -62,15 +62,26 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     (r"dropout|^(rand|normal|bernoulli|uniform|cauchy|exponential|geometric|log_normal|multinomial|poisson)", "random"),
     (r"embedding|one_hot|attention|linear$|bilinear|pixel_|channel_shuffle|^nn\.functional\.(pad|pairwise)", "layers"),
     (r"^nn\.functional\.", "activations"),
-    (r"matmul|^(mm|mv|bmm|addmm|addmv|addbmm|baddbmm|addr|dot|vdot|inner|outer|ger|einsum|tensordot|kron|chain|cdist)",
-     "matrix products"),
-    (r"gather|scatter|index|take|put|masked_|where|nonzero|argwhere|select|__getitem__|searchsorted|bucketize", "indexing"),
+    (
+        r"matmul|^(mm|mv|bmm|addmm|addmv|addbmm|baddbmm|addr|dot|vdot|inner|outer|ger|einsum|tensordot|kron|chain|cdist)",
+        "matrix products",
+    ),
+    (
+        r"gather|scatter|index|take|put|masked_|where|nonzero|argwhere|select|__getitem__|searchsorted|bucketize",
+        "indexing",
+    ),
     (r"sort|topk|kthvalue|median|mode|unique|quantile|histc|histogram|bincount", "sorting and counting"),
     (r"^cum|logcumsumexp|^diff|trapezoid|trapz|gradient", "scans"),
-    (r"^(empty|zeros|ones|full|new_|arange|linspace|logspace|eye|tri[lu]_indices|scalar_tensor|complex|polar)", "factories"),
-    (r"view|reshape|expand|permute|transpose|^t$|squeeze|split|chunk|unbind|diag|narrow|slice|as_strided|movedim|unfold|"
-     r"swap|flatten|unravel|broadcast|stack|^cat$|concat|flip|roll|rot90|tile|repeat|meshgrid|block_diag|cartesian|"
-     r"^(real|imag|conj|resolve|contiguous|clone|alias|detach|tri[lu]|resize|atleast|ravel|H|T|mT|mH)", "shape and views"),
+    (
+        r"^(empty|zeros|ones|full|new_|arange|linspace|logspace|eye|tri[lu]_indices|scalar_tensor|complex|polar)",
+        "factories",
+    ),
+    (
+        r"view|reshape|expand|permute|transpose|^t$|squeeze|split|chunk|unbind|diag|narrow|slice|as_strided|movedim|unfold|"
+        r"swap|flatten|unravel|broadcast|stack|^cat$|concat|flip|roll|rot90|tile|repeat|meshgrid|block_diag|cartesian|"
+        r"^(real|imag|conj|resolve|contiguous|clone|alias|detach|tri[lu]|resize|atleast|ravel|H|T|mT|mH)",
+        "shape and views",
+    ),
     (r"^(float|double|half|bfloat16|int|long|short|byte|char|bool|cfloat|cdouble|chalf|to)$|type_as|item", "casts"),
 )
 CLASS_FAMILY = {"UnaryUfuncInfo": "unary", "BinaryUfuncInfo": "binary", "ReductionOpInfo": "reductions"}
@@ -87,7 +98,7 @@ def family(op: Any) -> str:
 
 @functools.cache
 def _by_name() -> dict[tuple[str, str], Any]:
-    """OpInfos by (name, overload); of several with one name, the second is `#2` and so on, so that none hides another."""
+    """OpInfos by (name, overload); of several with one name the second is `#2` and so on: none hides another."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for op in op_db:
@@ -137,7 +148,8 @@ def entries() -> list[Entry]:
 def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]:
     """(rtol, atol) that OpInfo grants beyond torch.testing's defaults for `dtype`, (None, None) when it grants none.
 
-    As in torch.testing._internal.common_utils.TestCase.assertEqual, an override widens the default and never narrows it.
+    As in TestCase.assertEqual of torch.testing._internal.common_utils, an override widens the default and never narrows
+    it.
     """
     rtol, atol = default_tolerances(dtype) if dtype.is_floating_point or dtype.is_complex else (0.0, 0.0)
     granted = False

@@ -72,7 +72,7 @@ class Pool:
 
     def run(self, cases: Sequence[Case], limit: int | None) -> Iterator[Result]:
         """The results of the cases, in the order in which they finish."""
-        futures = {
+        futures: dict[Any, Case] = {
             self.pool.schedule(_run, args=(self.target, case, limit), timeout=self.timeout): case for case in cases
         }
         for future in concurrent.futures.as_completed(futures):
@@ -85,7 +85,7 @@ class Pool:
             return self._lost(case, Outcome.TIMEOUT, "timeout", f"no answer in {self.timeout:g} s", self.timeout)
         except pebble.ProcessExpired as died:
             return self._lost(case, Outcome.CRASH, "crash", _death(died), 0.0)
-        except Exception as error:  # noqa: BLE001 - a fault of the worker's own code is that case's result
+        except Exception as error:
             return self._lost(case, Outcome.CRASH, "harness", f"{type(error).__name__}: {error}", 0.0)
 
     def _lost(self, case: Case, outcome: Outcome, oracle: str, what: str, seconds: float) -> Result:
@@ -102,8 +102,17 @@ class Pool:
             oracle, where, "an answer", what, f"while running sample {sample}", sample=sample, script=script
         )
         return Result(
-            op=case.op, overload=case.overload, family=case.family, dtype=case.dtype, variant=case.variant,
-            layout=case.layout, outcome=outcome, samples=max(sample, 1), failed=1, failures=(failure,), seconds=seconds,
+            op=case.op,
+            overload=case.overload,
+            family=case.family,
+            dtype=case.dtype,
+            variant=case.variant,
+            layout=case.layout,
+            outcome=outcome,
+            samples=max(sample, 1),
+            failed=1,
+            failures=(failure,),
+            seconds=seconds,
         )
 
 
@@ -156,7 +165,10 @@ def _catalog(target: str) -> tuple[list[Entry], dict[str, str], str] | str:
     from conformance.opinfo import catalog
 
     # As plain text: torch's version is an object, and reading it back would import torch in the parent.
-    environment = {**{name: str.__str__(text) for name, text in loaded.environment().items()}, "seed": f"{catalog.SEED}"}
+    environment = {
+        **{name: str.__str__(text) for name, text in loaded.environment().items()},
+        "seed": f"{catalog.SEED}",
+    }
     return catalog.entries(), environment, loaded.script()
 
 

@@ -15,8 +15,13 @@ SEED = 1234
 def from_op_db(case: Case, setup: str, index: int, finding: str) -> str:
     """The script that takes sample number `index` from op_db; also for a crash, where nothing else is known."""
     call = _OP_DB_CALLS.get(case.variant, _OP_DB_CALLS["forward"])
-    draw = {"error_inputs": "op.error_inputs('cpu')", "reference_inputs": f"op.reference_inputs('cpu', torch.{case.dtype})"}
-    drawn = draw.get(case.variant, f"op.sample_inputs('cpu', torch.{case.dtype}, requires_grad={case.variant == 'backward'})")
+    draw = {
+        "error_inputs": "op.error_inputs('cpu')",
+        "reference_inputs": f"op.reference_inputs('cpu', torch.{case.dtype})",
+    }
+    drawn = draw.get(
+        case.variant, f"op.sample_inputs('cpu', torch.{case.dtype}, requires_grad={case.variant == 'backward'})"
+    )
     item = "drawn.sample_input" if case.variant == "error_inputs" else "drawn"
     name, _, number = case.overload.partition("#")
     position = int(number) - 1 if number else 0
@@ -42,7 +47,7 @@ _OP_DB_CALLS = {
     "out": "with_out(op, sample, device)",
 }
 _DEFINITIONS = {
-    "backward": '''def flat(tree):
+    "backward": """def flat(tree):
     if isinstance(tree, (tuple, list)):
         return [leaf for item in tree for leaf in flat(item)]
     return flat(list(tree.values())) if isinstance(tree, dict) else [tree]
@@ -57,18 +62,19 @@ def gradients(op, sample):
     return [x.grad for x in inputs]
 
 
-''',
+""",
     "out": '''def with_out(op, sample, device):
     """Out tensors of the right size, with gaps; replace by torch.empty(0, ...) or a dense one to try the others."""
     result = op(sample.input, *sample.args, **sample.kwargs)
-    out = [torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0] for x in ([result] if isinstance(result, torch.Tensor) else result)]
+    results = [result] if isinstance(result, torch.Tensor) else result
+    out = [torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0] for x in results]
     out = out[0] if isinstance(result, torch.Tensor) else tuple(out)
     return op(sample.input, *sample.args, **sample.kwargs, out=out)
 
 
 ''',
 }
-TAIL = '''
+TAIL = """
 def show(name, value):
     if isinstance(value, torch.Tensor):
         print(name, "size", tuple(value.shape), "stride", value.stride(), "offset", value.storage_offset(), value.dtype)
@@ -86,7 +92,7 @@ for device in ("cpu", DEVICE):
         show("result", call(device))
     except Exception as error:
         print("raised", type(error).__name__, error)
-'''
+"""
 
 
 def head(case: Case, finding: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,10 +111,15 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
         if variant == "error_inputs":
             sample.error_type, sample.error_regex = item.error_type, item.error_regex
         if layout != "as_sampled":
-            laid: dict[int, Any] = {}
-            moved = map_leaves(sample.tree, lambda leaf: laid.setdefault(id(leaf), laid_out(leaf, layout, sample.kept)))
-            sample.input, sample.args, sample.kwargs = moved["input"], moved["args"], moved["kwargs"]
+            _lay_out(sample, layout)
         yield sample
+
+
+def _lay_out(sample: Sample, layout: str) -> None:
+    """Change the layout of the sample's tensors; a tensor that occurs twice stays one object."""
+    laid: dict[int, Any] = {}
+    moved = map_leaves(sample.tree, lambda leaf: laid.setdefault(id(leaf), laid_out(leaf, layout, sample.kept)))
+    sample.input, sample.args, sample.kwargs = moved["input"], moved["args"], moved["kwargs"]
 
 
 def laid_out(leaf: Any, layout: str, kept: Iterable[int] = ()) -> Any:
@@ -181,11 +186,16 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [*(getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]), tensor.values()]
 
 
-def _assembled(like: torch.Tensor, pieces: list[torch.Tensor]) -> torch.Tensor:
+def _assembled(like: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
+    made: Any
     if like.layout is torch.sparse_coo:
-        made = torch.sparse_coo_tensor(*pieces, like.shape, is_coalesced=like.is_coalesced(), check_invariants=False)
+        made = torch.sparse_coo_tensor(
+            pieces[0], pieces[1], like.shape, is_coalesced=like.is_coalesced(), check_invariants=False
+        )
     else:
-        made = torch.sparse_compressed_tensor(*pieces, like.shape, layout=like.layout, check_invariants=False)
+        made = torch.sparse_compressed_tensor(
+            pieces[0], pieces[1], pieces[2], like.shape, layout=like.layout, check_invariants=False
+        )
     return made.requires_grad_(like.requires_grad)
 
 
@@ -233,3 +243,14 @@ class _Host(Target):
 
 
 _HOST = _Host()
+
+
+class Mixed(Target):
+    """A target seen through results that lie partly on it and partly on the CPU; it is asked for its own only."""
+
+    def __init__(self, target: Target) -> None:
+        self.name, self.device, self.target = target.name, target.device, target
+
+    def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own = iter(self.target.download([flat for flat in flats if flat.device.type == self.device.type]))
+        return [next(own) if flat.device.type == self.device.type else flat.clone() for flat in flats]

@@ -1,7 +1,7 @@
 """Standalone scripts: a failing call as Python that needs torch and the target only, and a one-line summary of it.
 
-The key insight: an input is its storage's values and a geometry on it, so a script rebuilds storages and views, and what
-it shows does not depend on how the sample was drawn. Where that would be long, or the call has no public name, the
+The key insight: an input is its storage's values and a geometry on it, so a script rebuilds storages and views, and
+what it shows does not depend on how the sample was drawn. Where that would be long, or the call has no public name, the
 script takes the sample from op_db instead.
 """
 
@@ -60,9 +60,7 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def standalone(
-    case: Case, setup: str, source: str | None, tree: dict[str, Any], sample: Sample, finding: str
-) -> str:
+def standalone(case: Case, setup: str, source: str | None, tree: dict[str, Any], sample: Sample, finding: str) -> str:
     """The script that makes the call on the CPU and on the target and prints both answers."""
     try:
         body = _literal(case, source, tree, sample)

@@ -27,7 +27,15 @@ def junit(run: Run) -> str:
         f"timestamp={_attribute(run.started)}>"
     )
     return "\n".join(
-        ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>", head, *map(_case, run.results), "</testsuite>", "</testsuites>", ""]
+        [
+            '<?xml version="1.0" encoding="UTF-8"?>',
+            "<testsuites>",
+            head,
+            *map(_case, run.results),
+            "</testsuite>",
+            "</testsuites>",
+            "",
+        ]
     )
 
 
@@ -71,7 +79,12 @@ def markdown(run: Run, changes: Diff | None) -> str:
         lines += ["The run was interrupted; these are the results so far.", ""]
     if not run.compared:
         lines += ["**Nothing was compared.**", ""]
-    lines += ["| " + " | ".join(counts) + " |", "|" + " --- |" * len(counts), "| " + " | ".join(map(str, counts.values())) + " |", ""]
+    lines += [
+        "| " + " | ".join(counts) + " |",
+        "|" + " --- |" * len(counts),
+        "| " + " | ".join(map(str, counts.values())) + " |",
+        "",
+    ]
     plain = run.passed_without_fallback()
     if plain is not None:
         lines += [f"{plain} of {counts['PASS']} passes needed no CPU fallback.", ""]
@@ -103,7 +116,7 @@ def _cell(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()<>#+!|@~$&-])", lambda match: f"&#{ord(match[1])};", text)
 
 
-def annotations(run: Run, limit: int = 10) -> list[str]:
+def error_lines(run: Run, limit: int = 10) -> list[str]:
     """`::error` lines that GitHub shows beside a job; it keeps ten of them."""
     bad = [result for result in run.results if result.outcome in UNEXPECTED]
     return [f"::error title={_command(result.id, True)}::{_command(_headline(result))}" for result in bad[:limit]]

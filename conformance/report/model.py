@@ -1,8 +1,8 @@
 """The result model: what one conformance run found, and how it is kept on disk.
 
-Defines `Outcome`, `Failure`, `Result` (one op x dtype x variant x layout) and `Run` (all results of one target), with a
-versioned JSON form. The key insight: a result says how much was *compared*, so that "nothing was compared" can never look
-like a pass. This module must not import torch, and knows neither how results are produced nor how they are shown.
+Defines `Outcome`, `Failure`, `Result` (one op x dtype x variant x layout) and `Run` (all results of one target), with
+a versioned JSON form. The key insight: a result says how much was *compared*, so that "nothing was compared" can never
+look like a pass. This module must not import torch, and knows neither how results are produced nor how they are shown.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Run:
 
 
 def summary_line(run: Run) -> str:
-    """The last line of every run: `N passed, N failed, N skipped`. As in JUnit, a declared failure is a skipped test."""
+    """The last line of a run: `N passed, N failed, N skipped`. As in JUnit, a declared failure is a skipped test."""
     counts = run.counts()
     passed, skipped = counts["PASS"] + counts["FLAKY"], counts["SKIP"] + counts["XFAIL"]
     return f"{passed} passed, {len(run.results) - passed - skipped} failed, {skipped} skipped"
@@ -182,7 +182,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
             value = dict(value)
         elif item.name == "seconds":
             value = round(value, 4)
-        if value == _DEFAULTS.get(item.name, None) or value in ([], {}):
+        if value == _DEFAULTS.get(item.name) or value in ([], {}):
             continue
         data[item.name] = value
     return data
@@ -264,7 +264,9 @@ def slim(run: Run) -> Run:
     """The run as a baseline keeps it: failures without scripts, values and pictures, no wall-clock seconds."""
     keep = ("oracle", "where", "sample")
     results = [
-        result.replace(failures=tuple(Failure(**{k: getattr(f, k) for k in keep}, expected="", actual="") for f in result.failures))
+        result.replace(
+            failures=tuple(Failure(**{k: getattr(f, k) for k in keep}, expected="", actual="") for f in result.failures)
+        )
         for result in run.results
     ]
     return dataclasses.replace(run, results=sorted(results, key=lambda result: result.id))
@@ -286,7 +288,9 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
     except OSError as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise ReportError(f"{path} cannot be written ({error.strerror}); make room or choose another --reports.") from None
+        raise ReportError(
+            f"{path} cannot be written ({error.strerror}); make room or choose another --reports."
+        ) from None
 
 
 def merge(runs: Iterable[Run]) -> Run:

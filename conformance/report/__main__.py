@@ -1,0 +1,89 @@
+"""Reports from the command line: `python -m conformance.report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`.
+
+Reads what `conformance.opinfo_runner` wrote; runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.report import compare, html, machine, model
+from conformance.report.model import ReportError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Exit code 1 when `diff` finds a regression or a merged run failed, 2 on bad usage."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.report", description=(__doc__ or "").split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    differ = commands.add_parser("diff", help="what changed from run A to run B")
+    differ.add_argument("before", type=Path, metavar="A")
+    differ.add_argument("after", type=Path, metavar="B")
+    pager = commands.add_parser("html", help="the HTML page of a run")
+    pager.add_argument("run", type=Path, metavar="FILE")
+    merger = commands.add_parser("merge", help="join the shards of one run, and write all its forms")
+    merger.add_argument("runs", type=Path, nargs="+", metavar="FILE")
+    merger.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write")
+    summarizer = commands.add_parser("summary", help="the GitHub job summary of a run, in Markdown")
+    summarizer.add_argument("run", type=Path, metavar="FILE")
+    for command in (pager, merger, summarizer):
+        command.add_argument("--baseline", type=Path, metavar="FILE", help="a run to compare with")
+    pager.add_argument("-o", "--output", type=Path, metavar="HTML", help="default: conformance.html beside FILE")
+    pager.add_argument("--fuzz", type=Path, metavar="JSON", help="default: fuzz.json beside FILE, if there is one")
+    options = parser.parse_args(arguments)
+    try:
+        return _COMMANDS[options.command](options)
+    except ReportError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+
+
+def _diff(options: argparse.Namespace) -> int:
+    difference = compare.diff(model.load(options.before), model.load(options.after))
+    print(compare.text(difference))
+    return int(difference.regressions > 0)
+
+
+def _html(options: argparse.Namespace) -> int:
+    fuzz = html.load_fuzz(options.fuzz or options.run.parent / "fuzz.json")
+    output = options.output or options.run.parent / "conformance.html"
+    model.write_atomic(output, html.render(model.load(options.run), _baseline(options), fuzz))
+    print(output)
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    merged = model.merge([model.load(path) for path in options.runs])
+    write(merged, options.reports, _baseline(options))
+    print(options.reports / "conformance.html")
+    print(model.summary_line(merged))
+    return merged.exit_code()
+
+
+def _summary(options: argparse.Namespace) -> int:
+    run, baseline = model.load(options.run), _baseline(options)
+    print(machine.markdown(run, compare.diff(baseline, run) if baseline else None), end="")
+    return 0
+
+
+def _baseline(options: argparse.Namespace) -> model.Run | None:
+    return model.load(options.baseline) if options.baseline else None
+
+
+def write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
+    """Write all forms of a run into `folder` and return the job summary. Raises ReportError."""
+    run.results.sort(key=lambda result: result.id)
+    model.save(run, folder / "opinfo.json")
+    model.write_atomic(folder / "opinfo.xml", machine.junit(run))
+    summary = machine.markdown(run, compare.diff(baseline, run) if baseline else None)
+    model.write_atomic(folder / "opinfo-summary.md", summary)
+    model.write_atomic(folder / "conformance.html", html.render(run, baseline, html.load_fuzz(folder / "fuzz.json")))
+    return summary
+
+
+_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary}
+
+if __name__ == "__main__":
+    sys.exit(main())

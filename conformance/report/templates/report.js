@@ -1,0 +1,281 @@
+"use strict";
+(() => {
+const data = JSON.parse(document.getElementById("data").textContent);
+const N = data.names, OUT = data.outcomes;
+const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, FAILED, KERNELS, BEFORE, FALLBACK, MS, ORACLES, REASON] = Array(14).keys();
+const rows = data.rows.map((r, i) => ({ i, r, id: [N[r[NAME]], N[r[DTYPE]], N[r[VARIANT]], N[r[LAYOUT]]].join("::") }));
+rows.forEach(row => { row.text = (row.id + " " + N[row.r[FAMILY]] + " " + N[row.r[ORACLES]] + " " + N[row.r[REASON]]).toLowerCase(); });
+const many = part => new Set(rows.map(row => row.r[part])).size > 1;
+const CHUNK = 150;
+const $ = id => document.getElementById(id);
+
+// Everything from outside is set as text: no string ever becomes markup.
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (key === "class") node.className = value;
+    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(key, value);
+  }
+  node.append(...children.filter(child => child !== null && child !== undefined && child !== false));
+  return node;
+}
+const svgNode = (tag, attributes, text) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
+};
+
+// State lives in the fragment, so that a link shows what its sender saw.
+const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "sort", "case"];
+let state = {}, shown = [], drawn = 0, at = -1;
+function readState() {
+  state = {};
+  const fragment = location.hash.slice(1);
+  if (!fragment.includes("=")) return false;
+  for (const [key, value] of new URLSearchParams(fragment)) if (KEYS.includes(key) && value) state[key] = value;
+  return Object.keys(state).length > 0;
+}
+function writeState() {
+  const parts = KEYS.filter(key => state[key]).map(key => key + "=" + encodeURIComponent(state[key]));
+  try { history.replaceState(null, "", parts.length ? "#" + parts.join("&") : location.pathname + location.search); } catch { /* some viewers forbid it; the page works without */ }
+}
+function set(changes) { Object.assign(state, changes); delete state.case; writeState(); filter(); }
+
+const SORTS = {
+  name: row => row.id, outcome: row => row.r[OUTCOME], family: row => N[row.r[FAMILY]], samples: row => -row.r[SAMPLES],
+  kernels: row => -(row.r[KERNELS] ?? -1), fallback: row => -(row.r[FALLBACK] ?? -1), time: row => -row.r[MS],
+};
+function matches(row) {
+  const r = row.r;
+  if (state.case) return row.id === state.case;
+  if (state.outcome && !state.outcome.split(",").includes(OUT[r[OUTCOME]])) return false;
+  for (const [key, part] of [["family", FAMILY], ["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]])
+    if (state[key] && N[r[part]] !== state[key]) return false;
+  if (state.oracle && !N[r[ORACLES]].split(", ").includes(state.oracle)) return false;
+  if (state.fallback === "none" && r[FALLBACK]) return false;
+  if (state.fallback === "some" && !r[FALLBACK]) return false;
+  if (state.fell && !(data.details[row.i]?.fallbacks || []).some(([name]) => name === state.fell)) return false;
+  if (state.q) for (const word of state.q.toLowerCase().split(/\s+/)) if (!row.text.includes(word)) return false;
+  return true;
+}
+function filter() {
+  shown = rows.filter(matches);
+  const [key, down] = [(state.sort || "").replace("-", ""), (state.sort || "").startsWith("-")];
+  if (SORTS[key]) {
+    const by = SORTS[key], sign = down ? -1 : 1;
+    shown.sort((a, b) => { const x = by(a), y = by(b); return sign * (x < y ? -1 : x > y ? 1 : 0) || a.i - b.i; });
+  }
+  drawn = 0; at = -1;
+  body.replaceChildren();
+  draw();
+  $("count").textContent = shown.length === rows.length ? `${rows.length.toLocaleString("en")} cases`
+    : `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} cases${state.fell ? " that used " + state.fell + " on the CPU" : ""}`;
+  reflect();
+  if (state.case && shown.length === 1) toggle(body.querySelector("tr.row"), true);
+}
+
+const body = document.querySelector("#table tbody");
+const most = Math.max(1, ...rows.map(row => row.r[KERNELS] || 0));
+const has = { kernels: rows.some(row => row.r[KERNELS] !== null), fallback: rows.some(row => row.r[FALLBACK] !== null) };
+const COLUMNS = [
+  ["outcome", "outcome", "", row => { const word = OUT[row.r[OUTCOME]]; return el("span", { class: "mark o-" + word }, word); }],
+  ["op", "name", "name", row => N[row.r[NAME]]],
+  ["family", "family", "wide-only", row => N[row.r[FAMILY]]],
+  ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
+  ["samples", "samples", "num wide-only", row => (row.r[FAILED] && OUT[row.r[OUTCOME]] !== "PASS" ? row.r[FAILED] + " of " : "") + row.r[SAMPLES]],
+  ...(has.kernels ? [["kernels", "kernels", "num wide-only", kernels]] : []),
+  ...(has.fallback ? [["CPU calls", "fallback", "num wide-only", row => row.r[FALLBACK] ?? ""]] : []),
+  ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
+  ["differs in", null, "why", row => el("span", {}, N[row.r[ORACLES]] || N[row.r[REASON]])],
+];
+function kernels(row) {
+  const count = row.r[KERNELS], before = row.r[BEFORE];
+  if (count === null) return "";
+  const bar = el("span", { class: "kbar" });
+  bar.style.width = Math.max(1, 46 * Math.sqrt(count / most)) + "px";
+  const change = before !== null && before !== count ? el("span", { class: before < count ? "up" : "down", title: "baseline " + before }, ` ${before < count ? "▲" : "▼"}${Math.abs(count - before)}`) : null;
+  const cell = el("span", {}, count ? bar : null, String(count), change);
+  return cell;
+}
+function draw() {
+  const stop = Math.min(drawn + CHUNK, shown.length), part = document.createDocumentFragment();
+  for (; drawn < stop; drawn++) {
+    const row = shown[drawn];
+    const line = el("tr", { class: "row", tabindex: "-1", "aria-expanded": "false", onclick: event => { if (!getSelection().toString()) { mark(line); toggle(line); } } });
+    line.row = row;
+    for (const [, , style, cell] of COLUMNS) line.append(el("td", { class: style }, cell(row)));
+    part.append(line);
+  }
+  body.append(part);
+  $("more").textContent = drawn < shown.length ? `${(shown.length - drawn).toLocaleString("en")} more below` : "";
+}
+new IntersectionObserver(entries => { if (entries[0].isIntersecting && drawn < shown.length) draw(); }, { rootMargin: "1200px" }).observe($("more"));
+
+function toggle(line, open) {
+  const next = line.nextElementSibling, isOpen = next && next.classList.contains("detail");
+  if (open === isOpen) return;
+  line.setAttribute("aria-expanded", String(!isOpen));
+  if (isOpen) next.remove(); else line.after(detail(line.row));
+}
+function rerun(row) {
+  const r = row.r, quoted = text => /^[\w.,/:=-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
+  const op = N[r[NAME]].replace(/[[?*]/g, "[$&]");
+  return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]} --layout ${N[r[LAYOUT]]} --samples ${data.samples}`;
+}
+function detail(row) {
+  const d = data.details[row.i] || { failures: [], fallbacks: [], calls: [null] };
+  const cell = el("td", { colspan: COLUMNS.length });
+  for (const f of d.failures) cell.append(finding(f));
+  if (N[row.r[REASON]]) cell.append(el("p", {}, N[row.r[REASON]]));
+  if (d.calls[0] !== null && d.calls[0] !== undefined) cell.append(el("p", { class: "quiet" }, `${d.calls[0]} native calls, ${d.calls[1]} decomposed, ${d.calls[2]} on the CPU`
+    + (d.fallbacks.length ? ": " + d.fallbacks.map(([name, count]) => `${name} (${count})`).join(", ") : "") + "."));
+  if (row.r[BEFORE] !== null) cell.append(el("p", { class: "quiet" }, `Kernels: ${row.r[KERNELS]}, in the baseline ${row.r[BEFORE]}.`));
+  cell.append(code(rerun(row)), el("p", { class: "quiet" }, el("a", { href: "#case=" + encodeURIComponent(row.id) }, "Link to this case")));
+  return el("tr", { class: "detail" }, cell);
+}
+function finding(f) {
+  const box = el("div", { class: "finding" });
+  box.append(el("h4", {}, f.oracle, " of ", el("code", {}, f.where), f.detail ? ": " + f.detail : ""));
+  if (f.call) box.append(el("p", { class: "call" }, `sample ${f.sample}: ${f.call}`));
+  if (f.expected || f.actual) box.append(el("div", { class: "sides" }, side("torch CPU", f.expected, f.layouts.expected), side("target", f.actual, f.layouts.actual)));
+  if (f.values.length) {
+    const table = el("table", { class: "values" }, el("tr", {}, ...["element", "torch CPU", "target"].map(word => el("th", {}, word))));
+    for (const [index, want, got, bad] of f.values) table.append(el("tr", { class: bad ? "bad" : "" }, el("td", {}, index), el("td", {}, want), el("td", {}, got)));
+    box.append(el("details", f.values.length <= 12 ? { open: "" } : {}, el("summary", {}, "values side by side"), el("div", { class: "scroll" }, table)));
+  }
+  if (f.script) box.append(el("details", { class: "script" }, el("summary", {}, "standalone script"), code(f.script, true)));
+  return box;
+}
+function side(label, text, layout) {
+  return el("div", {}, el("h5", {}, label), el("pre", {}, text), layout ? picture(layout) : null);
+}
+function code(text, script) {
+  const button = el("button", { type: "button", class: script ? "copy-script" : "" }, "Copy");
+  button.dataset.copy = "";
+  return el("div", { class: "code" }, button, el("pre", {}, text));
+}
+
+// The storage as cells; those that the view reaches carry the number of the element that lies there.
+function picture({ size, stride, offset }) {
+  const total = size.reduce((a, b) => a * b, 1);
+  if (!total || total > 400) return null;
+  const where = [];
+  const index = size.map(() => 0);
+  for (let element = 0; element < total; element++) {
+    const cell = offset + index.reduce((sum, value, dim) => sum + value * stride[dim], 0);
+    (where[cell] ||= []).push(element);
+    for (let dim = size.length - 1; dim >= 0 && ++index[dim] === size[dim]; dim--) index[dim] = 0;
+  }
+  const cells = where.length;
+  if (cells > 256) return null;
+  const per = 16, w = 26, h = 26, height = Math.ceil(cells / per) * h + 2;
+  const width = Math.min(cells, per) * w + 2;
+  const picture = svgNode("svg", { class: "storage", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `storage of ${cells} cells, size ${size}, stride ${stride}, offset ${offset}` });
+  for (let cell = 0; cell < cells; cell++) {
+    const x = 1 + (cell % per) * w, y = 1 + Math.floor(cell / per) * h, held = where[cell] || [];
+    picture.append(svgNode("rect", { x, y, width: w - 2, height: h - 2, rx: 3, class: held.length > 1 ? "over" : held.length ? "in" : "" }));
+    if (held.length) picture.append(svgNode("text", { x: x + w / 2 - 1, y: y + 12 }, held.length > 2 ? held[0] + "…" : held.join(",")));
+    picture.append(svgNode("text", { x: x + w / 2 - 1, y: y + 21, class: "at" }, "@" + cell));
+  }
+  return picture;
+}
+
+// Controls
+const heads = document.querySelector("#table thead tr");
+for (const [label, sort, style] of COLUMNS) {
+  const head = el("th", { scope: "col", class: style.replace("name", "") });
+  head.append(sort ? el("button", { type: "button", onclick: () => set({ sort: state.sort === sort ? "-" + sort : sort }) }, label) : label);
+  if (sort) head.dataset.sort = sort;
+  heads.append(head);
+}
+const counts = {};
+rows.forEach(row => { counts[row.r[OUTCOME]] = (counts[row.r[OUTCOME]] || 0) + 1; });
+OUT.forEach((word, number) => {
+  if (!counts[number]) return;
+  const button = el("button", { type: "button", class: "mark o-" + word, onclick: () => {
+    const on = new Set((state.outcome || "").split(",").filter(Boolean));
+    if (on.has(word)) on.delete(word); else on.add(word);
+    set({ outcome: [...on].join(",") });
+  } }, word);
+  button.dataset.word = word;
+  $("outcomes").append(button);
+});
+function options(id, label, values) {
+  const select = $(id);
+  select.append(el("option", { value: "" }, label), ...values.map(([value, text]) => el("option", { value }, text)));
+  if (values.length < 2) select.hidden = true;
+  select.addEventListener("change", () => set({ [id]: select.value }));
+}
+const values = part => [...new Set(rows.map(row => N[row.r[part]]))].sort().map(name => [name, name]);
+options("family", "any family", values(FAMILY));
+options("dtype", "any dtype", values(DTYPE));
+options("variant", "any variant", values(VARIANT));
+options("layout", "any layout", values(LAYOUT));
+options("oracle", "any oracle", [...new Set(rows.flatMap(row => N[row.r[ORACLES]].split(", ")))].filter(Boolean).sort().map(name => [name, name]));
+options("fallback", "with or without CPU calls", has.fallback ? [["none", "no CPU calls"], ["some", "with CPU calls"]] : []);
+let typing;
+$("q").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => set({ q: $("q").value }), 80); });
+$("filters").addEventListener("submit", event => event.preventDefault());
+$("clear").addEventListener("click", () => { state = {}; writeState(); filter(); });
+function reflect() {
+  if (document.activeElement !== $("q")) $("q").value = state.q || "";
+  for (const id of ["family", "dtype", "variant", "layout", "oracle", "fallback"]) $(id).value = state[id] || "";
+  const on = (state.outcome || "").split(",").filter(Boolean);
+  for (const button of $("outcomes").children) button.setAttribute("aria-pressed", String(!on.length || on.includes(button.dataset.word)));
+  for (const head of heads.children) {
+    const mine = head.dataset.sort && (state.sort || "").replace("-", "") === head.dataset.sort;
+    if (mine) head.setAttribute("aria-sort", state.sort.startsWith("-") ? "descending" : "ascending"); else head.removeAttribute("aria-sort");
+  }
+  $("clear").disabled = !Object.keys(state).length;
+}
+
+async function copy(button) {
+  const text = button.parentNode.querySelector("pre").textContent;
+  try { await navigator.clipboard.writeText(text); }
+  catch {
+    const area = el("textarea", {}); area.value = text; document.body.append(area); area.select();
+    document.execCommand("copy"); area.remove();
+  }
+  button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1200);
+}
+document.addEventListener("click", event => { if (event.target.dataset && "copy" in event.target.dataset) copy(event.target); });
+
+function mark(line) {
+  body.querySelector("tr.at")?.classList.remove("at");
+  line.classList.add("at");
+  at = shown.indexOf(line.row);
+  line.focus({ preventScroll: true });
+}
+function move(step) {
+  const next = Math.max(0, Math.min(shown.length - 1, at + step));
+  while (next >= drawn && drawn < shown.length) draw();
+  const line = [...body.querySelectorAll("tr.row")][next];
+  if (line) { mark(line); line.scrollIntoView({ block: "nearest" }); }
+}
+document.addEventListener("keydown", event => {
+  const typed = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.key === "Escape") { if (typed) event.target.blur(); else if (Object.keys(state).length) { state = {}; writeState(); filter(); } return; }
+  if (typed || event.ctrlKey || event.metaKey || event.altKey) return;
+  const line = body.querySelector("tr.at");
+  if (event.key === "/") { event.preventDefault(); $("q").focus(); $("q").select(); }
+  else if (event.key === "j" || (event.key === "ArrowDown" && line)) { event.preventDefault(); move(1); }
+  else if (event.key === "k" || (event.key === "ArrowUp" && line)) { event.preventDefault(); move(-1); }
+  else if (event.key === "Enter" && line && event.target === line) { event.preventDefault(); toggle(line); }
+  else if (event.key === "c" && line) { const button = line.nextElementSibling?.querySelector(".copy-script"); if (button) copy(button); }
+});
+
+const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
+const label = () => { $("theme").textContent = isDark() ? "Light" : "Dark"; };
+$("theme").addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; label(); });
+dark.addEventListener("change", label);
+label();
+
+addEventListener("beforeprint", () => { while (drawn < Math.min(shown.length, 5000)) draw(); });
+addEventListener("hashchange", () => { if (readState()) { filter(); $("cases").scrollIntoView(); } });
+const linked = readState();
+filter();
+if (linked) $("cases").scrollIntoView();
+})();
