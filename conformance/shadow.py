@@ -240,7 +240,8 @@ class Reference:
 
 
 def reference(program: Program, *, count: bool = False) -> Reference:
-    """CPU's answer. `count` counts its aten ops, and one transfer for each storage, as the bound for kernels.
+    """CPU's answer. `count` counts its aten ops, and a transfer for each storage that is sent or fetched: the bound for
+    kernels.
 
     Raises ProgramError when a step has no defined meaning, or does not raise what it declares: then the program says
     nothing about any target.
@@ -265,5 +266,6 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         raise ProgramError(f"step {shadow.done + 1} has no defined meaning: {reason}") from reason
     except StepError as error:
         raise ProgramError(f"step {shadow.done}: {error}") from error
-    storages = len({storage_key(tensor) for tensor in shadow.env.values()})
-    return Reference(shadow.observe(kernels=ops.total + storages if ops else None), shadow.exact_names(), shadow)
+    fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
+    transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
+    return Reference(shadow.observe(kernels=ops.total + transfers if ops else None), shadow.exact_names(), shadow)

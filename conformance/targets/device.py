@@ -37,4 +37,4 @@ class DeviceTarget(Target):
 
     def script(self) -> str:
         """The import that registers the device, if any, and its name."""
-        return (f"import {self.module}\n" if self.module else "") + super().script()
+        return (f"import {self.module}\n" if self.module else "") + f"DEVICE = {self.device_name!r}"

@@ -54,4 +54,4 @@ class TinyTarget(Target):
 
     def script(self) -> str:
         """The import that registers `tiny`."""
-        return "import conformance.backend\n" + super().script()
+        return 'import conformance.backend\nDEVICE = "tiny"'

@@ -1,0 +1,271 @@
+"""A campaign: numbered programs of one seed, run in shards by workers that may die, and what they find, by group.
+
+The key insight: a shard is a pure function of its seed and numbers, so a shard whose worker died is run again from the
+program after the one that killed it, and the result does not depend on how many workers there are. Groups are by
+signature: a campaign shows several distinct bugs, each once and small, not one bug a hundred times.
+"""
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from conformance import worker
+from conformance.fuzz_views import Drawing, Tally
+from conformance.program import Program, ProgramError
+from conformance.reduce import reduce_program
+from conformance.report.model import write_atomic
+from conformance.script import script
+from conformance.steps.op import Json
+from conformance.target import BUILTIN, Target, load_target
+from conformance.worker import CRASH, TIMEOUT, Finding, Result, Shard
+
+SHARD = 20
+"""Programs a shard. A worker's death costs at most so many."""
+
+CRASH_TRIALS = 60
+"""How many smaller programs are tried for a crash or a hang, each of which may cost a new worker."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. `programs` None: until `minutes` have passed. `limit`: seconds that a program may take."""
+
+    target: str = "tiny"
+    seed: int = 0
+    programs: int | None = 200
+    minutes: float | None = None
+    drawing: Drawing = field(default_factory=Drawing)
+    jobs: int = 1
+    reports: Path = Path("reports")
+    limit: float = 60.0
+    stop_at_first: bool = False
+    trials: int = 200
+
+    @property
+    def failures(self) -> Path:
+        """Where findings are kept."""
+        return self.reports / "failures"
+
+    def shards(self) -> Iterator[Shard]:
+        """The shards in order; without end when only time limits the campaign."""
+        first = 0
+        while self.programs is None or first < self.programs:
+            count = SHARD if self.programs is None else min(SHARD, self.programs - first)
+            yield Shard(self.target, self.drawing, self.seed, first, count, str(self.failures), self.limit)
+            first += count
+
+
+@dataclass
+class Group:
+    """One distinct finding: the smallest program known, and the numbers of all programs that showed it."""
+
+    finding: Finding
+    numbers: list[int]
+    found_as: set[str]
+    shrunk: bool = False
+
+
+@dataclass
+class Campaign:
+    """A running campaign: what was done so far, and the groups found. `tell` is called after each shard."""
+
+    plan: Plan
+    tell: Callable[[Campaign], None] = lambda campaign: None
+    result: Result = field(default_factory=Result)
+    groups: dict[str, Group] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    running_seconds: float = 0.0
+
+    def run(self) -> None:
+        """Run the plan, then shrink what was found. Raises TargetError when the target cannot be loaded.
+
+        When interrupted, the groups found so far are on disk and in `groups`."""
+        self.plan.failures.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPool(self.plan.jobs, context=context, initializer=worker.start) as pool:
+            try:
+                self.environment = pool.schedule(worker.environment, args=[self.plan.target]).result()
+                self.began = time.monotonic()
+                self._run_shards(pool)
+                self.running_seconds = time.monotonic() - self.began
+                for group in list(self.groups.values()):
+                    self._shrink(pool, group)
+            except BaseException:
+                pool.stop()
+                raise
+
+    def _run_shards(self, pool: ProcessPool) -> None:
+        waiting, again = self.plan.shards(), list[Shard]()
+        running: dict[Future[Any], Shard] = {}
+        while True:
+            while len(running) < self.plan.jobs and not self._enough():
+                shard = again.pop() if again else next(waiting, None)
+                if shard is None:
+                    break
+                running[pool.schedule(worker.run_shard, args=[shard], timeout=self._patience(shard))] = shard
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                shard = running.pop(future)
+                try:
+                    self._take(future.result())
+                except (ProcessExpired, TimeoutError) as death:
+                    rest = self._bury(shard, CRASH if isinstance(death, ProcessExpired) else TIMEOUT)
+                    again += [rest] if rest.count else []
+                self.running_seconds = time.monotonic() - self.began
+                self.tell(self)
+
+    def _patience(self, shard: Shard) -> float:
+        return 60 + shard.count * shard.limit / 4 + shard.limit
+
+    def _enough(self) -> bool:
+        late = self.plan.minutes is not None and time.monotonic() - self.began > 60 * self.plan.minutes
+        return late or (self.plan.stop_at_first and bool(self.groups))
+
+    def _take(self, result: Result) -> None:
+        self.result.done += result.done
+        self.result.tally.add(result.tally)
+        self.result.kernels += result.kernels
+        self.result.allowed += result.allowed
+        self.result.seconds += result.seconds
+        for finding in result.findings:
+            self.add(finding)
+
+    def _bury(self, shard: Shard, kind: str) -> Shard:
+        """Take over what a dead worker left: its findings, and the program that it died of. Returns what is left."""
+        try:
+            note = json.loads(shard.running.read_text(encoding="utf-8"))
+            number, program = int(note["number"]), Program.from_json(note["program"])
+        except (OSError, ValueError, KeyError, ProgramError):
+            number, program = shard.first, self.plan.drawing.numbered(shard.seed, shard.first)
+        shard.running.unlink(missing_ok=True)
+        lost = Result(done=number + 1 - shard.first)
+        for earlier in range(shard.first, number + 1):
+            self.plan.drawing.numbered(shard.seed, earlier, lost.tally)
+            if shard.found(earlier).exists() and earlier != number:
+                lost.findings.append(Finding.from_json(json.loads(shard.found(earlier).read_text(encoding="utf-8"))))
+        lost.findings.append(Finding(kind, shard.seed, number, f"{kind.lower()} / {worker.last_op(program)}", program))
+        self._take(lost)
+        return replace(shard, first=number + 1, count=shard.first + shard.count - number - 1)
+
+    def add(self, finding: Finding) -> None:
+        """Put a finding into its group, and on disk when it is the first there."""
+        for group in self.groups.values():
+            if finding.group in group.found_as:
+                group.numbers.append(finding.number)
+                break
+        else:
+            group = Group(finding, [finding.number], {finding.group})
+            self.groups[finding.group] = group
+        self._save(group)
+        (self.plan.failures / f"found-{finding.seed}-{finding.number}.json").unlink(missing_ok=True)
+
+    def _shrink(self, pool: ProcessPool, group: Group) -> None:
+        finding = group.finding
+        if finding.kind in (CRASH, TIMEOUT):
+            small = self._shrunk_outside(pool, finding)
+        else:
+            try:
+                patience = 60 + self.plan.trials * 10
+                small = pool.schedule(worker.shrink, args=[self.plan.target, finding, self.plan.trials],
+                                      timeout=patience).result()
+            except (ProcessExpired, TimeoutError):
+                small = finding
+        self._forget(group)
+        del self.groups[finding.group]
+        same = self.groups.get(small.group)
+        if same is not None:
+            same.numbers += group.numbers
+            same.found_as |= group.found_as
+            if len(small.program.steps) < len(same.finding.program.steps):
+                same.finding = small
+            group = same
+        else:
+            group.finding, group.shrunk = small, True
+            self.groups[small.group] = group
+        group.found_as.add(small.group)
+        self._save(group)
+        self.tell(self)
+
+    def _shrunk_outside(self, pool: ProcessPool, finding: Finding) -> Finding:
+        """Reduce a crash or a hang, each candidate in a worker that may die of it."""
+        def dies(candidate: Program) -> bool:
+            try:
+                pool.schedule(worker.survives, args=[self.plan.target, candidate], timeout=self.plan.limit).result()
+            except ProcessExpired:
+                return finding.kind == CRASH
+            except TimeoutError:
+                return finding.kind == TIMEOUT
+            except Exception:
+                return False
+            return False
+        small = reduce_program(finding.program, dies, CRASH_TRIALS)
+        return replace(finding, program=small, group=f"{finding.kind.lower()} / {worker.last_op(small)}")
+
+    def _paths(self, group: Group) -> tuple[Path, Path]:
+        slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")[:100]
+        return self.plan.failures / f"{slug}.json", self.plan.failures / f"{slug}.py"
+
+    def _save(self, group: Group) -> None:
+        data, text = self._paths(group)
+        write_atomic(data, json.dumps({**group.finding.to_json(), "target": self.plan.target, "count": len(group.numbers),
+                                       "numbers": sorted(group.numbers)}, indent=1))
+        write_atomic(text, self.script(group.finding))
+
+    def _forget(self, group: Group) -> None:
+        for path in self._paths(group):
+            path.unlink(missing_ok=True)
+
+    def path(self, group: Group) -> Path:
+        """The group's script."""
+        return self._paths(group)[1]
+
+    def script(self, finding: Finding) -> str:
+        """The finding as a standalone script."""
+        command = f"python -m conformance.fuzz --target {self.plan.target} --seed {finding.seed}  (program {finding.number})"
+        return script(finding.program, described(self.plan.target), finding.mismatches, command)
+
+    def to_json(self) -> dict[str, Json]:
+        """The campaign's result for `reports/fuzz.json`."""
+        tally: Tally = self.result.tally
+        coverage: dict[str, Counter[str]] = {}
+        for (family, layout, _), count in tally.cells.items():
+            coverage.setdefault(family, Counter())[layout] += count
+        groups = sorted(self.groups.values(), key=lambda group: -len(group.numbers))
+        return {
+            "schema": 1, "kind": "fuzz", "target": self.plan.target, "seed": self.plan.seed,
+            "programs": self.result.done, "steps": tally.steps, "seconds": round(self.running_seconds, 2),
+            "programs_per_second": round(self.result.done / max(self.running_seconds, 1e-9), 2),
+            "jobs": self.plan.jobs, "failing_programs": sum(len(group.numbers) for group in groups),
+            "kernels": self.result.kernels, "kernels_allowed": self.result.allowed,
+            "coverage_cells": len(tally.cells), "undefined_avoided": sum(
+                count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")),
+            "environment": self.environment, "avoided": dict(tally.avoided.most_common()),
+            "coverage": {family: dict(cells) for family, cells in coverage.items()},
+            "findings": [{"signature": group.finding.group, "kind": group.finding.kind, "count": len(group.numbers),
+                          "program": group.finding.number, "steps": len(group.finding.program.steps),
+                          "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",
+                          "script": self.script(group.finding)} for group in groups],
+        }
+
+
+def described(spec: str) -> Target:
+    """The target for printing only: built in ones are not prepared, so that this process imports no device."""
+    from importlib import import_module
+    name, _, argument = spec.partition(":")
+    if name not in BUILTIN:
+        return load_target(spec)
+    module, _, attribute = BUILTIN[name].partition(":")
+    target: Target = getattr(import_module(module), attribute)(argument)
+    return target

@@ -1,0 +1,213 @@
+"""The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, show what differs.
+
+It only reads options, shows progress and chooses the exit code: 0 when all agreed, 1 when something differs, 2 for bad
+usage, 130 when interrupted; what was found by then is on disk. The campaign itself is `conformance.campaign`.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from conformance.campaign import Campaign, Plan
+from conformance.fuzz_views import DTYPES, STEPS, Drawing, UnknownFamily
+from conformance.program import ProgramError, dump, read_program
+from conformance.report.model import ReportError, write_atomic
+from conformance.steps.table import FAMILIES
+from conformance.target import TargetError, load_target
+
+MOST_SCRIPTS = 5
+"""So many scripts are printed; the rest are named."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = arguments_parser()
+    given = parser.parse_args(arguments)
+    try:
+        if given.families:
+            print("\n".join(FAMILIES))
+            return 0
+        if given.replay or given.minimize:
+            return replay(given.replay or given.minimize, given.target, Path(given.reports), bool(given.minimize))
+        return campaign(plan_of(given))
+    except (TargetError, UnknownFamily, ProgramError, ReportError) as error:
+        print(f"conformance.fuzz: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"conformance.fuzz: {error.filename or given.reports} cannot be written or read ({error.strerror}); "
+              "make room or choose another --reports", file=sys.stderr)
+        return 2
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser("python -m conformance.fuzz", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
+    parser.add_argument("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
+    parser.add_argument("--minutes", type=positive, metavar="M", help="stop drawing after so many minutes")
+    parser.add_argument("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE], "
+                        "mutant:FAULT (default: tiny)")
+    parser.add_argument("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
+    parser.add_argument("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX",
+                        help="steps of a program (default: %d..%d)" % STEPS)
+    parser.add_argument("--only", action="append", default=[], metavar="FAMILY", help="only these families, beside views")
+    parser.add_argument("--without", action="append", default=[], metavar="FAMILY", help="not these families")
+    parser.add_argument("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
+    parser.add_argument("--limit", type=positive, default=60.0, metavar="SECONDS", help="that a program may take "
+                        "(default: 60)")
+    parser.add_argument("--stop-at-first-failure", action="store_true", help="stop drawing at the first failure")
+    parser.add_argument("--reports", default="reports", metavar="DIR", help="where results go (default: reports)")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="run the program in a JSON file again")
+    parser.add_argument("--minimize", type=Path, metavar="FILE", help="make the failing program in a JSON file smaller")
+    parser.add_argument("--families", action="store_true", help="list the step families")
+    return parser
+
+
+def natural(text: str) -> int:
+    """A whole number, 0 or more."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative: give 0 or more")
+    return number
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def steps_range(text: str) -> tuple[int, int]:
+    """`MIN..MAX`."""
+    low, dots, high = text.partition("..")
+    if not (dots and low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range: write MIN..MAX, for example 1..8")
+    return int(low), int(high)
+
+
+def dtypes(text: str) -> tuple[str, ...]:
+    """Names of dtypes, joined by commas."""
+    names = tuple(text.split(","))
+    unknown = [name for name in names if name not in DTYPES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown dtype {unknown[0]!r}: choose from {', '.join(dict.fromkeys(DTYPES))}")
+    return names
+
+
+def plan_of(given: argparse.Namespace) -> Plan:
+    """The plan that the options describe."""
+    programs = given.programs if given.programs is not None or given.minutes is not None else 200
+    drawing = Drawing(given.steps, tuple(given.only), tuple(given.without), given.dtype)
+    if given.jobs < 1:
+        raise TargetError("-n 0 is no worker at all: give 1 or more")
+    return Plan(given.target, given.seed, programs, given.minutes, drawing, given.jobs, Path(given.reports), given.limit,
+                given.stop_at_first_failure)
+
+
+def campaign(plan: Plan) -> int:
+    """Run a campaign, write its result, print its findings."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    running = Campaign(plan)
+    interrupted = False
+    try:
+        if console.is_terminal:
+            show_bar(running, console)
+        else:
+            running.tell = plain_lines(console)
+            running.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    write_atomic(plan.reports / "fuzz.json", json.dumps(running.to_json(), indent=1))
+    summarize(running, console)
+    if interrupted:
+        print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
+        return 130
+    if running.groups:
+        return 1
+    if not running.result.done:
+        print("conformance.fuzz: no program was run, so nothing was compared", file=sys.stderr)
+        return 2
+    return 0
+
+
+def line(running: Campaign) -> str:
+    """Where the campaign is, in one line."""
+    done, wanted = running.result.done, running.plan.programs
+    rate = done / max(running.running_seconds, 1e-9)
+    failing = sum(len(group.numbers) for group in running.groups.values())
+    return (f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} programs, "
+            f"{rate:.1f} programs/s, {failing} failing, {len(running.groups)} distinct")
+
+
+def plain_lines(console: Console) -> Callable[[Campaign], None]:
+    """Says where the campaign is, at most every five seconds."""
+    last = [0.0]
+
+    def tell(running: Campaign) -> None:
+        if time.monotonic() - last[0] >= 5:
+            last[0] = time.monotonic()
+            console.print(line(running))
+    return tell
+
+
+def show_bar(running: Campaign, console: Console) -> None:
+    """Run the campaign under a progress bar."""
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=running.plan.programs)
+        running.tell = lambda campaign: progress.update(task, completed=campaign.result.done, description=line(campaign))
+        running.run()
+
+
+def summarize(running: Campaign, console: Console) -> None:
+    """Print the findings, the commonest first, and the totals."""
+    groups = sorted(running.groups.values(), key=lambda group: -len(group.numbers))
+    for at, group in enumerate(groups):
+        finding = group.finding
+        console.rule(f"{finding.kind} in {len(group.numbers)} of {running.result.done} programs: {finding.group}")
+        if at < MOST_SCRIPTS:
+            console.print(running.script(finding))
+        console.print(f"script: {running.path(group)}\nagain:  python -m conformance.fuzz --target "
+                      f"{running.plan.target} --replay {running.path(group).with_suffix('.json')}")
+    tally, result = running.result.tally, running.result
+    undefined = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
+    kernels = f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}); " if result.allowed else ""
+    console.print(f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
+                  f"{kernels}{undefined} undefined or rejected steps not run")
+
+
+def replay(path: Path, spec: str, reports: Path, smaller: bool) -> int:
+    """Run one saved program again and show its script; when `smaller`, shrink it first and save it beside the others."""
+    from conformance.script import script
+    from conformance.verdict import judge, signature
+    from conformance.worker import FAIL, Finding, shrink
+    program = read_program(path)
+    target = load_target(spec)
+    verdict = judge(program, target)
+    if verdict.passed:
+        print(f"{path}: {target.name} agrees with torch CPU on all {len(program.steps)} steps")
+        return 0
+    finding = Finding(FAIL, 0, 0, str(signature(program, verdict)), program, verdict.mismatches, verdict.bad_step)
+    if smaller:
+        finding = shrink(spec, finding, 1000)
+        saved = reports / "failures" / f"{path.stem}-minimal.json"
+        write_atomic(saved, json.dumps(finding.to_json(), indent=1))
+        print(f"# {len(program.steps)} steps became {len(finding.program.steps)}; saved as {saved}")
+    print(dump(finding.program))
+    print(script(finding.program, target, finding.mismatches, f"python -m conformance.fuzz --target {spec} --replay {path}"))
+    for mismatch in finding.mismatches:
+        print(f"# {mismatch}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

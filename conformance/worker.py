@@ -1,0 +1,192 @@
+"""What a campaign's worker process does: draw numbered programs, run them, and keep what is found on disk at once.
+
+The key insight: the machine under test may take the process with it, so a program is written down *before* it runs and
+a failure the moment it is seen. What a dead worker knew is then on disk, and what it drew can be drawn again.
+"""
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.fuzz_views import Drawing, Tally
+from conformance.oracle import Mismatch
+from conformance.program import Program
+from conformance.reduce import reduce_program
+from conformance.report.model import write_atomic
+from conformance.steps.op import Json
+from conformance.target import Target, load_target
+from conformance.verdict import Verdict, judge, signature
+
+FAIL, FLAKY, CRASH, TIMEOUT = "FAIL", "FLAKY", "CRASH", "TIMEOUT"
+
+
+class ProgramTimeout(Exception):
+    """A program ran longer than it may."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A program on which the target is wrong: what kind of failure, its group, and the mismatches."""
+
+    kind: str
+    seed: int
+    number: int
+    group: str
+    program: Program
+    mismatches: tuple[Mismatch, ...] = ()
+    step: int | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """The finding as JSON; `--replay` reads it as it reads a program."""
+        return {"kind": self.kind, "seed": self.seed, "number": self.number, "signature": self.group,
+                "first_bad_step": self.step, "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
+                "program": self.program.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Finding:
+        """The finding that `to_json` wrote."""
+        return cls(data["kind"], data["seed"], data["number"], data["signature"], Program.from_json(data["program"]),
+                   tuple(Mismatch(**mismatch) for mismatch in data["mismatches"]), data["first_bad_step"])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some programs of a seed, to be run by one worker. `notes` is where it writes down what it runs and finds;
+    `limit` is how many seconds a program may take."""
+
+    target: str
+    drawing: Drawing
+    seed: int
+    first: int
+    count: int
+    notes: str
+    limit: float
+
+    @property
+    def running(self) -> Path:
+        """The file that says which program is being run."""
+        return Path(self.notes) / f"running-{self.seed}-{self.first}.json"
+
+    def found(self, number: int) -> Path:
+        """The file of a failure that nobody has taken over yet."""
+        return Path(self.notes) / f"found-{self.seed}-{number}.json"
+
+
+@dataclass
+class Result:
+    """What a shard did: how many programs ran, what was drawn and found, kernels run and allowed, seconds by program."""
+
+    done: int = 0
+    tally: Tally = field(default_factory=Tally)
+    findings: list[Finding] = field(default_factory=list)
+    kernels: int = 0
+    allowed: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+
+def start() -> None:
+    """Prepare a worker: the campaign alone answers Ctrl-C, and torch's warnings are not news."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+
+
+@functools.cache
+def loaded(spec: str) -> Target:
+    """The target, loaded once a process."""
+    return load_target(spec)
+
+
+def environment(spec: str) -> dict[str, str]:
+    """Load the target and say what it runs on. Raises TargetError."""
+    return loaded(spec).environment()
+
+
+def run_shard(shard: Shard) -> Result:
+    """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice."""
+    target, result = loaded(shard.target), Result()
+    for number in range(shard.first, shard.first + shard.count):
+        program = shard.drawing.numbered(shard.seed, number, result.tally)
+        shard.running.write_text(json.dumps({"number": number, "program": program.to_json()}), encoding="utf-8")
+        began = time.perf_counter()
+        try:
+            with at_most(shard.limit):
+                verdict = judge(program, target)
+            result.seconds.append(time.perf_counter() - began)
+            result.kernels += verdict.kernels or 0
+            result.allowed += verdict.allowed or 0
+            found = None if verdict.passed else confirmed(shard, number, program, verdict)
+        except ProgramTimeout:
+            found = Finding(TIMEOUT, shard.seed, number, f"timeout / {last_op(program)}", program)
+        if found is not None:
+            write_atomic(shard.found(number), json.dumps(found.to_json()))
+            result.findings.append(found)
+        result.done += 1
+    shard.running.unlink(missing_ok=True)
+    return result
+
+
+def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> Finding:
+    """The failure after a second run."""
+    with at_most(shard.limit):
+        again = judge(program, loaded(shard.target), locate=False)
+    kind = FAIL if not again.passed else FLAKY
+    group = f"{kind.lower() + ' / ' if kind == FLAKY else ''}{signature(program, verdict)}"
+    return Finding(kind, shard.seed, number, group, program, verdict.mismatches, verdict.bad_step)
+
+
+def last_op(program: Program) -> str:
+    """The op of the last step."""
+    return program.steps[-1].op if program.steps else "no step"
+
+
+def shrink(spec: str, finding: Finding, trials: int) -> Finding:
+    """The failure on a smaller program that the same oracle rejects, with its group worked out anew."""
+    target = loaded(spec)
+    first = finding.mismatches[0]
+
+    def fails(candidate: Program) -> bool:
+        try:
+            with at_most(30):
+                verdict = judge(candidate, target, locate=False)
+        except ProgramTimeout:
+            return False
+        return any(_alike(first, mismatch) for mismatch in verdict.mismatches[:1])
+
+    small = reduce_program(finding.program, fails, trials)
+    verdict = judge(small, target)
+    if verdict.passed:
+        return finding
+    return Finding(finding.kind, finding.seed, finding.number, str(signature(small, verdict)), small,
+                   verdict.mismatches, verdict.bad_step)
+
+
+def _alike(one: Mismatch, two: Mismatch) -> bool:
+    return one.oracle == two.oracle and (one.oracle != "error" or (one.expected, one.actual) == (two.expected, two.actual))
+
+
+def survives(spec: str, program: Program) -> bool:
+    """Run a program only to see whether the process survives it."""
+    judge(program, loaded(spec), locate=False)
+    return True
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise ProgramTimeout in the block after so many seconds; what hangs outside Python is the campaign's to end."""
+    def ring(*_: Any) -> None:
+        raise ProgramTimeout(f"ran longer than {seconds:g} s")
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
