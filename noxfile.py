@@ -79,6 +79,7 @@ def conformance(session: nox.Session) -> None:
     parser.add_argument("--target", default="tiny", help="what is under test (default: %(default)s)")
     parser.add_argument("--seed", default="0", help="the fuzzer's seed (default: %(default)s)")
     parser.add_argument("--programs", help="how many programs to draw")
+    parser.add_argument("--minutes", help="stop drawing programs after so many minutes")
     parser.add_argument("--samples", help="OpInfo samples for each op")
     parser.add_argument("--op", action="append", help="only this op or glob; may be repeated")
     parser.add_argument("--dtype", help="only these dtypes of the ops, joined by commas")
@@ -87,9 +88,10 @@ def conformance(session: nox.Session) -> None:
     given = parser.parse_args(session.posargs)
     preset = QUICK if given.quick else FULL
 
-    both = ["--target", given.target]
+    both = ["--target", given.target, "-n", given.jobs]
     fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
-    opinfo = ["--samples", given.samples or preset["samples"], "-n", given.jobs]
+    fuzz += ["--minutes", given.minutes] if given.minutes else []
+    opinfo = ["--samples", given.samples or preset["samples"]]
     opinfo += ["--shard", given.shard] if given.shard else []
     opinfo += ["--dtype", given.dtype] if given.dtype else []
     opinfo += [word for op in given.op or preset["op"] for word in ("--op", op)]
