@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import conv, dynamic, factory, indexing, matmul, pointwise, random, scatter, shape
+from . import conv, dynamic, factory, indexing, matmul, pointwise, random, reduction, scatter, shape
 
 KERNELS: dict[str, Callable[..., Any]] = {**dynamic.KERNELS, **factory.KERNELS, **random.KERNELS}
 

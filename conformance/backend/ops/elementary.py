@@ -1,7 +1,7 @@
 """Elementary functions of lazy float values, exact where IEEE arithmetic is and within a few ulp elsewhere.
 
-Defines division, subtraction and products that tinygrad's simplifier leaves as they are, and exp, log, the trigonometric
-and hyperbolic functions and their inverses in float32 and float64.
+Defines division, subtraction and products that tinygrad's simplifier leaves as they are, and exp, log, powers, the
+trigonometric and hyperbolic functions and their inverses in float32 and float64.
 
 The key insight: tinygrad's simplifier treats floats as reals (x/x becomes 1, x*0 becomes 0, (x+c)-c becomes x), which
 loses nan, inf and the rounding that compensated formulas live on. Its nodes FDIV and SUB are outside those rules, so
@@ -86,16 +86,13 @@ def sign_bit(x: UOp) -> UOp:
 
 
 def absolute(x: UOp) -> UOp:
-    """|x| by clearing the sign bit."""
-    bits = bits_dtype(x.dtype)
-    return (x.bitcast(bits) & bits.max).bitcast(x.dtype)
+    """|x|, of zeros and nans too."""
+    return sign_bit(x).where(x * -1, x)
 
 
 def copy_sign(magnitude: UOp, sign: UOp) -> UOp:
     """The magnitude of one value with the sign bit of another of the same dtype."""
-    bits = bits_dtype(magnitude.dtype)
-    other = sign.bitcast(bits)
-    return ((magnitude.bitcast(bits) & bits.max) | (other ^ (other & bits.max))).bitcast(magnitude.dtype)
+    return sign_bit(magnitude).ne(sign_bit(sign)).where(magnitude * -1, magnitude)
 
 
 def rint(x: UOp) -> UOp:
@@ -357,3 +354,20 @@ def hypot(a: UOp, b: UOp) -> UOp:
     result = larger.eq(0).where(larger, larger * (1.0 + ratio * ratio).sqrt())
     result = (a.ne(a) | b.ne(b)).where(NAN, result)
     return (a.eq(INF) | b.eq(INF)).where(INF, result)
+
+
+def power(base: UOp, exponent: UOp) -> UOp:
+    """base ** exponent of floats, with IEEE 754's pow for nan, infinities and zeros.
+
+    float32 goes through float64, where the error of log2(base) * exponent stays below half an ulp.
+    """
+    b, x = base.cast(dtypes.float64), exponent.cast(dtypes.float64)
+    magnitude = (x * absolute(b).log2()).exp2()
+    half = x * 0.5
+    whole, odd = x.trunc().eq(x), half.trunc().ne(half) & x.trunc().eq(x)
+    # 0 ** x and inf ** x come out of the logarithm right, but for the sign of an odd power.
+    magnitude = absolute(b).eq(1).where(1.0, magnitude)
+    value = sign_bit(b).where(odd.where(-magnitude, magnitude), magnitude)
+    value = ((b < 0) & whole.logical_not() & absolute(b).ne(INF)).where(NAN, value)
+    value = (b.ne(b) | x.ne(x)).where(NAN, value)
+    return (x.eq(0) | b.eq(1)).where(1.0, value).cast(base.dtype)

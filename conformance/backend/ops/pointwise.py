@@ -53,14 +53,19 @@ def smaller(a: UOp, b: UOp) -> UOp:
     return (is_nan(a) | (a < b)).where(a, b)
 
 
+def scaled(a: UOp, factor: UOp | None) -> UOp:
+    """a times a factor, which is left out where it is one."""
+    return a if factor is None or engine.constant_of(factor) == 1 else multiply(factor, a)
+
+
 def plus_scaled(a: UOp, b: UOp, alpha: UOp | None) -> UOp:
-    """a + alpha b, where a factor of one is left out."""
-    return add(a, b if alpha is None or engine.constant_of(alpha) == 1 else multiply(b, alpha))
+    """a + alpha b."""
+    return add(a, scaled(b, alpha))
 
 
 def minus_scaled(a: UOp, b: UOp, alpha: UOp | None) -> UOp:
-    """a - alpha b, where a factor of one is left out."""
-    return minus(a, b if alpha is None or engine.constant_of(alpha) == 1 else multiply(b, alpha))
+    """a - alpha b."""
+    return minus(a, scaled(b, alpha))
 
 
 def clamp(x: UOp, low: UOp | None = None, high: UOp | None = None) -> UOp:
@@ -68,6 +73,26 @@ def clamp(x: UOp, low: UOp | None = None, high: UOp | None = None) -> UOp:
     if low is not None:
         x = greater(x, low)
     return x if high is None else smaller(x, high)
+
+
+def lerp(a: UOp, b: UOp, weight: UOp) -> UOp:
+    """a + weight (b - a), from the nearer end (ATen/native/Lerp.h)."""
+    difference = subtract(b, a)
+    near = e.absolute(weight) < 0.5
+    return near.where(a + weight * difference, subtract(b, difference * subtract(1.0, weight)))
+
+
+def xlogy(x: UOp, y: UOp, logarithm: Callable[[UOp], UOp]) -> UOp:
+    """x log(y), 0 where x is 0, nan where y is."""
+    return is_nan(y).where(NAN, x.eq(0).where(0.0, x * logarithm(y)))
+
+
+def logit(x: UOp, eps: UOp | None) -> UOp:
+    """log(x / (1 - x)), of x clamped to [eps, 1 - eps] where eps is given."""
+    if eps is not None:
+        high = subtract(1.0, eps)
+        x = (x < eps).where(eps, (x > high).where(high, x))
+    return e.log(divide(x, subtract(1.0, x)))
 
 
 pointwise(
@@ -93,10 +118,10 @@ pointwise(
         "clamp_min.Tensor": clamp,
         "clamp_max": lambda x, high: clamp(x, None, high),
         "clamp_max.Tensor": lambda x, high: clamp(x, None, high),
-        "addcmul": lambda a, b, c, value=None: add(a, multiply(b, c) if _one(value) else multiply(multiply(value, b), c)),
-        "addcdiv": lambda a, b, c, value=None: add(a, divide(b if _one(value) else multiply(value, b), c)),
-        "lerp.Scalar": lambda a, b, w: lerp(a, b, w),
-        "lerp.Tensor": lambda a, b, w: lerp(a, b, w),
+        "addcmul": lambda a, b, c, value=None: add(a, multiply(scaled(b, value), c)),
+        "addcdiv": lambda a, b, c, value=None: add(a, divide(scaled(b, value), c)),
+        "lerp.Scalar": lerp,
+        "lerp.Tensor": lerp,
         "sign": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
         "sgn": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
         "abs": lambda x: e.absolute(x) if is_float(x) else x if dtypes.is_unsigned(x.dtype) else (x < 0).where(-x, x),
@@ -105,7 +130,7 @@ pointwise(
         "copysign.Tensor": e.copy_sign,
         "copysign.Scalar": e.copy_sign,
         "logaddexp": e.logaddexp,
-        "heaviside": lambda x, zero: x.eq(0).where(zero, (x > 0).where(x.const_like(1), (x < 0).where(0, x.const_like(0)))),
+        "heaviside": lambda x, zero: x.eq(0).where(zero, (x > 0).cast(x.dtype)),
         "exp": e.exp,
         "exp2": lambda x: x.exp2(),
         "expm1": e.expm1,
@@ -136,34 +161,10 @@ pointwise(
         "special_xlog1py.self_scalar": lambda x, y: xlogy(x, y, e.log1p),
         "special_xlog1py.other_scalar": lambda x, y: xlogy(x, y, e.log1p),
         "logit": lambda x, eps=None: logit(x, eps),
-        "special_entr": lambda x: (x > 0).where(-x * e.log(x), x.eq(0).where(x.const_like(0.0), is_nan(x).where(x, -e.INF))),
+        "special_entr": lambda x: is_nan(x).where(x, (x > 0).where(x * -e.log(x), x.eq(0).where(x, -e.INF))),
         "logaddexp2": lambda a, b: e.logaddexp(a * e.LN2, b * e.LN2) * (1 / e.LN2),
     }
 )
-
-
-def _one(factor: UOp | None) -> bool:
-    return factor is None or engine.constant_of(factor) == 1
-
-
-def lerp(a: UOp, b: UOp, weight: UOp) -> UOp:
-    """a + weight (b - a), from the nearer end (ATen/native/Lerp.h)."""
-    difference = subtract(b, a)
-    near = e.absolute(weight) < 0.5
-    return near.where(a + weight * difference, subtract(b, difference * subtract(1.0, weight)))
-
-
-def xlogy(x: UOp, y: UOp, logarithm: Callable[[UOp], UOp]) -> UOp:
-    """x log(y), 0 where x is 0, nan where y is."""
-    return is_nan(y).where(NAN, x.eq(0).where(0.0, x * logarithm(y)))
-
-
-def logit(x: UOp, eps: UOp | None) -> UOp:
-    """log(x / (1 - x)), of x clamped to [eps, 1 - eps] where eps is given."""
-    if eps is not None:
-        high = subtract(1.0, eps)
-        x = (x < eps).where(eps, (x > high).where(high, x))
-    return e.log(divide(x, subtract(1.0, x)))
 
 
 COMPARISONS: dict[str, Callable[[UOp, UOp], UOp]] = {

@@ -1,0 +1,251 @@
+"""Reductions: sums, products, extremes, moments, norms and the softmax family.
+
+The key insight: the meta kernel has already worked out the result's size, so a reduction only computes with all
+dimensions kept and is then reshaped to it.
+Sums of 16-bit floats are taken in float32, of integers in the result's dtype, so they wrap as on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, value
+from ..dtypes import opmath
+from ..tensors import cast, constant
+from . import elementary as e
+from . import order
+from .elementary import INF, divide, subtract
+
+aten = torch.ops.aten
+
+
+def along(x: UOp, dim: int | Sequence[int] | None) -> tuple[UOp, tuple[int, ...]]:
+    """(x, dims) with a 0-d value as a vector of one and the dimensions counted from 0; none given means all."""
+    if x.ndim == 0:
+        x = x.reshape((1,))
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return x, tuple(range(x.ndim))
+    given = (dim,) if isinstance(dim, int) else dim
+    return x, tuple(d % x.ndim for d in given)
+
+
+def count(x: UOp, dims: Sequence[int]) -> int:
+    """How many elements one result is made of."""
+    return math.prod(int(x.shape[d]) for d in dims)
+
+
+def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
+    """The sum along `dims`, kept with size 1, in `dtype` (the value's own by default); 0 of nothing."""
+    x = x if dtype is None else cast(x, dtype)
+    if 0 in x.shape:
+        return UOp.const(0, x.dtype).expand(tuple(1 if d in dims else n for d, n in enumerate(x.shape)))
+    return x.sum(tuple(dims), keepdim=True, dtype=x.dtype)
+
+
+@value("sum", "sum.dim_IntList", "nansum")
+def sum_(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object) -> UOp:
+    """The sum; of nansum without the nans."""
+    x, dims = along(x, dim)
+    if ctx.op is aten.nansum.default and dtypes.is_float(x.dtype):
+        x = x.ne(x).where(0.0, x)
+    return total(x, dims, opmath(ctx.out.computed)).reshape(ctx.out.size)
+
+
+@value("mean", "mean.dim")
+def mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object) -> UOp:
+    """The sum divided by the count; nan of nothing."""
+    x, dims = along(x, dim)
+    return divide(total(x, dims, opmath(ctx.out.computed)), float(count(x, dims))).reshape(ctx.out.size)
+
+
+@value("prod", "prod.dim_int")
+def prod(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False, **_: object) -> UOp:
+    """The product; 1 of nothing."""
+    x, dims = along(x, dim)
+    dtype = opmath(ctx.out.computed)
+    if 0 in x.shape:
+        return constant(1, dtype)
+    if dtype is dtypes.bool:
+        return x.ne(0).prod(dims).reshape(ctx.out.size)
+    return cast(x, dtype).prod(dims, keepdim=True, dtype=dtype).reshape(ctx.out.size)
+
+
+@value("amax", "max")
+def amax(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
+    """The largest element."""
+    x, dims = along(x, dim)
+    return order.extreme(x, dims, largest=True).reshape(ctx.out.size)
+
+
+@value("amin", "min")
+def amin(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
+    """The smallest element."""
+    x, dims = along(x, dim)
+    return order.extreme(x, dims, largest=False).reshape(ctx.out.size)
+
+
+@value("aminmax")
+def aminmax(ctx: Context, x: UOp, *, dim: int | None = None, keepdim: bool = False) -> tuple[UOp, UOp]:
+    """The smallest and the largest element."""
+    return amin(ctx, x, dim), amax(ctx, x, dim)
+
+
+@value("max.dim")
+def max_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, ...]:
+    """The largest element along a dimension and its first index."""
+    x, (d,) = along(x, dim)
+    return tuple(r.reshape(ctx.out.size) for r in order.first_extreme(x, d, largest=True))
+
+
+@value("min.dim")
+def min_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, ...]:
+    """The smallest element along a dimension and its first index."""
+    x, (d,) = along(x, dim)
+    return tuple(r.reshape(ctx.out.size) for r in order.first_extreme(x, d, largest=False))
+
+
+def _index_of_extreme(ctx: Context, x: UOp, dim: int | None, largest: bool) -> UOp:
+    x, dims = along(x if dim is not None else x.reshape((math.prod(x.shape),)), dim)
+    return order.first_extreme(x, dims[0], largest)[1].reshape(ctx.out.size)
+
+
+@value("argmax")
+def argmax(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False) -> UOp:
+    """The first index of the largest element, of the flattened tensor where no dimension is given."""
+    return _index_of_extreme(ctx, x, dim, largest=True)
+
+
+@value("argmin")
+def argmin(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False) -> UOp:
+    """The first index of the smallest element, of the flattened tensor where no dimension is given."""
+    return _index_of_extreme(ctx, x, dim, largest=False)
+
+
+@value("any", "any.dim", "any.dims")
+def any_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
+    """Whether some element is not 0; `any.dims` with an empty list reduces nothing."""
+    x, dims = along(x, dim)
+    if ctx.op is aten.any.dims and not isinstance(dim, int) and dim is not None and len(dim) == 0:
+        return x.ne(0).reshape(ctx.out.size)
+    if 0 in x.shape:
+        return constant(False, dtypes.bool)
+    return x.ne(0).max(dims, keepdim=True).reshape(ctx.out.size)
+
+
+@value("all", "all.dim", "all.dims")
+def all_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
+    """Whether no element is 0; `all.dims` with an empty list reduces nothing."""
+    x, dims = along(x, dim)
+    if ctx.op is aten.all.dims and not isinstance(dim, int) and dim is not None and len(dim) == 0:
+        return x.ne(0).reshape(ctx.out.size)
+    if 0 in x.shape:
+        return constant(True, dtypes.bool)
+    return x.eq(0).max(dims, keepdim=True).reshape(ctx.out.size).logical_not()
+
+
+@value("count_nonzero.dim_IntList", "count_nonzero")
+def count_nonzero(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None) -> UOp:
+    """The number of elements that are not 0 (nan is not)."""
+    x, dims = along(x, dim)
+    return total(x.ne(0), dims, dtypes.int64).reshape(ctx.out.size)
+
+
+def _moments(x: UOp, dims: Sequence[int], correction: float) -> tuple[UOp, UOp]:
+    """(variance, mean) in two passes; the variance's divisor is at least 0, and then gives nan or inf."""
+    n = count(x, dims)
+    average = divide(total(x, dims), float(n))
+    deviation = subtract(x, average)
+    return divide(total(deviation * deviation, dims), float(max(n - correction, 0))), average
+
+
+def _moment_row(ctx: Context, x: UOp, dim: Sequence[int] | None, correction: float | None) -> tuple[UOp, UOp]:
+    x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
+    return _moments(x, dims, 1 if correction is None else correction)
+
+
+@value("var.correction", "std.correction")
+def var(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: float | None = None,
+        keepdim: bool = False) -> UOp:  # fmt: skip
+    """The variance, or its square root, with a correction of the divisor."""
+    variance, _ = _moment_row(ctx, x, dim, correction)
+    return (variance.sqrt() if ctx.op is aten.std.correction else variance).reshape(ctx.out.size)
+
+
+@value("var_mean.correction", "std_mean.correction")
+def var_mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: float | None = None,
+             keepdim: bool = False) -> tuple[UOp, UOp]:  # fmt: skip
+    """The variance, or its square root, and the mean."""
+    variance, average = _moment_row(ctx, x, dim, correction)
+    spread = variance.sqrt() if ctx.op is aten.std_mean.correction else variance
+    return spread.reshape(ctx.out.size), average.reshape(ctx.out.size)
+
+
+@value("linalg_vector_norm")
+def vector_norm(ctx: Context, x: UOp, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False,
+                **_: object) -> UOp:  # fmt: skip
+    """(sum |x|**ord) ** (1/ord), with the limits at 0, inf and -inf (torch.linalg.vector_norm)."""
+    x, dims = along(e.absolute(cast(x, opmath(ctx.out.computed))), dim)
+    if math.isinf(ord):
+        result = order.extreme(x, dims, largest=ord > 0)
+    elif ord == 0:
+        result = total(x.ne(0), dims, x.dtype)
+    elif ord == 1:
+        result = total(x, dims)
+    elif ord == 2:
+        result = total(x * x, dims).sqrt()
+    else:
+        result = e.power(total(e.power(x, UOp.const(float(ord), x.dtype)), dims), UOp.const(1 / ord, x.dtype))
+    return result.reshape(ctx.out.size)
+
+
+@value("logsumexp")
+def logsumexp(ctx: Context, x: UOp, dim: Sequence[int], keepdim: bool = False) -> UOp:
+    """log sum e**x, shifted by the maximum where that is finite."""
+    x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
+    if 0 in x.shape:
+        return constant(-INF, x.dtype)
+    largest = x.max(dims, keepdim=True)
+    shift = e.absolute(largest).eq(INF).where(0.0, largest)
+    return (e.log(total(e.exp(subtract(x, shift)), dims)) + shift).reshape(ctx.out.size)
+
+
+def _shifted(x: UOp, dim: int) -> tuple[UOp, UOp, tuple[int, ...]]:
+    """(x - max x, sum of its exponentials, dims)."""
+    x, dims = along(x, dim)
+    shifted = subtract(x, x.max(dims, keepdim=True))
+    return shifted, total(e.exp(shifted), dims), dims
+
+
+@value("_softmax")
+def softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
+    """e**(x - max) over its sum along a dimension."""
+    shifted, s, _ = _shifted(cast(x, opmath(ctx.out.computed)), dim)
+    return divide(e.exp(shifted), s).reshape(ctx.out.size)
+
+
+@value("_log_softmax")
+def log_softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
+    """x - max - log sum e**(x - max) along a dimension."""
+    shifted, s, _ = _shifted(cast(x, opmath(ctx.out.computed)), dim)
+    return subtract(shifted, e.log(s)).reshape(ctx.out.size)
+
+
+@value("_softmax_backward_data")
+def softmax_backward(ctx: Context, grad: UOp, output: UOp, dim: int, input_dtype: object) -> UOp:
+    """(grad - sum(grad * output)) * output."""
+    dtype = opmath(output.dtype)
+    (grad, dims), (output, _) = along(cast(grad, dtype), dim), along(cast(output, dtype), dim)
+    return (subtract(grad, total(grad * output, dims)) * output).reshape(ctx.out.size)
+
+
+@value("_log_softmax_backward_data")
+def log_softmax_backward(ctx: Context, grad: UOp, output: UOp, dim: int, input_dtype: object) -> UOp:
+    """grad - e**output * sum(grad)."""
+    dtype = opmath(output.dtype)
+    (grad, dims), (output, _) = along(cast(grad, dtype), dim), along(cast(output, dtype), dim)
+    return subtract(grad, e.exp(output) * total(grad, dims)).reshape(ctx.out.size)
