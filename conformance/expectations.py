@@ -1,8 +1,8 @@
 """What is known to fail, strictly: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
 
 Defines `Expectation`, `load`, `apply` and the command `python -m conformance.expectations update|check|explain`. The
-key insight: an entry is a promise in both directions. A failure that it declares is XFAIL; a case that it covers and that
-passes is XPASS and fails the run, so that the file can only shrink knowingly. Nothing here runs an op.
+key insight: an entry is a promise in both directions. A failure that it declares is XFAIL; a case that it covers and
+that passes is XPASS and fails the run, so that the file can only shrink knowingly. Nothing here runs an op.
 """
 
 from __future__ import annotations

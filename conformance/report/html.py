@@ -181,8 +181,8 @@ def _verdict(run: Run) -> tuple[str, str]:
     if not run.complete:
         return "bad", f"The run was interrupted after {len(run.results)} cases."
     if bad:
-        return "bad", f"{bad} of {len(run.results)} cases do not do what torch CPU does."
-    return "good", f"All {run.counts()['PASS']} cases that were compared do what torch CPU does, or fail as declared."
+        return "bad", f"{bad:,} of {len(run.results):,} cases do not do what torch CPU does."
+    return "good", f"All {run.counts()['PASS']:,} cases that were compared do what torch CPU does, or fail as declared."
 
 
 def _fallbacks(run: Run) -> list[tuple[str, int, int]]:
@@ -200,7 +200,7 @@ def heat_map(results: Iterable[Result]) -> dict[str, Any]:
     for result in results:
         key = (result.family or "other", (result.dtype, result.variant, result.layout))
         cells.setdefault(key, Counter())[str(result.outcome)] += 1
-    columns = sorted({column for _, column in cells}, key=lambda c: (c[1], c[2], c[0]))
+    columns = sorted({column for _, column in cells}, key=lambda c: (_rank(_VARIANTS, c[1]), c[2], _rank(_DTYPES, c[0])))
     varied = [part for part in range(3) if len({column[part] for column in columns}) > 1] or [0]
     rows = []
     for family in sorted({family for family, _ in cells}):
@@ -211,6 +211,14 @@ def heat_map(results: Iterable[Result]) -> dict[str, Any]:
         )
     labels = [" ".join(column[part] for part in varied) for column in columns]
     return {"columns": labels, "rows": rows, "narrow": len(columns) <= 2}
+
+
+_VARIANTS = ("forward", "method", "inplace", "out", "backward", "error_inputs", "reference_inputs")
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64")
+
+
+def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
+    return (order.index(name), name) if name in order else (len(order), name)
 
 
 def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ const COLUMNS = [
   ["op", "name", "name", row => N[row.r[NAME]]],
   ["family", "family", "wide-only", row => N[row.r[FAMILY]]],
   ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
-  ["samples", "samples", "num wide-only", row => (row.r[FAILED] && OUT[row.r[OUTCOME]] !== "PASS" ? row.r[FAILED] + " of " : "") + row.r[SAMPLES]],
+  ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "")],
   ...(has.kernels ? [["kernels", "kernels", "num wide-only", kernels]] : []),
   ...(has.fallback ? [["CPU calls", "fallback", "num wide-only", row => row.r[FALLBACK] ?? ""]] : []),
   ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
@@ -277,5 +277,5 @@ addEventListener("beforeprint", () => { while (drawn < Math.min(shown.length, 50
 addEventListener("hashchange", () => { if (readState()) { filter(); $("cases").scrollIntoView(); } });
 const linked = readState();
 filter();
-if (linked) $("cases").scrollIntoView();
+if (linked) $("cases").scrollIntoView({ behavior: "instant" });
 })();
