@@ -178,7 +178,8 @@ def specs(
     known = _specs.get(key)
     if known is None:
         metas: dict[int, torch.Tensor] = {}
-        result = fallback.callable_with_numbers(op, args)(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
+        call = fallback.callable_with_numbers(op, args)
+        result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
         known = _describe(result)
         _specs[key] = known
         if len(_specs) > _SPECS_KEPT:

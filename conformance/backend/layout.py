@@ -42,21 +42,25 @@ class Plan:
 
     def to_logical(self, value: UOp) -> UOp:
         """From shape `core` to shape `size`: dimensions back in their places, ones inserted, stride 0 expanded."""
-        ascending = sorted(range(len(self.order)), key=lambda i: self.order[i])
-        value = value.permute(tuple(ascending)) if ascending != list(range(len(ascending))) else value
+        if len(self.order) > 1:
+            value = value.permute(tuple(sorted(range(len(self.order)), key=lambda i: self.order[i])))
         kept = set(self.order)
-        return value.reshape(tuple(s if d in kept else 1 for d, s in enumerate(self.size))).expand(self.size)
+        value = _reshaped(value, tuple(s if d in kept else 1 for d, s in enumerate(self.size)))
+        return value.expand(self.size) if self.expanded else value
 
     def to_core(self, value: UOp) -> UOp:
         """From shape `size` to shape `core`: the first element of each expanded dimension, largest stride first."""
         if self.expanded:
-            value = value.shrink(
-                tuple(None if st or s <= 1 else (0, 1) for s, st in zip(self.size, self.stride, strict=True))
-            )
+            kept = zip(self.size, self.stride, strict=True)
+            value = value.shrink(tuple(None if st or s <= 1 else (0, 1) for s, st in kept))
         ascending = sorted(self.order)
-        value = value.reshape(tuple(self.size[d] for d in ascending))
+        value = _reshaped(value, tuple(self.size[d] for d in ascending))
         place = {d: i for i, d in enumerate(ascending)}
         return value.permute(tuple(place[d] for d in self.order)) if len(place) > 1 else value
+
+
+def _reshaped(value: UOp, shape: Ints) -> UOp:
+    return value if value.shape == shape else value.reshape(shape)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -104,6 +108,9 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     p = plan(size, stride)
     if p.numel == 0:
         return UOp.const(0, flat.dtype).expand(size)
+    if p.dense:
+        whole = flat if flat.shape[0] == p.extent else flat.shrink(((offset, offset + p.extent),))
+        return p.to_logical(_reshaped(whole, p.core))
     if p.nested:
         return p.to_logical(_take(flat, p, offset))
     index = UOp.const(offset, dtypes.int64)

@@ -15,12 +15,13 @@ import mmap
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tinygrad.dtype import DType, dtypes
+from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from . import engine, layout
@@ -96,45 +97,92 @@ _dirty: weakref.WeakSet[Cell] = weakref.WeakSet()  # lazily written in place: re
 
 
 class Cell:
-    """The content of one storage: `flat`, a value of shape (length,), and constant writes not yet applied to it."""
+    """The content of one storage, lazy: a flat value of shape (length,), and constant writes not yet applied to it.
 
-    __slots__ = ("__weakref__", "_flat", "_waiting", "device", "nbytes", "version")
+    What an operator computes stays as it is, with the geometry in which it covers the storage, and is laid out flat
+    only when something needs that; the next operator mostly reads it in the same geometry.
+    """
+
+    __slots__ = ("__weakref__", "_addresses", "_flat", "_view", "_waiting", "device", "nbytes", "version")
 
     def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
         self.nbytes, self.device = nbytes, device
         # New memory reads as zeros: torch promises nothing, and a constant costs nothing.
-        self._flat = UOp.const(0, dtype).expand((-(-nbytes // dtype.itemsize),))
+        self._flat: UOp | None = _zeros(nbytes, dtype)
+        self._view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and what it reads
         self._waiting: list[tuple[Ints, Ints, int, Number]] = []
+        self._addresses: list[tuple[int, int]] = []
         self.version = 0  # counts changes of content
 
-    def flat(self, dtype: DType) -> UOp:
-        """The content as a value of shape (length,) in `dtype`, all writes applied."""
-        self._apply_waiting()
-        return self._as(dtype)
+    def __del__(self) -> None:
+        for address, size in self._addresses:
+            ADDRESSES.release(address, size)
 
-    def _as(self, dtype: DType) -> UOp:
-        if self._flat.dtype != dtype:
-            bits = self._flat
-            if engine.constant_of(bits) == 0:
-                self._flat = UOp.const(0, dtype).expand((-(-self.nbytes // dtype.itemsize),))
-                return self._flat
-            spare = -bits.shape[0] * bits.dtype.itemsize % dtype.itemsize
-            if spare:  # a storage whose size is no multiple of the element's: the rest is never in a view
-                bits = bits.bitcast(dtypes.uint8)
-                bits = bits.pad(((0, spare),))
-            if bits.dtype is dtypes.bool:
-                bits = bits.cast(dtypes.uint8)
-            elif dtype is dtypes.bool:
-                return bits.bitcast(dtypes.uint8) != 0
-            return bits.bitcast(dtype) if bits.dtype != dtype else bits
+    @property
+    def dtype(self) -> DType:
+        """The dtype in which the content is held now."""
+        return self.value.dtype
+
+    @property
+    def value(self) -> UOp:
+        """The content without the waiting writes, flat or in the geometry it was computed in."""
+        if self._flat is not None:
+            return self._flat
+        assert self._view is not None
+        return self._view[3]
+
+    def learn(self, value: UOp) -> None:
+        """Hold an equal value instead: what `value` was, rewritten to read what has been computed meanwhile."""
+        if self._flat is not None:
+            self._flat, self._view = value, None
+        else:
+            assert self._view is not None
+            self._view = (*self._view[:3], value)
+
+    def flat(self) -> UOp:
+        """The content as a value of shape (length,), all writes applied."""
+        if self._flat is None:
+            assert self._view is not None
+            size, stride, _, value = self._view
+            p = layout.plan(size, stride)
+            self._flat = _reshaped(p.to_core(value), (p.numel,))
+        if self._waiting:
+            self._apply_waiting()
         return self._flat
+
+    def flat_as(self, dtype: DType) -> UOp:
+        """The content in `dtype`: the same bits."""
+        bits = self.flat()
+        if bits.dtype == dtype:
+            return bits
+        if engine.constant_of(bits) == 0:
+            self._flat, self._view = _zeros(self.nbytes, dtype), None
+            return self._flat
+        if bits.op is Ops.BITCAST and bits.src[0].dtype == dtype:
+            return bits.src[0]  # there and back again
+        if bits.dtype.itemsize != dtype.itemsize and not engine.is_realized(bits):
+            # tinygrad merges a chain of bitcasts into one inside a kernel, also where element sizes differ: break it.
+            bits = bits.clone(self.device) if bits.device is None else bits.contiguous()
+        spare = -bits.shape[0] * bits.dtype.itemsize % dtype.itemsize
+        if bits.dtype is dtypes.bool:
+            bits = bits.cast(dtypes.uint8)
+        if spare:  # a storage whose size is no multiple of the element's: the rest is never in a view
+            bits = bits.bitcast(dtypes.uint8).pad(((0, spare),))
+        if dtype is dtypes.bool:
+            return bits.bitcast(dtypes.uint8) != 0
+        return bits.bitcast(dtype) if bits.dtype != dtype else bits
 
     def read(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> UOp:
         """The elements of a view; a complex view has a last dimension of 2 more."""
         real, parts = element(dtype)
         if parts == 2:
             size, stride, offset = paired(size, stride, offset)
-        return layout.read(self.flat(real), size, stride, offset)
+        view = self._view
+        if view is not None and not self._waiting and view[:3] == (size, stride, offset) and view[3].dtype == real:
+            return view[3]
+        value = layout.read(self.flat_as(real), size, stride, offset)
+        self._view = (size, stride, offset, value)
+        return value
 
     def write(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int, value: UOp) -> None:
         """Assign `value`, of the view's shape and dtype (complex: with a last dimension of 2), to a view."""
@@ -144,70 +192,86 @@ class Cell:
         if 0 in size:
             return
         self.version += 1
-        length = -(-self.nbytes // real.itemsize)
-        if layout.covers(size, stride, offset, length):
-            self._waiting.clear()
-            old = UOp.const(0, real).expand((length,))
-        else:
-            constant = engine.constant_of(value)
-            if constant is not None and self._flat.dtype == real:
-                self._waiting.append((size, stride, offset, constant))
-                _cells.add(self)
-                if len(self._waiting) >= MANY_WRITES:
-                    self._apply_waiting()
-                return
-            old = self.flat(real)
-        self._flat = layout.write(old, size, stride, offset, value, self._table)
+        if layout.covers(size, stride, offset, -(-self.nbytes // real.itemsize)):
+            self.hold(size, stride, value)
+            return
+        constant = engine.constant_of(value)
+        if constant is not None and self.dtype == real:
+            if self._flat is None:
+                self.flat()
+            self._waiting.append((size, stride, offset, constant))
+            _cells.add(self)
+            if len(self._waiting) >= MANY_WRITES:
+                self._apply_waiting()
+            return
+        self._flat = layout.write(self.flat_as(real), size, stride, offset, value, self._table)
+        self._view = None
         _cells.add(self)
-        self._cut()
+        self.cut()
+
+    def hold(self, size: Ints, stride: Ints, value: UOp) -> None:
+        """Hold `value`, which covers the whole storage in this geometry, from now on."""
+        self._waiting.clear()
+        self._flat, self._view = None, (size, stride, 0, value)
+        self.version += 1
+        _cells.add(self)
+        self.cut()
+
+    def replace(self, flat: UOp, nbytes: int) -> None:
+        """Hold `flat` from now on, as a storage of `nbytes` bytes."""
+        self._waiting.clear()
+        self._flat, self._view, self.nbytes = flat, None, nbytes
+        self.version += 1
+        _cells.add(self)
 
     def _table(self, positions: np.ndarray) -> UOp:
         return engine.from_host(memoryview(np.ascontiguousarray(positions)), dtypes.int64, self.device)
 
     def _apply_waiting(self) -> None:
-        """Make `_flat` current: a few constant writes as movement ops, many replayed on the host into one table."""
-        if not self._waiting:
-            return
+        """Apply the constant writes: a few as movement ops, many replayed on the host into one table."""
         waiting, self._waiting = self._waiting, []
-        dtype, (length,) = self._flat.dtype, self._flat.shape
+        flat = self.flat()
+        dtype = flat.dtype
         if len(waiting) <= FEW_WRITES or dtype not in TORCH or dtype is dtypes.bfloat16:
             for size, stride, offset, number in waiting:
                 value = UOp.const(number, dtype).expand(size)
-                self._flat = layout.write(self._flat, size, stride, offset, value, self._table)
+                flat = layout.write(flat, size, stride, offset, value, self._table)
         else:
-            self._replay(waiting, dtype, length)
-        self._cut()
+            flat = self._replayed(waiting, flat)
+        self._flat, self._view = flat, None
+        self.cut()
 
-    def _replay(self, waiting: Iterable[tuple[Ints, Ints, int, Number]], dtype: DType, length: int) -> None:
-        waiting = list(waiting)
+    def _replayed(self, waiting: Sequence[tuple[Ints, Ints, int, Number]], flat: UOp) -> UOp:
+        dtype, (length,) = flat.dtype, flat.shape
         low = min(offset for _, _, offset, _ in waiting)
         high = max(offset + layout.plan(size, stride).extent for size, stride, offset, _ in waiting)
-        old = engine.constant_of(self._flat)
+        old = engine.constant_of(flat)
         values = torch.full((high - low,), old or 0, dtype=TORCH[dtype]).numpy()
         written = np.zeros(high - low, dtype=np.bool_)
         for size, stride, offset, number in waiting:
             place = layout.positions(size, stride, offset - low)
             values[place] = number
             written[place] = True
-        device = self.device
         if (old is not None or written.all()) and high - low == length:
-            self._flat = engine.from_host(memoryview(values), dtype, device)
-            return
+            return engine.from_host(memoryview(values), dtype, self.device)
         around = ((low, length - high),)
-        table = engine.from_host(memoryview(values), dtype, device).pad(around)
-        mask = engine.from_host(memoryview(written), dtypes.bool, device).pad(around)
-        self._flat = mask.where(table, self._flat)
+        table = engine.from_host(memoryview(values), dtype, self.device).pad(around)
+        mask = engine.from_host(memoryview(written), dtypes.bool, self.device).pad(around)
+        return mask.where(table, flat)
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
         """Realize a value that has grown past what one schedule should hold."""
-        depth, cost = engine.measure(self._flat)
+        depth, cost = engine.measure(self.value)
         if depth > MAX_DEPTH or cost > MAX_COST:
             observe([self], dirty=False)
 
     @property
     def lazy(self) -> bool:
-        """Whether realizing would compute something."""
-        return bool(self._waiting) or not (self._flat.device is None or engine.is_realized(self._flat))
+        """Whether the content is more than a buffer or a constant."""
+        if self._waiting:
+            return True
+        value = self.value
+        return engine.constant_of(value) is None and not engine.is_realized(value)
 
     def mark_dirty(self) -> None:
         """Written in place: the next observation realizes it, so that a loop's graph does not grow."""
@@ -215,22 +279,17 @@ class Cell:
 
     def host(self) -> tuple[memoryview | None, Number | None]:
         """The content after `observe`: its bytes, or (None, number) where all elements are one constant."""
-        constant = engine.constant_of(self._flat)
-        if constant is not None:
-            return None, constant
-        return engine.to_host(self._flat), None
+        flat = self.flat()
+        constant = engine.constant_of(flat)
+        return (engine.to_host(flat), None) if constant is None else (None, constant)
 
-    @property
-    def dtype(self) -> DType:
-        """The dtype in which the content is held now."""
-        return self._flat.dtype
 
-    def replace(self, flat: UOp, nbytes: int) -> None:
-        """Hold `flat` from now on, as a storage of `nbytes` bytes."""
-        self._waiting.clear()
-        self._flat, self.nbytes = flat, nbytes
-        self.version += 1
-        _cells.add(self)
+def _zeros(nbytes: int, dtype: DType) -> UOp:
+    return UOp.const(0, dtype).expand((-(-nbytes // dtype.itemsize),))
+
+
+def _reshaped(value: UOp, shape: Ints) -> UOp:
+    return value if value.shape == shape else value.reshape(shape)
 
 
 def paired(size: Ints, stride: Ints, offset: int) -> tuple[Ints, Ints, int]:
@@ -246,17 +305,16 @@ def observe(cells: Iterable[Cell], dirty: bool = True) -> None:
             _dirty.clear()
         by_device: dict[str, list[Cell]] = {}
         for cell in wanted:
-            cell._apply_waiting()
-            if engine.constant_of(cell._flat) is None and not engine.is_realized(cell._flat) and cell.nbytes:
+            flat = cell.flat()
+            if engine.constant_of(flat) is None and not engine.is_realized(flat) and cell.nbytes:
                 by_device.setdefault(cell.device, []).append(cell)
         for device, group in by_device.items():
             inside = set(group)
             rest = [c for c in _cells if c not in inside]
-            done, others = engine.realize([c._flat for c in group], device, [c._flat for c in rest])
-            for cell, flat in zip(group, done, strict=True):
-                cell._flat = flat
-            for cell, flat in zip(rest, others, strict=True):
-                cell._flat = flat
+            done, others = engine.realize([c.flat() for c in group], device, [c.value for c in rest])
+            for cell, value in zip([*group, *rest], [*done, *others], strict=True):
+                if cell.value is not value:
+                    cell.learn(value)
         for cell in list(_cells):
             if not cell.lazy:
                 _cells.discard(cell)
@@ -269,7 +327,7 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
     storage: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)  # type: ignore[attr-defined]
     storage._cell = cell = Cell(nbytes, engine.device_name(index), dtype)
     _by_address[address] = cell
-    weakref.finalize(cell, ADDRESSES.release, address, size_class).atexit = False
+    cell._addresses.append((address, size_class))
     return storage
 
 
@@ -293,12 +351,12 @@ def resize(storage: Any, nbytes: int) -> None:
         return
     index = storage.device.index or 0
     dtype = cell.dtype if nbytes % cell.dtype.itemsize == 0 else dtypes.uint8
-    old = cell.flat(dtype)
+    old = cell.flat_as(dtype)
     length = nbytes // dtype.itemsize
     kept = min(length, old.shape[0])
     cell.replace(old.shrink(((0, kept),)).pad(((0, length - kept),)), nbytes)
     address, size_class = ADDRESSES.reserve(nbytes)
-    weakref.finalize(cell, ADDRESSES.release, address, size_class).atexit = False
+    cell._addresses.append((address, size_class))
     make: Callable[..., Any] = torch._C._construct_storage_from_data_pointer  # type: ignore[attr-defined]
     device = torch.device("tiny", index)
     storage._swap_data_ptr_(make(0, device, 0))
@@ -315,5 +373,5 @@ def graph_size() -> int:
     """Number of distinct tinygrad nodes that lazy values hold; a loop that observes something keeps this flat."""
     seen: set[UOp] = set()
     for cell in list(_cells):
-        seen.update(cell._flat.toposort())
+        seen.update(cell.value.toposort())
     return len(seen)

@@ -80,16 +80,11 @@ def _read_host(t: torch.Tensor) -> UOp:
     return constant(t.item(), COMPUTED[t.dtype])
 
 
-def new_tensor(spec: Spec, index: int, flat: UOp | None = None) -> torch.Tensor:
-    """A tensor of this metadata on `tiny:index` with a storage of its own, holding `flat` where given."""
+def new_tensor(spec: Spec, index: int) -> torch.Tensor:
+    """A tensor of this metadata on `tiny:index` with a storage of its own; it reads as zeros."""
     real, _ = element(spec.dtype)
-    extent = layout.plan(spec.size, spec.stride).extent
-    nbytes = extent * spec.dtype.itemsize
-    store = storage.allocate(nbytes, index, real)
-    if flat is not None:
-        store._cell.replace(flat, nbytes)  # type: ignore[attr-defined]
-        store._cell._cut()  # type: ignore[attr-defined]
-    return tensor_on(store, spec.dtype, spec.size, spec.stride, 0)
+    nbytes = layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
+    return tensor_on(storage.allocate(nbytes, index, real), spec.dtype, spec.size, spec.stride, 0)
 
 
 def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
@@ -104,19 +99,20 @@ SET = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk
 
 def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
     """A new tensor with this metadata and these elements."""
+    t = new_tensor(spec, index)
+    if 0 in spec.size:
+        return t
     real, parts = element(spec.dtype)
     size, stride = spec.size, spec.stride
-    result = cast(result, real) if parts == 1 and spec.dtype in COMPUTED else result
     if parts == 2:
         size, stride, _ = storage.paired(size, stride, 0)
-    p = layout.plan(size, stride)
-    if not p.numel:
-        return new_tensor(spec, index)
+    result = cast(result, real) if spec.dtype in COMPUTED else result
     result = result.expand(size) if result.shape != size else result
+    p = layout.plan(size, stride)
     if p.dense and not p.expanded:
-        return new_tensor(spec, index, p.to_core(result).reshape((p.numel,)))
-    t = new_tensor(spec, index)
-    storage.cell_of(t).write(spec.dtype, *geometry(t), result)
+        storage.cell_of(t).hold(size, stride, result)
+    else:
+        storage.cell_of(t).write(spec.dtype, *geometry(t), result)
     return t
 
 
