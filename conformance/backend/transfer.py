@@ -35,9 +35,11 @@ def host_bytes(cell: Cell) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor with the geometry of `tensor` on the bytes `host` of its storage."""
+    """A CPU tensor with the geometry, and the conjugate and negative bits, of `tensor` on the bytes of its storage."""
     made = torch.empty(0, dtype=tensor.dtype)
-    return made.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    made.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    made = made.conj() if tensor.is_conj() else made
+    return torch._neg_view(made) if tensor.is_neg() else made
 
 
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -81,7 +83,11 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     check_writable(self)
     if not self.numel():
         return self
-    if not is_tiny(self):
+    if self.is_conj():  # what is written to a conjugate view is the conjugate
+        copy_(self.conj(), src.conj())
+    elif self.is_neg():
+        copy_(torch._neg_view(self), torch._neg_view(src))
+    elif not is_tiny(self):
         _copy_out(self, src)
     elif not is_tiny(src):
         _copy_in(self, src)
@@ -123,23 +129,33 @@ def _broadcast(value: UOp, size: tuple[int, ...], parts: int) -> UOp:
     return value.expand((*size, 2) if parts == 2 else size)
 
 
+def _elements(t: torch.Tensor) -> UOp:
+    """The elements of a tensor as a lazy value, its conjugate and negative bits carried out."""
+    found = read(t)
+    if t.is_conj():
+        imaginary = UOp.arange(2).reshape((1,) * t.dim() + (2,)).expand(found.shape) > 0
+        found = imaginary.where(-found, found)
+    return -found if t.is_neg() else found
+
+
 def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:
-    if src.dtype == self.dtype and geometry(self) == geometry(src) and storage.cell_of(self) is storage.cell_of(src):
+    same = src.dtype == self.dtype and geometry(self) == geometry(src) and not (src.is_conj() or src.is_neg())
+    if same and storage.cell_of(self) is storage.cell_of(src):
         return
     if src.dtype == self.dtype:
         _, parts = element(self.dtype)
-        assign(self, _broadcast(read(src), tuple(self.size()), parts))
+        assign(self, _broadcast(_elements(src), tuple(self.size()), parts))
     elif self.dtype in COMPUTED and src.dtype in COMPUTED:
-        assign(self, read(src).expand(tuple(self.size())))
+        assign(self, _elements(src).expand(tuple(self.size())))
     elif self.dtype.is_complex and src.dtype in COMPUTED:
         real, _ = element(self.dtype)
-        pair = read(src).cast(real).unsqueeze(-1).pad(((0, 0),) * src.dim() + ((0, 1),))
+        pair = _elements(src).cast(real).unsqueeze(-1).pad(((0, 0),) * src.dim() + ((0, 1),))
         assign(self, _broadcast(pair, tuple(self.size()), 2))
     elif self.dtype.is_complex and src.dtype.is_complex:
-        assign(self, _broadcast(read(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
+        assign(self, _broadcast(_elements(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
     elif src.dtype.is_complex and self.dtype in COMPUTED:
         warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
-        pair = read(src)
+        pair = _elements(src)
         first = pair.shrink(((None,) * src.dim()) + ((0, 1),)).reshape(tuple(src.size()))
         assign(self, first.expand(tuple(self.size())))
     else:  # float8: converted where torch defines the rounding
