@@ -86,7 +86,8 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What programs may be made of, as in `programs`; picklable, so that it travels to workers.
+    """What programs may be made of, as in `programs`; picklable, so that it travels to workers. Without `biased` every
+    family and operand is drawn alike, which is there to be compared with.
 
     Raises UnknownFamily for a family that does not exist."""
 
@@ -94,6 +95,7 @@ class Drawing:
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
+    biased: bool = True
 
     def __post_init__(self) -> None:
         unknown = {*self.only, *self.without} - set(FAMILIES)
@@ -103,7 +105,7 @@ class Drawing:
     @functools.cached_property
     def families(self) -> dict[str, list[Op]]:
         """The rows to draw from, by family; a row of weight n occurs n times."""
-        return {family: [op for op in OPS.values() if op.family == family for _ in range(op.weight)]
+        return {family: [op for op in OPS.values() if op.family == family for _ in range(op.weight if self.biased else 1)]
                 for family in FAMILIES if (not self.only or family in self.only or family == "view")
                 and family not in self.without}
 
@@ -117,8 +119,9 @@ class Drawing:
         known = [name for name in DTYPES if name in self.dtypes] or list(self.dtypes)
         program = draw_inputs(d, known, "autograd" in self.families)
         shadow = Shadow(program)
-        k = Situation(source, shadow, tuple(dict.fromkeys(known)))
-        weighted = [family for family in self.families for _ in range(FAMILY_WEIGHT.get(family, 1))]
+        k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
+        weighted = [family for family in self.families
+                    for _ in range(FAMILY_WEIGHT.get(family, 1) if self.biased else 1)]
         wanted = d.integer(*self.steps)
         for _ in range(4 * wanted):
             if len(shadow.steps) >= wanted:

@@ -7,6 +7,7 @@ It knows targets and the oracle's `observe`; how programs are drawn, judged and 
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ class ProgramError(Exception):
 
 @dataclass(frozen=True)
 class Storage:
-    """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers, or a list."""
+    """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers and halves, or a list."""
 
     dtype: str
     size: int
@@ -53,6 +54,8 @@ class Storage:
             rng = random.Random(self.values["seed"])
             low = 0 if not dtype.is_signed else -8
             numbers = [rng.randint(low, 8) for _ in range(self.size)]
+            if dtype.is_floating_point:
+                return [n + rng.choice((0, 0, 0.5)) for n in numbers]
         return [bool(n % 2) for n in numbers] if dtype is torch.bool else list(numbers)
 
 
@@ -256,12 +259,13 @@ def run(program: Program, target: Target, *, eager: bool = False, count: bool = 
     observation, and `failed_step` says where (None: while observing). What was made before it is not observed.
     """
     observations: list[Observation] = []
-    with target.active(), target.kernels() if count else _nothing() as counted:
+    with target.kernels() if count else contextlib.nullcontext() as counted:
         execution = Execution(program, target)
         failed: int | None = None
         try:
             for step in program.steps:
-                execution.step(step)
+                with target.active():
+                    execution.step(step)
                 if eager:
                     observations.append(execution.observe())
             if not eager or not program.steps:
@@ -276,14 +280,6 @@ def run(program: Program, target: Target, *, eager: bool = False, count: bool = 
     if counted is not None and counted.total is not None:
         observations[-1] = replace(observations[-1], kernels=counted.total)
     return Outcome(tuple(observations), failed)
-
-
-class _nothing:
-    def __enter__(self) -> Any:
-        return None
-
-    def __exit__(self, *exc: object) -> None:
-        return None
 
 
 def dump(program: Program) -> str:

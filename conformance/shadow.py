@@ -133,7 +133,7 @@ class Shadow(Execution):
     def hazard(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> str | None:
         """Why the call's result is not defined, or None."""
         for written in destinations(op, args, kwargs):
-            constant = op.constant or (op.form is SETITEM and not isinstance(args[2], torch.Tensor))
+            constant = op.constant or (op.name == "setitem" and not isinstance(args[2], torch.Tensor))
             if not constant and layouts.overlaps_itself(written):
                 return "write through overlapping memory"
             for read in _tensors([args, kwargs]):
@@ -212,11 +212,11 @@ def destinations(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[torch.
 
 
 def exactly_whole(tensor: torch.Tensor) -> bool:
-    """Whether all values are whole numbers that the dtype holds exactly, with their neighbours."""
+    """Whether all values are whole numbers or halves that the dtype holds exactly, with their neighbours."""
     if tensor.dtype not in WHOLE:
         return not tensor.dtype.is_floating_point
     parts = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    return bool(((parts == parts.round()) & (parts.abs() < WHOLE[tensor.dtype])).all())
+    return bool(((2 * parts == (2 * parts).round()) & (parts.abs() < WHOLE[tensor.dtype] / 2)).all())
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -94,7 +94,7 @@ class Target:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Surrounds every run of a program on the target: a compiler, a mode or a planted fault goes here."""
+        """Surrounds each step of a program on the target, not the moves: a mode or a planted fault goes here."""
         yield
 
     def environment(self) -> dict[str, str]:

@@ -65,9 +65,9 @@ def broadcasts(source: Sequence[int], to: Sequence[int]) -> bool:
 class Situation(Draw):
     """The choices of a rule together with what it may choose from: the shadow of the program so far."""
 
-    def __init__(self, source: Source, shadow: Shadow, dtypes: Sequence[str]) -> None:
+    def __init__(self, source: Source, shadow: Shadow, dtypes: Sequence[str], biased: bool = True) -> None:
         super().__init__(source)
-        self.shadow, self.dtypes = shadow, dtypes
+        self.shadow, self.dtypes, self.biased = shadow, dtypes, biased
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.shadow.env[name]
@@ -78,7 +78,7 @@ class Situation(Draw):
         names: list[str] = []
         for age, (name, candidate) in enumerate(self.shadow.env.items()):
             if candidate.numel() <= MOST_ELEMENTS and fits(candidate):
-                names += [name] * (1 + (age >= len(self.shadow.env) - 2) + (candidate.untyped_storage()._cdata in written))
+                names += [name] * (1 if not self.biased else 1 + (age >= len(self.shadow.env) - 2) + (candidate.untyped_storage()._cdata in written))
         return self.choice(names) if names else None
 
     def pick_writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:

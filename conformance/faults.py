@@ -1,0 +1,254 @@
+"""Faults to plant: one a row, each modelled on a real bug of view and in-place semantics and a few lines long.
+
+The key insight: the power of a fuzzer can be measured only against faults that are known to be there. They are planted
+under torch's dispatcher, around ordinary CPU tensors, so that the device beneath is right in everything else.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from conformance.steps.layouts import dense
+from conformance.target import storage_key
+
+
+@dataclass
+class Call:
+    """One call of an aten op on its way to the device."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    memory: Counter[int] = field(default_factory=Counter)
+    """What the fault remembers of a storage between calls."""
+
+    @property
+    def first(self) -> Any:
+        """The first argument."""
+        return self.args[0]
+
+    def run(self) -> Any:
+        """The right answer."""
+        return self.func(*self.args, **self.kwargs)
+
+    def having(self, at: int, value: Any) -> Any:
+        """The answer with one argument replaced."""
+        return self.func(*self.args[:at], value, *self.args[at + 1:], **self.kwargs)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: the aten ops that it spoils, what it does instead, and the real bug that it is modelled on."""
+
+    ops: str
+    act: Callable[[Call], Any]
+    like: str
+
+
+VIEWS = "t transpose permute"
+SLICES = "slice select"
+ARITHMETIC = "add_ sub_ mul_ neg_ abs_ square_ relu_ clamp_ addcmul_ lerp_"
+
+
+def _gappy(t: torch.Tensor) -> bool:
+    return not t.is_contiguous() and t.numel() > 1
+
+
+def _moved(t: torch.Tensor, offset: int) -> torch.Tensor:
+    return t.as_strided(t.size(), t.stride(), offset)
+
+
+def _drop_offset(call: Call) -> Any:
+    view = call.run()
+    return _moved(view, call.first.storage_offset())
+
+
+def _stale(call: Call) -> Any:
+    view = call.run()
+    return torch.empty_strided(view.size(), view.stride(), dtype=view.dtype).copy_(view) if view.numel() else view
+
+
+def _stale_pieces(call: Call) -> Any:
+    return [piece.clone() for piece in call.run()]
+
+
+def _contiguous(call: Call) -> Any:
+    made = call.run()
+    return torch.empty(made.size(), dtype=made.dtype).copy_(made)
+
+
+def _clobber(call: Call) -> Any:
+    t = call.first
+    made = call.run()
+    if _gappy(t) and 0 not in t.stride():
+        last = t.storage_offset() + sum((n - 1) * st for n, st in zip(t.size(), t.stride(), strict=True))
+        t.as_strided((last - t.storage_offset() + 1,), (1,))[1:2].zero_()
+    return made
+
+
+def _onto_contiguous(call: Call) -> Any:
+    out = call.kwargs["out"]
+    room = out.untyped_storage().nbytes() // out.element_size() - out.storage_offset()
+    if out.is_contiguous() or room < out.numel():
+        return call.run()
+    out.as_strided(out.size(), dense(out.size())).copy_(call.func(*call.args, **{**call.kwargs, "out": out.clone()}))
+    return out
+
+
+def _accept_overlap(call: Call) -> Any:
+    try:
+        return call.run()
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        return call.first
+
+
+def _not_when(wrong: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any]:
+    return lambda call: call.first if isinstance(call.first, torch.Tensor) and wrong(call.first) else call.run()
+
+
+def _fill_at_start(call: Call) -> Any:
+    t = call.first
+    call.having(0, _moved(t, 0))
+    return t
+
+
+def _whole_storage(call: Call) -> Any:
+    t = call.first
+    t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).zero_()
+    return t
+
+
+def _roll_mask(call: Call) -> Any:
+    return call.having(1, call.args[1].roll(1)) if call.args[1].dim() else call.run()
+
+
+def _step_lost(call: Call) -> Any:
+    view = call.run()
+    step = call.args[4] if len(call.args) > 4 else 1
+    return view.as_strided(view.size(), tuple(
+        st // step if dim == (call.args[1] % view.dim()) else st for dim, st in enumerate(view.stride())))
+
+
+def _fifth_write_lost(call: Call) -> Any:
+    call.memory[storage_key(call.first)] += 1
+    return call.first if call.memory[storage_key(call.first)] % 3 == 0 else call.run()
+
+
+def _offset_unspecified(call: Call) -> Any:
+    given = call.args[3] if len(call.args) > 3 else call.kwargs.get("storage_offset")
+    return call.first.as_strided(*call.args[1:3]) if given == 0 else call.run()
+
+
+def _offset_ignored(call: Call) -> Any:
+    return call.func(*call.args[:3], 0)
+
+
+def _scalar_at_start(call: Call) -> Any:
+    return call.func(_moved(call.first, 0))
+
+
+def _strides_kept(call: Call) -> Any:
+    t = call.first
+    before = t.stride()
+    call.run()
+    return t.as_strided_(t.size(), before[:t.dim()]) if len(before) == t.dim() and t.numel() else t
+
+
+def _alias_when(aliases: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any]:
+    return lambda call: torch.ops.aten.alias(call.first) if aliases(call.first) else call.run()
+
+
+def _without(name: str) -> Callable[[Call], Any]:
+    return lambda call: call.func(*call.args, **{key: value for key, value in call.kwargs.items() if key != name})
+
+
+def _wide_result(call: Call) -> Any:
+    made = call.run()
+    return made.to(torch.uint8) if made.dtype is torch.bool else made
+
+
+def _saturate(call: Call) -> Any:
+    t = call.first
+    if t.dtype is not torch.uint8:
+        return call.run()
+    wide = call.func(t.to(torch.int64), *[arg.to(torch.int64) if isinstance(arg, torch.Tensor) else arg
+                                           for arg in call.args[1:]], **call.kwargs)
+    return t.copy_(wide.clamp(0, 255))
+
+
+def _size_one_stride(call: Call) -> Any:
+    made = call.run()
+    strides = tuple(1 if n == 1 else st for n, st in zip(made.size(), made.stride(), strict=True))
+    return made.as_strided(made.size(), strides)
+
+
+def _cpu_rounds(call: Call) -> Any:
+    source, dtype = call.first, call.kwargs.get("dtype")
+    to_int = source.is_floating_point() and dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+    return call.having(0, source.round()) if to_int and dtype is not torch.bool else call.run()
+
+
+def _last_row_missing(call: Call) -> Any:
+    made = call.run()
+    source = call.args[1]
+    if call.first.dim() and call.first.size(0) > 1 and isinstance(source, torch.Tensor) and source.dim() < call.first.dim():
+        call.first[-1].zero_()
+    return made
+
+
+FAULTS: dict[str, Fault] = {
+    "slice drops the offset": Fault(SLICES, _drop_offset, "pytorch#187117"),
+    "narrow slice loses its step": Fault("slice", _step_lost, "tinygrad#17855"),
+    "transpose is stale": Fault(VIEWS, _stale, "xla#7304"),
+    "select is stale": Fault("select", _stale, "xla#7304"),
+    "diagonal is stale": Fault("diagonal", _stale, "tinygrad#10945"),
+    "unfold is stale": Fault("unfold", _stale, "write through unfold"),
+    "view is stale": Fault("view _unsafe_view", _stale, "xla#7304"),
+    "expand is stale": Fault("expand", _stale, "pytorch#78642"),
+    "as_strided is stale": Fault("as_strided", _stale, "pytorch#104505"),
+    "split does not alias": Fault("split split_with_sizes unbind", _stale_pieces, "xla#3072"),
+    "detach does not alias": Fault("detach", _stale, "stale view"),
+    "as_strided takes offset 0 for unspecified": Fault("as_strided", _offset_unspecified, "tinygrad#17195"),
+    "as_strided ignores the offset": Fault("as_strided", _offset_ignored, "tinygrad#17195"),
+    "as_strided_ leaves stale strides": Fault("as_strided_ t_ transpose_ swapdims_", _strides_kept, "pytorch#185888"),
+    "empty_strided is contiguous": Fault("empty_strided", lambda call: torch.empty(call.first, **call.kwargs),
+                                         "peer: empty_strided drops its strides"),
+    "copy_ clobbers the gap": Fault("copy_", _clobber, "pytorch#189961"),
+    "copy_ into gaps is lost": Fault("copy_", _not_when(_gappy), "tinygrad#17855"),
+    "copy_ broadcasts one row short": Fault("copy_", _last_row_missing, "peer: copy_ into a slice with broadcast"),
+    "copy_ through stride 0 is accepted": Fault("copy_ fill_", _accept_overlap, "pytorch#152425"),
+    "arithmetic through stride 0 is accepted": Fault(ARITHMETIC, _accept_overlap, "peer: add_ on an expanded tensor"),
+    "arithmetic on gaps is lost": Fault(ARITHMETIC, _not_when(_gappy), "tinygrad#17855"),
+    "every third write is lost": Fault(f"{ARITHMETIC} copy_ fill_ zero_", _fifth_write_lost, "long chains cut wrongly"),
+    "addcmul_ is wrong on gaps": Fault("addcmul_ addcdiv_", _not_when(_gappy), "pytorch#118115"),
+    "fill_ ignores the offset": Fault("fill_", _fill_at_start, "pytorch PR#95113"),
+    "zero_ clears the storage": Fault("zero_", _whole_storage, "write outside the view"),
+    "out= ignores strides": Fault("add mul neg exp cat mm sum cumsum gather", lambda call: (
+        _onto_contiguous(call) if isinstance(call.kwargs.get("out"), torch.Tensor) else call.run()), "tinygrad#17210"),
+    "mask is off by one": Fault("masked_fill_ masked_scatter_", _roll_mask, "mask write off by one"),
+    "index_put_ does not accumulate": Fault("index_put_", lambda call: call.func(*call.args[:3]), "index_put_"),
+    "scatter_add_ overwrites": Fault("scatter_add_", lambda call: torch.ops.aten.scatter_.src(*call.args), "scatter_add_"),
+    "item ignores the offset": Fault("_local_scalar_dense", _scalar_at_start, "pytorch#187117"),
+    "clone of a transpose aliases": Fault("clone", _alias_when(_gappy), "peer: a.t().contiguous() aliases"),
+    "clone always aliases": Fault("clone", _alias_when(lambda t: True), "write after read"),
+    "clone is always contiguous": Fault("clone", _contiguous, "pytorch#133512"),
+    "arithmetic results are contiguous": Fault("add mul neg sub", lambda call: (
+        call.run() if "out" in call.kwargs else _contiguous(call)), "pytorch#170175"),
+    "diag_embed ignores the offset": Fault("diag_embed", lambda call: call.func(call.first), "diag_embed"),
+    "size-1 dims get stride 1": Fault("slice unsqueeze expand", _size_one_stride, "stride of size-1 dims"),
+    "flip forgets the last dim": Fault("flip", lambda call: call.having(1, call.args[1][:-1]), "flip"),
+    "comparison gives uint8": Fault("eq gt", _wide_result, "peer: bool + bool gives int32"),
+    "uint8 saturates": Fault("add_ sub_ mul_", _saturate, "integer overflow"),
+    "float to int rounds": Fault("_to_copy", _cpu_rounds, "casts truncate"),
+    "alpha is ignored": Fault("add_ sub_", _without("alpha"), "add_(alpha=)"),
+    "tril_ is off by one": Fault("tril_ triu_", lambda call: call.func(
+        call.first, (call.args[1] if len(call.args) > 1 else 0) + 1), "pytorch tril"),
+    "fill_diagonal_ ignores wrap": Fault("fill_diagonal_", lambda call: call.func(*call.args[:2]), "fill_diagonal_"),
+    "cumsum_ is lost on gaps": Fault("cumsum_", _not_when(_gappy), "in-place on a view"),
+}

@@ -1,0 +1,154 @@
+"""The fuzzer's power, measured: how soon each planted fault is found, and how small its program shrinks.
+
+    python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain]
+
+A fault that is not found is a hole in the drawing or in the oracles. `--plain` draws without bias, to show what the bias
+buys. As a target, `mutant:NAME` is torch CPU with that fault planted.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.faults import FAULTS, Call, Fault
+from conformance.fuzz_views import Drawing
+from conformance.oracle import compare
+from conformance.program import Program, run
+from conformance.reduce import reduce_program
+from conformance.shadow import reference
+from conformance.target import ORACLES, Target, TargetError
+
+
+class Planted(TorchDispatchMode):
+    """torch CPU with one fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.fault, self.ops, self.memory = fault, frozenset(fault.ops.split()), Counter[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in self.ops:
+            return self.fault.act(Call(func, args, kwargs, self.memory))
+        return func(*args, **kwargs)
+
+
+class MutantTarget(Target):
+    """torch CPU with a planted fault."""
+
+    name = "mutant"
+    oracles = frozenset(ORACLES) - {"kernels", "version"}
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+        if argument not in FAULTS:
+            raise TargetError(f"there is no fault {argument!r}: choose from {', '.join(FAULTS)}")
+        self.spec, self.mode = f"mutant:{argument}", Planted(FAULTS[argument])
+
+    def send(self, tree: Any) -> Any:
+        """Move a program's inputs, and forget what the fault remembers of the last program."""
+        self.mode.memory.clear()
+        return super().send(tree)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """The fault acts on steps only."""
+        with self.mode:
+            yield
+
+    def script(self) -> str:
+        """A planted fault cannot be shown by a script of its own."""
+        return f"# The fault was planted: {self.spec}\n{super().script()}"
+
+
+@dataclass
+class Hunt:
+    """What became of one fault: after how many programs and seconds it was found, and the smallest program."""
+
+    programs: int | None = None
+    seconds: float = 0.0
+    oracle: str = ""
+    small: Program | None = None
+
+
+def differs(program: Program, target: Target) -> str:
+    """The first oracle that sees a difference, or the empty string."""
+    expected = reference(program)
+    actual = run(program, target).observations[-1]
+    found = compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
+    return found[0].oracle if found else ""
+
+
+def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, shrink: bool = True) -> dict[str, Hunt]:
+    """Run the same numbered programs on every fault until each is found; `programs` is the most that are drawn."""
+    targets = {name: MutantTarget(name) for name in names}
+    hunts = {name: Hunt() for name in names}
+    for number in range(programs):
+        left = [name for name in names if hunts[name].programs is None]
+        if not left:
+            break
+        began = time.perf_counter()
+        program = drawing.numbered(seed, number)
+        expected = reference(program)
+        shared = time.perf_counter() - began
+        for name in left:
+            began = time.perf_counter()
+            actual = run(program, targets[name]).observations[-1]
+            found = compare(expected.observation, actual, oracles=targets[name].oracles, exact=expected.exact)
+            hunts[name].seconds += shared + time.perf_counter() - began
+            if found:
+                hunts[name].programs, hunts[name].oracle, hunts[name].small = number + 1, found[0].oracle, program
+    if shrink:
+        for name, one in hunts.items():
+            if one.small is not None:
+                one.small = reduce_program(one.small, lambda candidate, name=name: bool(  # type: ignore[misc]
+                    differs(candidate, targets[name])))
+    return hunts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 when a fault was not found, 2 for bad usage."""
+    parser = argparse.ArgumentParser("python -m conformance.mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("--programs", type=int, default=2000, help="the most programs to draw (default: 2000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault")
+    parser.add_argument("--plain", action="store_true", help="draw without bias")
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.fault if name not in FAULTS]
+    if unknown:
+        print(f"conformance.mutants: there is no fault {unknown[0]!r}: choose from {', '.join(FAULTS)}", file=sys.stderr)
+        return 2
+    warnings.simplefilter("ignore")
+    hunts = hunt(given.fault or list(FAULTS), Drawing(biased=not given.plain), given.seed, given.programs)
+    print_table(hunts)
+    return 0 if all(one.programs for one in hunts.values()) else 1
+
+
+def print_table(hunts: dict[str, Hunt]) -> None:
+    """One row a fault, and the medians."""
+    table = Table("fault", "modelled on", "programs", "seconds", "oracle", "steps", "inputs")
+    for name, one in hunts.items():
+        table.add_row(name, FAULTS[name].like, str(one.programs or "not found"), f"{one.seconds:.2f}", one.oracle,
+                      str(len(one.small.steps)) if one.small else "", str(len(one.small.inputs)) if one.small else "")
+    console = Console(width=140)
+    console.print(table)
+    found = [one for one in hunts.values() if one.programs and one.small]
+    if found:
+        console.print(f"{len(found)} of {len(hunts)} found; median {statistics.median(h.programs or 0 for h in found):g} "
+                      f"programs, {statistics.median(len(h.small.steps) for h in found if h.small):g} steps after shrinking")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
