@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tinygrad.device import Buffer, Device
 from tinygrad.dtype import DType
@@ -25,6 +25,7 @@ from tinygrad.tensor import transform_to_call
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
+from .replay import Key, Replays, canonical
 from .toolchain import ensure_compiler
 
 # tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
@@ -45,10 +46,10 @@ class Counters:
     copies_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    names: list[str] | None = field(default=None)
 
 
 COUNTERS = Counters()
+REPLAYS = Replays()
 
 
 def device_name(index: int = 0) -> str:
@@ -135,24 +136,60 @@ def realize(values: Sequence[UOp], device: str, others: Sequence[UOp] = ()) -> t
         if not pending:
             return wanted, list(others)
         before = GlobalCounters.kernel_count
-        call, becomes = transform_to_call(UOp.sink(*pending))
-        linear, variables = create_linear_with_vars(call)
-        if COUNTERS.names is not None:
-            COUNTERS.names.extend(str(item.src[0].op) for item in linear.src)
-        run_linear(linear, variables)
+        key, buffers = canonical(pending)
+        replay = REPLAYS.get(key)
+        if replay is not None:
+            done = [_like(b, v) for b, v in zip(replay.run(buffers), pending, strict=True)]
+            becomes = {_bare(v): _like(d.base, _bare(v)) for v, d in zip(pending, done, strict=True)}
+        else:
+            done, becomes = _schedule(key, buffers, pending)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
-        seen: dict[UOp, bool] = {}
+        finished = iter(done)
+        results = [v if v.has_buffer_identity() else next(finished) for v in wanted]
+        for v, w, r in zip(values, wanted, results, strict=True):
+            if v is not w:  # computed as a copy of itself
+                becomes[_bare(v)] = _like(r.base, _bare(v))
+        return results, _rewritten(others, becomes)
 
-        def touched(node: UOp) -> bool:
-            return node in becomes or any(seen.get(s, False) for s in node.src)
 
-        stale = [i for i, v in enumerate(others) if v.topovisit(touched, seen)]
-        new = UOp.sink(*wanted, *[others[i] for i in stale]).substitute(becomes, walk=True).src
-        rest = list(others)
-        for i, v in zip(stale, new[len(wanted) :], strict=True):
+def _schedule(key: Key, buffers: list[UOp], pending: list[UOp]) -> tuple[list[UOp], dict[UOp, UOp]]:
+    """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
+    call, becomes = transform_to_call(UOp.sink(*pending))
+    linear, variables = create_linear_with_vars(call)
+    done = list(UOp.sink(*pending).substitute(becomes, walk=True).src)
+    run_linear(linear, variables)
+    if REPLAYS.repeated(key) and not variables and all(v.has_buffer_identity() for v in done):
+        REPLAYS.record(key, buffers, linear, done)
+    return done, becomes
+
+
+def _bare(value: UOp) -> UOp:
+    """A value without the reshapes around it: other values share that."""
+    while value.op is Ops.RESHAPE:
+        value = value.src[0]
+    return value
+
+
+def _like(buffer: UOp, value: UOp) -> UOp:
+    """A flat buffer in the shape of a value."""
+    return buffer if buffer.shape == value.shape else buffer.reshape(value.shape)
+
+
+def _rewritten(others: Sequence[UOp], becomes: dict[UOp, UOp]) -> list[UOp]:
+    """Lazy values with computed nodes replaced by the buffers they have become."""
+    seen: dict[UOp, bool] = {}
+
+    def touched(node: UOp) -> bool:
+        return node in becomes or any(seen.get(s, False) for s in node.src)
+
+    rest = list(others)
+    stale = [i for i, v in enumerate(rest) if v.topovisit(touched, seen)]
+    if stale:
+        new = UOp.sink(*[rest[i] for i in stale]).substitute(becomes, walk=True).src
+        for i, v in zip(stale, new, strict=True):
             rest[i] = v
-        return list(new[: len(wanted)]), rest
+    return rest
 
 
 _measures: weakref.WeakKeyDictionary[UOp, tuple[int, int]] = weakref.WeakKeyDictionary()

@@ -34,13 +34,11 @@ class FallbackError(RuntimeError):
 
 def stats() -> dict[str, Any]:
     """Counts since `reset_stats`: calls by operator (native, decomposed, fallback), kernels, copies and bytes."""
-    counters = asdict(engine.COUNTERS)
-    counters.pop("names")
     return {
         "native": dict(STATS.native),
         "decomposed": dict(STATS.decomposed),
         "fallback": dict(STATS.fallback),
-        **counters,
+        **asdict(engine.COUNTERS),
     }
 
 

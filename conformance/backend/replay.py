@@ -1,0 +1,112 @@
+"""Remembered schedules: a graph equal to an earlier one, buffers aside, runs again without being scheduled.
+
+Defines `canonical` (a graph with its buffers numbered, as a key) and `Replays` (what to run for a key).
+
+The key insight: a training loop records the same lazy graph at every step over other buffers. tinygrad remembers its
+kernels, yet rewrites the whole graph in Python each time before it can look them up; comparing two graphs node by node
+costs a fraction of that. A schedule is kept as tinygrad's own TinyJit keeps one: a list of calls whose inputs and
+outputs are parameters.
+Must not know storages or torch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinygrad.device import MultiBuffer
+from tinygrad.engine.realize import compile_linear, run_linear
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+Key = tuple[Any, ...]
+
+SEEN_KEPT = 1024  # keys seen once
+PLANS_KEPT = 128  # schedules
+
+
+def canonical(values: Sequence[UOp]) -> tuple[Key, list[UOp]]:
+    """The graph of `values` as a key that is equal for equal graphs over other buffers, and its buffers in order."""
+    index: dict[UOp, int] = {}
+    buffers: list[UOp] = []
+    key: list[Any] = []
+    for node in UOp.sink(*values).toposort():
+        place = index[node] = len(index)
+        if node.op is Ops.BUFFER:
+            buffers.append(node)
+            key.append((node.arg.dtype, node.arg.device, node.arg.addrspace, *[index[s] for s in node.src]))
+        else:
+            key.append((node.op, node.dtype, node.arg, *[place - index[s] for s in node.src]))
+    return tuple(key), buffers
+
+
+@dataclass
+class Replay:
+    """A compiled schedule: slots 0 to n-1 are the graph's buffers in order, those after it new buffers for results."""
+
+    linear: UOp
+    fresh: list[tuple[str, int, Any]]  # (device, size, dtype) of each new buffer
+    results: list[int]  # the slot that holds each value
+    intermediates: list[UOp]
+
+    def run(self, buffers: Sequence[UOp]) -> list[UOp]:
+        """Run over these buffers; the results as flat buffers."""
+        slots = [*buffers, *[UOp.new_buffer(*spec) for spec in self.fresh]]
+        run_linear(self.linear, {}, input_uops=slots, jit=True)
+        self._free()
+        return [slots[i] for i in self.results]
+
+    def _free(self) -> None:
+        """Give the memory of intermediate values back; the allocator keeps it at hand for the next run."""
+        for node in self.intermediates:
+            buffer = node.buffer
+            if isinstance(buffer, MultiBuffer):
+                continue
+            if buffer.is_initialized():
+                buffer.deallocate()
+            base = buffer._base
+            if base is not None and base.allocated_views == 0 and base.is_allocated():
+                base.deallocate()
+
+
+class Replays:
+    """Schedules by key. A key is recorded when it is met the second time: most graphs are met once."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._plans: OrderedDict[Key, Replay] = OrderedDict()
+
+    def get(self, key: Key) -> Replay | None:
+        """The schedule for a graph, None where there is none yet."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def repeated(self, key: Key) -> bool:
+        """Whether this key was met before; it has been from now on."""
+        if key in self._seen:
+            del self._seen[key]
+            return True
+        self._seen[key] = None
+        if len(self._seen) > SEEN_KEPT:
+            self._seen.popitem(last=False)
+        return False
+
+    def record(self, key: Key, buffers: Sequence[UOp], linear: UOp, outcomes: Sequence[UOp]) -> None:
+        """Keep the schedule that computed `outcomes` (values with buffer identity) for the graph of this key."""
+        slots = {b: i for i, b in enumerate(buffers)}
+        fresh = list(dict.fromkeys(v.base for v in outcomes if v.base not in slots))
+        slots |= {b: len(slots) + i for i, b in enumerate(fresh)}
+        parameters = {b: UOp.param(i, b.dtype, b.shape, b.device) for b, i in slots.items()}
+        template = compile_linear(linear).substitute(parameters, walk=True)
+        kept = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
+        specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
+        self._plans[key] = Replay(template, specs, [slots[v.base] for v in outcomes], kept)
+        if len(self._plans) > PLANS_KEPT:
+            self._plans.popitem(last=False)
+
+
+__all__ = ["Replay", "Replays", "canonical"]
