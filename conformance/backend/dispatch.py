@@ -31,6 +31,10 @@ OpOverload = torch._ops.OpOverload
 ValueFunction = Callable[..., Any]
 
 
+class Declined(Exception):
+    """Raised by a value function, before it computes anything, for a call that would cost too much as a kernel."""
+
+
 class Context:
     """What a value function may ask about its call."""
 
@@ -320,19 +324,26 @@ class Overload:
         return targets[0] if self.returns == 1 else tuple(targets)
 
     def _compute(self, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-        STATS.native[self.name] += 1
         if all(s is None or 0 in s.size for s in outs):
+            STATS.native[self.name] += 1
             return [UOp.const(0, dtypes.bool)] * len(outs)
         context = Context(self.functional, outs, index, args)
         result = self.row.function(context, *_values(tuple(args)), **{k: _values(v) for k, v in kwargs.items()})
+        STATS.native[self.name] += 1
         return result if isinstance(result, (tuple, list)) else (result,)
 
     @property
     def kernel(self) -> Callable[..., Any]:
-        """The kernel for this overload's kind."""
-        if not self.writes:
-            return self.functional_kernel
-        return self.out_kernel if self.is_out else self.inplace_kernel
+        """The kernel for this overload's kind; a call that the value function declines runs on the CPU, counted."""
+        kernel = self.functional_kernel if not self.writes else self.out_kernel if self.is_out else self.inplace_kernel
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return kernel(*args, **kwargs)
+            except Declined:
+                return fallback.on_cpu(self.op, args, kwargs)
+
+        return call
 
 
 def _signature(op: OpOverload) -> tuple[str, ...]:

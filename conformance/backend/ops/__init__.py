@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import conv, dynamic, factory, indexing, matmul, pointwise, random, reduction, scatter, shape
+from . import (
+    activation,
+    conv,
+    division,
+    dynamic,
+    factory,
+    indexing,
+    matmul,
+    pointwise,
+    random,
+    reduction,
+    scatter,
+    shape,
+    special,
+)
 
 KERNELS: dict[str, Callable[..., Any]] = {**dynamic.KERNELS, **factory.KERNELS, **random.KERNELS}
 
@@ -24,13 +38,17 @@ __all__ = [
     "KERNELS",
     "NOT_DECOMPOSED",
     "REFERENCES",
+    "activation",
     "conv",
+    "division",
     "dynamic",
     "factory",
     "indexing",
     "matmul",
     "pointwise",
     "random",
+    "reduction",
     "scatter",
     "shape",
+    "special",
 ]

@@ -1,0 +1,189 @@
+"""Divisions that round, remainders, common divisors and powers.
+
+The key insight: a remainder is only right where the product of divisor and quotient is exact. float32 gets that from
+float64; float64 from splitting the product into a rounded part and its error (T. J. Dekker, A floating-point technique
+for extending the available precision, 1971).
+Integer division by zero is undefined in the kernel's language and raises on the CPU: a known divisor is checked,
+an unknown one is replaced by 1 where it is 0.
+"""
+
+from __future__ import annotations
+
+from tinygrad.dtype import dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from .. import engine
+from ..dispatch import Context, operand, pointwise, value
+from ..dtypes import opmath
+from . import elementary as e
+from .elementary import INF, NAN, divide, subtract
+
+
+def _split(x: UOp) -> tuple[UOp, UOp]:
+    """A double as a sum of two of 26 bits."""
+    scaled = x * 134217729.0
+    high = subtract(scaled, subtract(scaled, x))
+    return high, subtract(x, high)
+
+
+def _product_error(a: UOp, b: UOp, product: UOp) -> UOp:
+    """a * b minus its rounded product, exactly."""
+    (ah, al), (bh, bl) = _split(a), _split(b)
+    error = subtract(subtract(subtract(product, ah * bh), al * bh), ah * bl)
+    return subtract(al * bl, error)
+
+
+def float_fmod(a: UOp, b: UOp) -> UOp:
+    """a - trunc(a/b) * b in float64, with the sign of a; exact while the quotient has fewer than 2**53."""
+    quotient = divide(a, b).trunc()
+    product = quotient * b
+    rest = subtract(subtract(a, product), _product_error(quotient, b, product))
+    # A quotient that was rounded up to an integer leaves a rest of the wrong sign.
+    size = e.absolute(b)
+    rest = (rest.ne(0) & e.sign_bit(rest).ne(e.sign_bit(a))).where(rest + e.copy_sign(size, a), rest)
+    rest = (e.absolute(rest) < size).where(rest, subtract(rest, e.copy_sign(size, a)))
+    result = (e.absolute(a) < size).where(a, e.copy_sign(rest, a))
+    return (b.eq(0) | e.absolute(a).eq(INF) | a.ne(a) | b.ne(b)).where(NAN, result)
+
+
+def _checked(divisor: UOp) -> UOp:
+    """The divisor with 1 for 0; raises where it is known to be 0."""
+    if engine.constant_of(divisor) == 0:
+        raise RuntimeError("ZeroDivisionError")
+    return divisor.eq(0).where(1, divisor)
+
+
+def _integer(op: Ops, a: UOp, b: UOp) -> UOp:
+    """An integer division or remainder; the quotient of the smallest integer by -1 wraps instead of trapping."""
+    b = _checked(b)
+    if dtypes.is_unsigned(a.dtype):
+        return a.alu(op, b)
+    minus_one = b.eq(-1)
+    result = a.alu(op, minus_one.where(1, b))
+    return minus_one.where(a * -1 if op in (Ops.CDIV, Ops.FLOORDIV) else 0, result)
+
+
+def fmod(a: UOp, b: UOp) -> UOp:
+    """The remainder with the dividend's sign."""
+    if not dtypes.is_float(a.dtype):
+        return _integer(Ops.CMOD, a, b)
+    return float_fmod(a.cast(dtypes.float64), b.cast(dtypes.float64)).cast(a.dtype)
+
+
+def remainder(a: UOp, b: UOp) -> UOp:
+    """The remainder with the divisor's sign."""
+    if not dtypes.is_float(a.dtype):
+        return _integer(Ops.FLOORMOD, a, b)
+    rest, wide = float_fmod(a.cast(dtypes.float64), b.cast(dtypes.float64)), b.cast(dtypes.float64)
+    return (rest.ne(0) & (rest < 0).ne(wide < 0)).where(rest + wide, rest).cast(a.dtype)
+
+
+def floor_divide(a: UOp, b: UOp) -> UOp:
+    """The largest integer not above a / b, by the remainder (c10::div_floor_floating)."""
+    if not dtypes.is_float(a.dtype):
+        return _integer(Ops.FLOORDIV, a, b)
+    x, y = a.cast(dtypes.float64), b.cast(dtypes.float64)
+    rest = float_fmod(x, y)
+    quotient = divide(subtract(x, rest), y)
+    quotient = (rest.ne(0) & (rest < 0).ne(y < 0)).where(subtract(quotient, 1.0), quotient)
+    whole = quotient.floor()
+    whole = (subtract(quotient, whole) > 0.5).where(whole + 1.0, whole)
+    result = quotient.eq(0).where(e.copy_sign(x.const_like(0.0), divide(x, y)), whole)
+    return y.eq(0).where(divide(x, y), result).cast(a.dtype)
+
+
+def trunc_divide(a: UOp, b: UOp) -> UOp:
+    """a / b rounded towards 0."""
+    return divide(a, b).trunc() if dtypes.is_float(a.dtype) else _integer(Ops.CDIV, a, b)
+
+
+ROUNDED = {None: divide, "trunc": trunc_divide, "floor": floor_divide}
+
+pointwise(
+    {
+        "div.Tensor_mode": lambda a, b, rounding_mode=None: ROUNDED[rounding_mode](a, b),
+        "floor_divide": floor_divide,
+        "remainder.Tensor": remainder,
+        "remainder.Scalar_Tensor": remainder,
+        "fmod.Tensor": fmod,
+    }
+)
+
+
+def gcd(a: UOp, b: UOp) -> UOp:
+    """The greatest common divisor by Euclid's algorithm, as many steps as the width can need (Lame's bound)."""
+    a, b = ((x if dtypes.is_unsigned(x.dtype) else (x < 0).where(x * -1, x)) for x in (a, b))
+    for _ in range(int(a.dtype.bitsize * 1.4405) + 2):
+        done = b.eq(0)
+        a, b = done.where(a, b), done.where(0, a.alu(Ops.CMOD, done.where(1, b)))
+    return a
+
+
+def lcm(a: UOp, b: UOp) -> UOp:
+    """The least common multiple, 0 where either is 0."""
+    divisor = gcd(a, b)
+    multiple = a.alu(Ops.CDIV, divisor.eq(0).where(1, divisor)) * b
+    return multiple if dtypes.is_unsigned(a.dtype) else (multiple < 0).where(multiple * -1, multiple)
+
+
+def _multiplied(base: UOp, exponent: int) -> UOp:
+    """A power with a known exponent of at least 0 by squaring; integers wrap."""
+    result = base.const_like(1)
+    while exponent:
+        if exponent & 1:
+            result = result * base
+        exponent >>= 1
+        if exponent:
+            base = base * base
+    return result
+
+
+def integer_power(base: UOp, exponent: UOp) -> UOp:
+    """base ** exponent of integers, wrapping; for a negative exponent 0 but of 1 and -1 (ATen/native/Pow.h, powi)."""
+    if base.dtype is dtypes.bool:
+        return base | exponent.logical_not()
+    result, square = base.const_like(1), base
+    for bit in range(base.dtype.bitsize - (0 if dtypes.is_unsigned(base.dtype) else 1)):
+        result = ((exponent >> bit) & 1).ne(0).where(result * square, result)
+        square = square * square
+    if dtypes.is_unsigned(base.dtype):
+        return result
+    odd = (exponent & 1).ne(0)
+    small = base.eq(1).where(1, base.eq(-1).where(odd.where(base.const_like(-1), 1), 0))
+    return (exponent < 0).where(small, result)
+
+
+# Exponents for which the CPU does not call pow (pow_tensor_scalar_optimized_kernel).
+SHORT = {
+    0.5: lambda x: x.sqrt(),
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -0.5: lambda x: divide(x.const_like(1.0), x.sqrt()),
+    -1.0: lambda x: divide(x.const_like(1.0), x),
+    -2.0: lambda x: divide(x.const_like(1.0), x * x),
+}
+
+
+@value("pow.Tensor_Scalar")
+def pow_scalar(ctx: Context, x: UOp, exponent: float) -> UOp:
+    """x ** a number."""
+    dtype = opmath(ctx.out.computed)
+    x = operand(ctx, 0, x, dtype)
+    if not dtypes.is_float(dtype):
+        if exponent < 0:
+            raise RuntimeError("Integers to negative integer powers are not allowed.")
+        return integer_power(x, x.const_like(int(exponent))) if dtype is dtypes.bool else _multiplied(x, int(exponent))
+    short = SHORT.get(float(exponent))
+    if short is not None:
+        return short(x)
+    return e.power(x, operand(ctx, 1, float(exponent), dtype))
+
+
+def power(base: UOp, exponent: UOp) -> UOp:
+    """base ** exponent in any dtype."""
+    return e.power(base, exponent) if dtypes.is_float(base.dtype) else integer_power(base, exponent)
+
+
+pointwise({"pow.Tensor_Tensor": power, "pow.Scalar": power, "gcd": gcd, "lcm": lcm})
+

@@ -1,0 +1,165 @@
+"""Special functions: the error function and its relatives, and the gamma function's logarithm and derivatives.
+
+Each is a sum of published approximations chosen by range; all ranges are computed and one is selected.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, Declined, pointwise, value
+from ..dtypes import opmath
+from ..tensors import cast
+from . import elementary as e
+from .elementary import INF, NAN, absolute, copy_sign, divide, horner, subtract
+
+# Rational approximations of erf and erfc: Sun Microsystems, fdlibm 5.3, s_erf.c (the error bounds are given there).
+_NEAR_P = (-2.37630166566501626084e-05, -5.77027029648944159157e-03, -2.84817495755985104766e-02,
+           -3.25042107247001499370e-01, 1.28379167095512558561e-01)  # fmt: skip
+_NEAR_Q = (-3.96022827877536812320e-06, 1.32494738004321644526e-04, 5.08130628187576562776e-03,
+           6.50222499887672944485e-02, 3.97917223959155352819e-01, 1.0)  # fmt: skip
+_ONE_P = (-2.16637559486879084300e-03, 3.54783043256182359371e-02, -1.10894694282396677476e-01,
+          3.18346619901161753674e-01, -3.72207876035701323847e-01, 4.14856118683748331666e-01,
+          -2.36211856075265944077e-03)  # fmt: skip
+_ONE_Q = (1.19844998467991074170e-02, 1.36370839120290507362e-02, 1.26171219808761642112e-01,
+          7.18286544141962662868e-02, 5.40397917702171048937e-01, 1.06420880400844228286e-01, 1.0)  # fmt: skip
+_TAIL_P = (-9.81432934416914548592e+00, -8.12874355063065934246e+01, -1.84605092906711035994e+02,
+           -1.62396669462573470355e+02, -6.23753324503260060396e+01, -1.05586262253232909814e+01,
+           -6.93858572707181764372e-01, -9.86494403484714822705e-03)  # fmt: skip
+_TAIL_Q = (-6.04244152148580987438e-02, 6.57024977031928170135e+00, 1.08635005541779435134e+02,
+           4.29008140027567833386e+02, 6.45387271733267880336e+02, 4.34565877475229228821e+02,
+           1.37657754143519042600e+02, 1.96512716674392571292e+01, 1.0)  # fmt: skip
+_FAR_P = (-4.83519191608651397019e+02, -1.02509513161107724954e+03, -6.37566443368389627722e+02,
+          -1.60636384855821916062e+02, -1.77579549177547519889e+01, -7.99283237680523006574e-01,
+          -9.86494292470009928597e-03)  # fmt: skip
+_FAR_Q = (-2.24409524465858183362e+01, 4.74528541206955367215e+02, 2.55305040643316442583e+03,
+          3.19985821950859553908e+03, 1.53672958608443695994e+03, 3.25792512996573918826e+02,
+          3.03380607434824582924e+01, 1.0)  # fmt: skip
+_ERX = 8.45062911510467529297e-01
+
+
+def _erfc_tail(a: UOp) -> UOp:
+    """erfc of a >= 1.25; its exponential is split so that the square's rounding does not count."""
+    z = divide(a.const_like(1.0), a * a)
+    rest = (a < 1 / 0.35).where(
+        divide(horner(z, _TAIL_P), horner(z, _TAIL_Q)), divide(horner(z, _FAR_P), horner(z, _FAR_Q))
+    )
+    bits, low = (dtypes.int32, 0xFFF) if a.dtype is dtypes.float32 else (dtypes.int64, 0xFFFFFFFF)
+    head = (a.bitcast(bits) & ~low).bitcast(a.dtype)
+    return divide(e.exp(subtract(head * -head, 0.5625)) * e.exp(subtract(head, a) * (head + a) + rest), a)
+
+
+def _erf_parts(x: UOp) -> tuple[UOp, UOp, UOp]:
+    """(|x|, erf below 0.84375 over x minus 1, erf on [0.84375, 1.25] minus `_ERX`)."""
+    a = absolute(x)
+    z, s = x * x, subtract(a, 1.0)
+    return a, divide(horner(z, _NEAR_P), horner(z, _NEAR_Q)), divide(horner(s, _ONE_P), horner(s, _ONE_Q))
+
+
+def erf(x: UOp) -> UOp:
+    """The error function."""
+    a, near, one = _erf_parts(x)
+    far = (a > 6).where(1.0, subtract(1.0, _erfc_tail(a)))
+    result = (a < 1.25).where(_ERX + one, far)
+    return x.ne(x).where(x, (a < 0.84375).where(x + x * near, copy_sign(result, x)))
+
+
+def erfc(x: UOp) -> UOp:
+    """1 - erf(x), accurate where it is small."""
+    a, near, one = _erf_parts(x)
+    limit = 28.0 if x.dtype is dtypes.float64 else 10.6
+    tail = (a > limit).where(0.0, _erfc_tail(a))
+    result = (a < 1.25).where(subtract(1 - _ERX, one), tail)
+    result = (x < 0).where(subtract(2.0, result), result)
+    small = (x < 0.25).where(subtract(1.0, x + x * near), subtract(0.5, subtract(x, 0.5) + x * near))
+    return x.ne(x).where(x, (a < 0.84375).where(small, result))
+
+
+# M. Giles, Approximating the erfinv function, GPU Computing Gems, Jade Edition, 2011: the single precision table.
+_CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+           -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
+_OUTER = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+          0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
+
+
+def erfinv(x: UOp) -> UOp:
+    """The inverse of erf on (-1, 1); in float64 two Newton steps follow, as on the CPU."""
+    w = -e.log(subtract(1.0, x) * (1.0 + x))
+    y = x * (w < 5).where(horner(subtract(w, 2.5), _CENTRE), horner(subtract(w.sqrt(), 3.0), _OUTER))
+    if x.dtype is dtypes.float64:
+        for _ in range(2):
+            y = subtract(y, divide(subtract(erf(y), x), 2 / math.sqrt(math.pi) * e.exp(y * -y)))
+    return absolute(x).eq(1).where(copy_sign(x.const_like(INF), x), (absolute(x) > 1).where(NAN, y))
+
+
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+_SHIFT = 8  # Stirling's series is used from here on
+
+
+def _sin_pi(x: UOp) -> UOp:
+    """sin(pi x) for any x, exact at the integers."""
+    k = e.rint(x)
+    half = k * 0.5
+    s = e.sin(subtract(x, k) * math.pi)
+    return half.trunc().ne(half).where(-s, s)
+
+
+def lgamma(x: UOp) -> UOp:
+    """log |gamma(x)|: Stirling's series after a shift of small arguments, reflection of those below 1/2."""
+    y = (x < 0.5).where(subtract(1.0, x), x)
+    product, z = y.const_like(1.0), y
+    for _ in range(_SHIFT):
+        small = z < _SHIFT
+        product, z = small.where(product * z, product), small.where(z + 1.0, z)
+    inverse = divide(z.const_like(1.0), z)
+    series = inverse * horner(
+        inverse * inverse, [b / (2 * n * (2 * n - 1)) for n, b in enumerate(_BERNOULLI, 1)][::-1]
+    )
+    stirling = subtract(z, 0.5) * subtract(e.log(z), 1.0) + (series + 0.5 * (math.log(2 * math.pi) - 1))
+    value = subtract(stirling, e.log(product))
+    value = y.eq(INF).where(INF, value)
+    reflected = subtract(math.log(math.pi) - e.log(absolute(_sin_pi(x))), value)
+    value = (x < 0.5).where(reflected, value)
+    value = (x <= 0).where(x.floor().eq(x).where(INF, value), value)
+    return x.ne(x).where(x, absolute(x).eq(INF).where(INF, value))
+
+
+def digamma(x: UOp) -> UOp:
+    """The derivative of log gamma; nan at the negative integers, -+inf at +-0."""
+    y = (x < 0.5).where(subtract(1.0, x), x)
+    total, z = y.const_like(0.0), y
+    for _ in range(_SHIFT):
+        small = z < _SHIFT
+        total, z = small.where(total + divide(z.const_like(1.0), z), total), small.where(z + 1.0, z)
+    inverse = divide(z.const_like(1.0), z)
+    square = inverse * inverse
+    series = square * horner(square, [b / (2 * n) for n, b in enumerate(_BERNOULLI, 1)][::-1])
+    value = subtract(subtract(e.log(z) - 0.5 * inverse, series), total)
+    k = e.rint(x)
+    reflected = subtract(value, divide(x.const_like(math.pi), e.tan(subtract(x, k) * math.pi)))
+    value = (x < 0.5).where(reflected, value)
+    value = ((x < 0) & x.floor().eq(x)).where(NAN, value)
+    return x.eq(0).where(copy_sign(x.const_like(INF), x) * -1, value)
+
+
+pointwise(
+    {
+        "erf": erf,
+        "erfc": erfc,
+        "erfinv": erfinv,
+        "lgamma": lgamma,
+        "digamma": digamma,
+        "special_ndtri": lambda p: math.sqrt(2) * erfinv(subtract(2.0 * p, 1.0)),
+    }
+)
+
+
+@value("polygamma")
+def polygamma(ctx: Context, n: int, x: UOp) -> UOp:
+    """The n-th derivative of digamma; from the second on it is Hurwitz's zeta function, which is left to the CPU."""
+    if n > 0:
+        raise Declined
+    return digamma(cast(x, opmath(ctx.out.computed)))
