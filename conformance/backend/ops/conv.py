@@ -9,6 +9,7 @@ Must not know strides in memory: they are the caller's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tinygrad.uop.ops import UOp
 
@@ -17,7 +18,7 @@ from ..dtypes import opmath
 from ..tensors import cast
 from .matmul import accumulate, stored
 
-Ints = Sequence[int]
+Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly symbolic
 
 
 def windows(
@@ -32,7 +33,10 @@ def windows(
     reach = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in zip(counts, stride, dilation, kernel, strict=True)]
     around = [(p, r - i - p) for p, r, i in zip(padding, reach, spatial, strict=True)]
     lead = ((0, 0),) * (x.ndim - len(kernel))
-    return x._pad_constant((*lead, *around), fill)._pool(tuple(kernel), tuple(stride), tuple(dilation))
+    x = x._pad_constant((*lead, *around), fill)
+    if len(kernel) > 2 and any(p > 0 for pair in around for p in pair):
+        x = x.contiguous()  # bounds checks in three dimensions take seconds to compile, and a padded copy needs none
+    return x._pool(tuple(kernel), tuple(stride), tuple(dilation))
 
 
 def spread(x: UOp, stride: Ints) -> UOp:
