@@ -6,6 +6,7 @@ signature: a campaign shows several distinct bugs, each once and small, not one 
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import re
@@ -26,7 +27,7 @@ from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.script import script
 from conformance.steps.op import Json
-from conformance.target import BUILTIN, Target, load_target
+from conformance.target import describe_target
 from conformance.worker import CRASH, TIMEOUT, Finding, Result, Shard
 
 SHARD = 20
@@ -144,18 +145,19 @@ class Campaign:
 
     def _bury(self, shard: Shard, kind: str) -> Shard:
         """Take over what a dead worker left: its findings, and the program that it died of. Returns what is left."""
-        try:
+        number, program, where = shard.first, Program((), ()), "starting"
+        with contextlib.suppress(OSError, ValueError, KeyError, ProgramError):
             note = json.loads(shard.running.read_text(encoding="utf-8"))
-            number, program = int(note["number"]), Program.from_json(note["program"])
-        except (OSError, ValueError, KeyError, ProgramError):
-            number, program = shard.first, self.plan.drawing.numbered(shard.seed, shard.first)
+            number, where = int(note["number"]), "drawing, in torch CPU"
+            program = Program.from_json(note["program"])
+            where = worker.last_op(program)
         shard.running.unlink(missing_ok=True)
         lost = Result(done=number + 1 - shard.first)
-        for earlier in range(shard.first, number + 1):
+        for earlier in range(shard.first, number):
             self.plan.drawing.numbered(shard.seed, earlier, lost.tally)
-            if shard.found(earlier).exists() and earlier != number:
+            if shard.found(earlier).exists():
                 lost.findings.append(Finding.from_json(json.loads(shard.found(earlier).read_text(encoding="utf-8"))))
-        lost.findings.append(Finding(kind, shard.seed, number, f"{kind.lower()} / {worker.last_op(program)}", program))
+        lost.findings.append(Finding(kind, shard.seed, number, f"{kind.lower()} / {where}", program))
         self._take(lost)
         return replace(shard, first=number + 1, count=shard.first + shard.count - number - 1)
 
@@ -200,6 +202,9 @@ class Campaign:
 
     def _shrunk_outside(self, pool: ProcessPool, finding: Finding) -> Finding:
         """Reduce a crash or a hang, each candidate in a worker that may die of it."""
+        if not finding.program.inputs:
+            return finding
+
         def dies(candidate: Program) -> bool:
             try:
                 pool.schedule(worker.survives, args=[self.plan.target, candidate], timeout=self.plan.limit).result()
@@ -234,7 +239,7 @@ class Campaign:
     def script(self, finding: Finding) -> str:
         """The finding as a standalone script."""
         command = f"python -m conformance.fuzz --target {self.plan.target} --seed {finding.seed}  (program {finding.number})"
-        return script(finding.program, described(self.plan.target), finding.mismatches, command)
+        return script(finding.program, describe_target(self.plan.target), finding.mismatches, command)
 
     def to_json(self) -> dict[str, Json]:
         """The campaign's result for `reports/fuzz.json`."""
@@ -258,14 +263,3 @@ class Campaign:
                           "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",
                           "script": self.script(group.finding)} for group in groups],
         }
-
-
-def described(spec: str) -> Target:
-    """The target for printing only: built in ones are not prepared, so that this process imports no device."""
-    from importlib import import_module
-    name, _, argument = spec.partition(":")
-    if name not in BUILTIN:
-        return load_target(spec)
-    module, _, attribute = BUILTIN[name].partition(":")
-    target: Target = getattr(import_module(module), attribute)(argument)
-    return target

@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.families:
             print("\n".join(FAMILIES))
             return 0
+        if given.replay and given.replay.is_dir():
+            return replay_folder(given.replay, given.target)
         if given.replay or given.minimize:
             return replay(given.replay or given.minimize, given.target, Path(given.reports), bool(given.minimize))
         return campaign(plan_of(given))
@@ -64,7 +66,8 @@ def arguments_parser() -> argparse.ArgumentParser:
                         "(default: 60)")
     parser.add_argument("--stop-at-first-failure", action="store_true", help="stop drawing at the first failure")
     parser.add_argument("--reports", default="reports", metavar="DIR", help="where results go (default: reports)")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="run the program in a JSON file again")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a "
+                        "folder, again")
     parser.add_argument("--minimize", type=Path, metavar="FILE", help="make the failing program in a JSON file smaller")
     parser.add_argument("--families", action="store_true", help="list the step families")
     return parser
@@ -183,6 +186,22 @@ def summarize(running: Campaign, console: Console) -> None:
     kernels = f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}); " if result.allowed else ""
     console.print(f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
                   f"{kernels}{undefined} undefined or rejected steps not run")
+
+
+def replay_folder(folder: Path, spec: str) -> int:
+    """Run every saved program of a folder, for example the corpus; one line each."""
+    from conformance.verdict import judge
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
+    target, failed = load_target(spec), 0
+    for path in paths:
+        verdict = judge(read_program(path), target)
+        failed += not verdict.passed
+        print(f"{'ok  ' if verdict.passed else 'FAIL'} {path.stem}"
+              + "".join(f"\n     {mismatch}" for mismatch in verdict.mismatches[:1]))
+    print(f"{len(paths) - failed} of {len(paths)} programs agree with torch CPU")
+    return 1 if failed else 0
 
 
 def replay(path: Path, spec: str, reports: Path, smaller: bool) -> int:

@@ -173,21 +173,30 @@ def _view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def load_target(spec: str) -> Target:
-    """The target for `NAME` or `NAME:ARGUMENT`, built in or registered under the entry points `conformance.targets`.
+    """The target for `NAME` or `NAME:ARGUMENT`, built in or registered under the entry points `conformance.targets`, or
+    for `class:MODULE.CLASS`, any subclass of Target that can be imported.
 
     Its `prepare` has run. Raises TargetError with one sentence when there is none of that name or it cannot be used.
     """
+    target = describe_target(spec)
+    target.prepare()
+    return target
+
+
+def describe_target(spec: str) -> Target:
+    """The target of this spec before its `prepare`: it can be asked for its name and script, and imports no device."""
     name, _, argument = spec.partition(":")
-    path = BUILTIN.get(name) or {entry.name: entry.value for entry in
-                                 importlib.metadata.entry_points(group=ENTRY_POINTS)}.get(name)
-    if path is None:
-        known = ", ".join(sorted(BUILTIN))
-        raise TargetError(f"unknown target {spec!r}: choose one of {known}, or install a package that registers it "
-                          f"under the entry points {ENTRY_POINTS!r}")
+    if name == "class":
+        path, argument = ":".join(argument.rsplit(".", 1)), ""
+    else:
+        path = BUILTIN.get(name) or {entry.name: entry.value for entry in
+                                     importlib.metadata.entry_points(group=ENTRY_POINTS)}.get(name, "")
     module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise TargetError(f"unknown target {spec!r}: choose one of {', '.join(sorted(BUILTIN))}, write class:MODULE.CLASS, "
+                          f"or install a package that registers it under the entry points {ENTRY_POINTS!r}")
     try:
         target: Target = getattr(importlib.import_module(module), attribute)(argument)
-        target.prepare()
     except (ImportError, AttributeError) as error:
         raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {error}") from error
     target.spec = spec

@@ -113,6 +113,7 @@ def run_shard(shard: Shard) -> Result:
     """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice."""
     target, result = loaded(shard.target), Result()
     for number in range(shard.first, shard.first + shard.count):
+        shard.running.write_text(json.dumps({"number": number}), encoding="utf-8")
         program = shard.drawing.numbered(shard.seed, number, result.tally)
         shard.running.write_text(json.dumps({"number": number, "program": program.to_json()}), encoding="utf-8")
         began = time.perf_counter()
