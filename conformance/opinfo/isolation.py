@@ -45,7 +45,7 @@ class Pool:
             max_workers=jobs,
             max_tasks=RECYCLE_AFTER,
             initializer=_start_worker,
-            initargs=(self.folder.name, memory),
+            initargs=(self.folder.name, memory, target),
             context=multiprocessing.get_context("spawn"),
         )
 
@@ -59,10 +59,14 @@ class Pool:
 
     def catalog(self) -> tuple[list[Entry], dict[str, str]]:
         """All of op_db as the workers see it, and the target's environment. Raises PoolError."""
+        patience = max(self.timeout, 180.0)
         try:
-            answer = self.pool.schedule(_catalog, args=(self.target,), timeout=max(self.timeout, 120)).result()
+            # A worker that dies while it loads the target is replaced for ever, so the wait is limited here as well.
+            answer = self.pool.schedule(_catalog, args=(self.target,)).result(timeout=patience)
         except concurrent.futures.TimeoutError:
-            raise PoolError(f"target {self.target!r} did not load in {max(self.timeout, 120):.0f} s.") from None
+            raise PoolError(
+                f"target {self.target!r} did not load in {patience:.0f} s, or it ends its process."
+            ) from None
         except pebble.ProcessExpired as died:
             raise PoolError(f"loading target {self.target!r} {_death(died)}; try `python -X faulthandler`.") from None
         if isinstance(answer, str):
@@ -130,7 +134,8 @@ def _death(died: pebble.ProcessExpired) -> str:
 _note = -1
 
 
-def _start_worker(folder: str, memory: int) -> None:
+def _start_worker(folder: str, memory: int, target: str) -> None:
+    """Set the limits and load everything that takes long, so that no case's time is spent on it."""
     global _note
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # RLIMIT_DATA counts private writable memory only: reserved addresses, which a device may hand out as pointers, and
@@ -140,7 +145,13 @@ def _start_worker(folder: str, memory: int) -> None:
     _note = os.open(os.path.join(folder, f"{os.getpid()}.note"), os.O_WRONLY | os.O_CREAT, 0o600)
     import torch
 
+    from conformance.target import TargetError
+
     torch.set_num_threads(1)
+    # A target that cannot be loaded is reported by `_catalog`, which the pool's owner asks for first.
+    with contextlib.suppress(TargetError):
+        _loaded(target)
+        import conformance.opinfo.case  # noqa: F401 - after the target, which must register its device first
 
 
 def _loaded(target: str) -> Any:

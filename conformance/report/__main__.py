@@ -79,7 +79,12 @@ def write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
     model.write_atomic(folder / "opinfo.xml", machine.junit(run))
     summary = machine.markdown(run, compare.diff(baseline, run) if baseline else None)
     model.write_atomic(folder / "opinfo-summary.md", summary)
-    model.write_atomic(folder / "conformance.html", html.render(run, baseline, html.load_fuzz(folder / "fuzz.json")))
+    try:
+        fuzz = html.load_fuzz(folder / "fuzz.json")
+    except ReportError as error:
+        run.notes.append(f"Without the fuzzer's results: {error}")
+        fuzz = None
+    model.write_atomic(folder / "conformance.html", html.render(run, baseline, fuzz))
     return summary
 
 

@@ -1,0 +1,125 @@
+"""A target with planted faults: torch CPU, except that each op in `FAULTS` goes wrong in its own way.
+
+The harness's tests load it as a third party's target would be, by an entry point (`planted-0.dist-info`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from conformance.target import Target
+
+
+def wrong_value(result: torch.Tensor, args: Any) -> torch.Tensor:
+    return result + 1
+
+
+def wrong_strides(result: torch.Tensor, args: Any) -> torch.Tensor:
+    return result.clone(memory_format=torch.contiguous_format).mT.contiguous().mT if result.dim() > 1 else result
+
+
+def wrong_offset(result: torch.Tensor, args: Any) -> torch.Tensor:
+    base = result.new_zeros(result.numel() + 1)
+    return base[1:].view(result.shape).copy_(result)
+
+
+def wrong_dtype(result: torch.Tensor, args: Any) -> torch.Tensor:
+    return result.double()
+
+
+def copies(result: torch.Tensor, args: Any) -> torch.Tensor:
+    return result.clone(memory_format=torch.preserve_format)
+
+
+def aliases(result: torch.Tensor, args: Any) -> torch.Tensor:
+    return args[0] if args[0].shape == result.shape else result
+
+
+def writes_input(result: torch.Tensor, args: Any) -> torch.Tensor:
+    args[0].add_(1)
+    return result
+
+
+def on_meta(result: torch.Tensor, args: Any) -> torch.Tensor:
+    return result.to("meta")
+
+
+def not_implemented(result: torch.Tensor, args: Any) -> torch.Tensor:
+    raise NotImplementedError("aten::exp has no kernel")
+
+
+def raises(result: torch.Tensor, args: Any) -> torch.Tensor:
+    raise ValueError("</script><script>alert(1)</script>\x1b[31m")
+
+
+def crashes(result: torch.Tensor, args: Any) -> torch.Tensor:
+    ctypes.string_at(0)
+    return result
+
+
+def exits(result: torch.Tensor, args: Any) -> torch.Tensor:
+    os._exit(3)
+
+
+def hangs(result: torch.Tensor, args: Any) -> torch.Tensor:
+    time.sleep(1_000)
+    return result
+
+
+def explodes(result: torch.Tensor, args: Any) -> torch.Tensor:
+    return torch.ones(1 << 36)
+
+
+def flaky(result: torch.Tensor, args: Any) -> torch.Tensor:
+    mark = Path(os.environ["PLANTED_MARK"])
+    if mark.exists():
+        return result
+    mark.touch()
+    return result + 1
+
+
+FAULTS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "add": wrong_value,
+    "sub": wrong_strides,
+    "mul": wrong_offset,
+    "floor": wrong_dtype,
+    "view_as": copies,
+    "expm1": aliases,
+    "cos": writes_input,
+    "exp": not_implemented,
+    "tan": raises,
+    "atan": crashes,
+    "asinh": exits,
+    "acosh": hangs,
+    "erf": explodes,
+    "sinh": flaky,
+}
+
+
+class Planted(TorchFunctionMode):
+    """Applies the fault to what the op returns; ops inside the fault itself are right."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        fault = FAULTS.get(getattr(func, "__name__", ""))
+        return fault(result, args) if fault is not None and isinstance(result, torch.Tensor) else result
+
+
+class PlantedTarget(Target):
+    """Torch CPU with `FAULTS`."""
+
+    name = "planted"
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with Planted():
+            yield
