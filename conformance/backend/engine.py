@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tinygrad.device import Buffer, Device
 from tinygrad.dtype import DType
@@ -192,16 +193,22 @@ def _rewritten(others: Sequence[UOp], becomes: dict[UOp, UOp]) -> list[UOp]:
     return rest
 
 
-_measures: weakref.WeakKeyDictionary[UOp, tuple[int, int]] = weakref.WeakKeyDictionary()
+class Measure(NamedTuple):
+    """The size of a lazy value, as far as it decides how long scheduling and compiling take."""
+
+    depth: int  # operations on the longest path
+    nesting: int  # of those, the ones since the last reduction: the depth of one kernel's expression
+    cost: int  # operations in that kernel's expression; what is read at several places counts for each
+
+
+_measures: weakref.WeakKeyDictionary[UOp, Measure] = weakref.WeakKeyDictionary()
+_LEAF = Measure(0, 0, 1)
 _LEAVES = frozenset({Ops.BUFFER, Ops.CONST, Ops.PARAM, Ops.AFTER, Ops.COPY})
+_MOVED = frozenset({Ops.SHRINK, Ops.PAD, Ops.PERMUTE, Ops.FLIP})  # read at another place than its neighbours
 
 
-def measure(value: UOp) -> tuple[int, int]:
-    """(depth, cost) of a lazy value: operations on its longest path, and the size of the expression of its last kernel.
-
-    The cost counts a shared operand once for each use, since reads at different places cannot share their work; a
-    reduction starts a kernel of its own and so counts as one.
-    """
+def measure(value: UOp) -> Measure:
+    """The Measure of a lazy value."""
     known = _measures.get(value)
     if known is not None:
         return known
@@ -211,25 +218,37 @@ def measure(value: UOp) -> tuple[int, int]:
         if node in _measures:
             stack.pop()
             continue
-        if node.op in _LEAVES:
-            _measures[node] = (0, 1)
-            stack.pop()
-            continue
-        sources = node.src[:1] if node.op in GroupOp.Movement else node.src
+        sources = () if node.op in _LEAVES else node.src[:1] if node.op in GroupOp.Movement else node.src
         missing = [s for s in sources if s not in _measures]
         if missing:
             stack.extend(missing)
             continue
-        depth = max((_measures[s][0] for s in sources), default=0)
-        cost = sum(_measures[s][1] for s in sources)
-        if node.op in GroupOp.Movement:
-            _measures[node] = (depth, cost)
-        elif node.op is Ops.REDUCE or node.op is Ops.CONTIGUOUS:
-            _measures[node] = (depth + 1, 1)
-        else:
-            _measures[node] = (depth + 1, min(cost + 1, 1 << 30))
         stack.pop()
+        _measures[node] = _measured(node, sources)
     return _measures[value]
+
+
+def _measured(node: UOp, sources: Sequence[UOp]) -> Measure:
+    if not sources:
+        return _LEAF
+    inner = [_measures[s] for s in sources]
+    if node.op in GroupOp.Movement:
+        return inner[0]
+    depth = 1 + max(m.depth for m in inner)
+    if node.op is Ops.REDUCE or node.op is Ops.CONTIGUOUS:
+        return Measure(depth, 0, 1)
+    # Operands read at the same place share their work within a kernel; moved ones are computed again.
+    moved = sum(m.cost for s, m in zip(sources, inner, strict=True) if _is_moved(s))
+    here = max((m.cost for s, m in zip(sources, inner, strict=True) if not _is_moved(s)), default=0)
+    return Measure(depth, 1 + max(m.nesting for m in inner), min(1 + here + moved, 1 << 30))
+
+
+def _is_moved(value: UOp) -> bool:
+    while value.op in GroupOp.Movement:
+        if value.op in _MOVED:
+            return True
+        value = value.src[0]
+    return False
 
 
 def compiler_description() -> str:

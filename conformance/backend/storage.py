@@ -11,6 +11,7 @@ Must not know ops: it reads and writes geometries.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import sys
 import threading
@@ -30,9 +31,11 @@ from .dtypes import TORCH, element
 Ints = tuple[int, ...]
 Number = float | int | bool
 
-# A lazy value is realized when it gets longer or larger than this: scheduling time and kernel size grow with both.
-MAX_DEPTH = 192
-MAX_COST = 4096
+# A lazy value is realized when its measure exceeds one of these: scheduling time grows with depth, compile time with
+# cost, and clang takes no more than 256 nested brackets.
+MAX_DEPTH = 1024
+MAX_NESTING = 128
+MAX_COST = 2048
 # Constant writes in a row that are kept as movement ops; more are replayed on the host into one table.
 FEW_WRITES = 4
 # Constant writes which a cell remembers before it replays them.
@@ -91,9 +94,11 @@ def _map_unreadable(least: int, most: int) -> tuple[int, int]:
 
 
 ADDRESSES = AddressSpace()
-_cells: weakref.WeakSet[Cell] = weakref.WeakSet()  # every cell with a lazy value: they learn of realizations
+# By serial number, so that they are met in the order of creation: an equal program then makes an equal graph.
+_cells: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # lazy: they learn of realizations
 _by_address: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # by data pointer
-_dirty: weakref.WeakSet[Cell] = weakref.WeakSet()  # lazily written in place: realized with the next observation
+_dirty: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # lazily written in place
+_serials = itertools.count()
 
 
 class Cell:
@@ -103,10 +108,10 @@ class Cell:
     only when something needs that; the next operator mostly reads it in the same geometry.
     """
 
-    __slots__ = ("__weakref__", "_addresses", "_flat", "_view", "_waiting", "device", "nbytes", "version")
+    __slots__ = ("__weakref__", "_addresses", "_flat", "_view", "_waiting", "device", "nbytes", "serial", "version")
 
     def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
-        self.nbytes, self.device = nbytes, device
+        self.nbytes, self.device, self.serial = nbytes, device, next(_serials)
         # New memory reads as zeros: torch promises nothing, and a constant costs nothing.
         self._flat: UOp | None = _zeros(nbytes, dtype)
         self._view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and what it reads
@@ -200,13 +205,13 @@ class Cell:
             if self._flat is None:
                 self.flat()
             self._waiting.append((size, stride, offset, constant))
-            _cells.add(self)
+            _cells[self.serial] = self
             if len(self._waiting) >= MANY_WRITES:
                 self._apply_waiting()
             return
         self._flat = layout.write(self.flat_as(real), size, stride, offset, value, self._table)
         self._view = None
-        _cells.add(self)
+        _cells[self.serial] = self
         self.cut()
 
     def hold(self, size: Ints, stride: Ints, value: UOp) -> None:
@@ -214,7 +219,7 @@ class Cell:
         self._waiting.clear()
         self._flat, self._view = None, (size, stride, 0, value)
         self.version += 1
-        _cells.add(self)
+        _cells[self.serial] = self
         self.cut()
 
     def replace(self, flat: UOp, nbytes: int) -> None:
@@ -222,7 +227,7 @@ class Cell:
         self._waiting.clear()
         self._flat, self._view, self.nbytes = flat, None, nbytes
         self.version += 1
-        _cells.add(self)
+        _cells[self.serial] = self
 
     def _table(self, positions: np.ndarray) -> UOp:
         return engine.from_host(memoryview(np.ascontiguousarray(positions)), dtypes.int64, self.device)
@@ -261,8 +266,8 @@ class Cell:
 
     def cut(self) -> None:
         """Realize a value that has grown past what one schedule should hold."""
-        depth, cost = engine.measure(self.value)
-        if depth > MAX_DEPTH or cost > MAX_COST:
+        depth, nesting, cost = engine.measure(self.value)
+        if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
             observe([self], dirty=False)
 
     @property
@@ -275,7 +280,7 @@ class Cell:
 
     def mark_dirty(self) -> None:
         """Written in place: the next observation realizes it, so that a loop's graph does not grow."""
-        _dirty.add(self)
+        _dirty[self.serial] = self
 
     def host(self) -> tuple[memoryview | None, Number | None]:
         """The content after `observe`: its bytes, or (None, number) where all elements are one constant."""
@@ -300,7 +305,7 @@ def paired(size: Ints, stride: Ints, offset: int) -> tuple[Ints, Ints, int]:
 def observe(cells: Iterable[Cell], dirty: bool = True) -> None:
     """Realize these cells in one schedule, and with them (when `dirty`) all that were written in place."""
     with engine.LOCK:
-        wanted = list(dict.fromkeys([*cells, *(list(_dirty) if dirty else ())]))
+        wanted = list(dict.fromkeys([*cells, *(list(_dirty.values()) if dirty else ())]))
         if dirty:
             _dirty.clear()
         by_device: dict[str, list[Cell]] = {}
@@ -310,14 +315,14 @@ def observe(cells: Iterable[Cell], dirty: bool = True) -> None:
                 by_device.setdefault(cell.device, []).append(cell)
         for device, group in by_device.items():
             inside = set(group)
-            rest = [c for c in _cells if c not in inside]
+            rest = [c for c in _cells.values() if c not in inside]
             done, others = engine.realize([c.flat() for c in group], device, [c.value for c in rest])
             for cell, value in zip([*group, *rest], [*done, *others], strict=True):
                 if cell.value is not value:
                     cell.learn(value)
-        for cell in list(_cells):
+        for cell in list(_cells.values()):
             if not cell.lazy:
-                _cells.discard(cell)
+                _cells.pop(cell.serial, None)
 
 
 def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.UntypedStorage:
@@ -372,6 +377,6 @@ def unobserved() -> int:
 def graph_size() -> int:
     """Number of distinct tinygrad nodes that lazy values hold; a loop that observes something keeps this flat."""
     seen: set[UOp] = set()
-    for cell in list(_cells):
+    for cell in list(_cells.values()):
         seen.update(cell.value.toposort())
     return len(seen)
