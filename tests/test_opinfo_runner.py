@@ -30,6 +30,12 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "conformance.opinfo_runner", *arguments]
 
 
+def execute(words: list[str], tmp_path: Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, capture_output=True, text=True, env=environment(tmp_path), cwd=tmp_path, timeout=timeout, check=False
+    )
+
+
 def runner(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command with its reports in `tmp_path`."""
     words = command(*arguments, "--reports", str(tmp_path / "reports"))
@@ -325,9 +331,7 @@ class TestCommand:
         """A reports folder that is a file is said at once, before anything runs."""
         (tmp_path / "taken").write_text("")
         words = command("--target", "cpu", "--reports", str(tmp_path / "taken"))
-        done = subprocess.run(
-            words, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=60
-        )
+        done = execute(words, tmp_path, 60)
         assert done.returncode == 2
         assert "choose another with --reports" in done.stderr
 
@@ -360,7 +364,5 @@ class TestCommand:
         words = command(
             "--target", "cpu", "--variant", variant, "--samples", "5", "-n", "2", "--reports", str(tmp_path)
         )
-        done = subprocess.run(
-            words, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=580
-        )
+        done = execute(words, tmp_path, 580)
         assert done.returncode == 0, done.stdout[-3000:]

@@ -8,7 +8,6 @@ Rows are data; the browser makes the few that are looked at. This module must no
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import jinja2
 
 from conformance.report.compare import KINDS, REGRESSIONS, diff
+from conformance.report.foreign import visible
 from conformance.report.model import BROKEN, UNEXPECTED, Failure, Outcome, ReportError, Result, Run, summary_line
 
 DETAIL_BUDGET = 3_000_000
@@ -32,24 +32,6 @@ WORDS = {
     Outcome.FLAKY: "failed, then passed when run again",
     Outcome.SKIP: "could not be compared",
 }
-
-
-_CONTROLS = r"[^\n\t -~\u00a0-\uffff\U00010000-\U0010ffff]"
-_DIRECTIONS = r"[\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-_UNSEEN = re.compile(f"{_CONTROLS}|{_DIRECTIONS}")
-
-
-def visible(text: str) -> str:
-    """The text with control characters and direction marks as visible signs, so that they do nothing wherever it is
-    pasted; newlines and tabs stay."""
-    return _UNSEEN.sub(_sign, text)
-
-
-def _sign(match: re.Match[str]) -> str:
-    character = match[0]
-    if character < " ":
-        return chr(0x2400 + ord(character))
-    return "\u2421" if character == "\x7f" else f"\u27e8U+{ord(character):04X}\u27e9"
 
 
 def embed(data: Any) -> str:
@@ -200,7 +182,9 @@ def heat_map(results: Iterable[Result]) -> dict[str, Any]:
     for result in results:
         key = (result.family or "other", (result.dtype, result.variant, result.layout))
         cells.setdefault(key, Counter())[str(result.outcome)] += 1
-    columns = sorted({column for _, column in cells}, key=lambda c: (_rank(_VARIANTS, c[1]), c[2], _rank(_DTYPES, c[0])))
+    columns = sorted(
+        {column for _, column in cells}, key=lambda c: (_rank(_VARIANTS, c[1]), c[2], _rank(_DTYPES, c[0]))
+    )
     varied = [part for part in range(3) if len({column[part] for column in columns}) > 1] or [0]
     rows = []
     for family in sorted({family for family, _ in cells}):

@@ -10,6 +10,7 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from conformance.report.compare import KINDS, Diff
+from conformance.report.foreign import visible
 from conformance.report.model import UNEXPECTED, Outcome, Result, Run, summary_line
 
 SUMMARY_LIMIT = 1_000_000
@@ -119,7 +120,10 @@ def _cell(text: str) -> str:
 def error_lines(run: Run, limit: int = 10) -> list[str]:
     """`::error` lines that GitHub shows beside a job; it keeps ten of them."""
     bad = [result for result in run.results if result.outcome in UNEXPECTED]
-    return [f"::error title={_command(result.id, True)}::{_command(_headline(result))}" for result in bad[:limit]]
+    return [
+        f"::error title={_command(visible(result.id), True)}::{_command(visible(_headline(result)))}"
+        for result in bad[:limit]
+    ]
 
 
 def _command(text: str, in_property: bool = False) -> str:

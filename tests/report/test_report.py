@@ -1,0 +1,365 @@
+"""Reports: the model survives the disk, changes are named, and what a target says stays text in every form."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import time
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.report import __main__ as command
+from conformance.report import compare, html, machine, model
+from conformance.report.foreign import visible
+from conformance.report.model import Failure, Outcome, ReportError, Result, Run
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
+
+
+def result(op: str = "add", outcome: Outcome = Outcome.PASS, **changes: Any) -> Result:
+    made = Result(op, "float32", "forward", "as_sampled", outcome, family="binary", samples=3)
+    return made.replace(**changes)
+
+
+def failed(op: str = "add", oracle: str = "value", **changes: Any) -> Result:
+    return result(op, Outcome.FAIL, failed=1, failures=(Failure(oracle, "result", "1", "2"),), **changes)
+
+
+def run(*results: Result, **changes: Any) -> Run:
+    return Run("tiny", list(results), {"torch": "2.13"}, started="2026-01-01T00:00:00+00:00", **changes)
+
+
+@pytest.fixture
+def hostile() -> Run:
+    """A run in which every text that comes from outside is hostile."""
+    failure = Failure(
+        "value", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE, HOSTILE, True),), "",
+        {"expected": {"size": [2, 2], "stride": [2, 1], "offset": 0}},
+    )  # fmt: skip
+    bad = result(HOSTILE, Outcome.FAIL, family=HOSTILE, reason=HOSTILE, failures=(failure,), fallbacks={HOSTILE: 1})
+    made = run(bad, result(), command=HOSTILE, notes=[HOSTILE])
+    made.environment[HOSTILE] = HOSTILE
+    return made
+
+
+class TestModel:
+    """Results on disk."""
+
+    @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+    def test_round_trip(self, tmp_path: Path, hostile: Run, name: str) -> None:
+        """What is saved is loaded, plain or compressed."""
+        model.save(hostile, tmp_path / name)
+        assert model.load(tmp_path / name) == hostile
+
+    def test_one_result_a_line(self) -> None:
+        """A text tool can compare two files."""
+        lines = model.dumps(run(result("add"), result("sub"))).splitlines()
+        assert sum(line.startswith('{"op"') for line in lines) == 2
+
+    def test_baseline_bytes_are_stable(self, tmp_path: Path) -> None:
+        """The same results give the same compressed bytes."""
+        model.save(run(result()), tmp_path / "a.json.gz")
+        time.sleep(1.1)
+        model.save(run(result()), tmp_path / "b.json.gz")
+        assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("{", "line 1: not valid JSON"),
+            ("[]", "is not a conformance result file"),
+            ('{"kind": "conformance.opinfo", "schema": 99}', "result schema 99"),
+            (
+                '{"kind": "conformance.opinfo", "schema": 1, "target": "t", "results": [{"op": "x"}]}',
+                "number 1 is damaged",
+            ),
+            ('{"kind": "conformance.opinfo", "schema": 1, "results": []}', "is damaged"),
+        ],
+    )
+    def test_damaged_files_are_named(self, tmp_path: Path, text: str, message: str) -> None:
+        """A file that is no run is refused in one sentence with its name."""
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(ReportError, match=message) as raised:
+            model.load(tmp_path / "run.json")
+        assert "run.json" in str(raised.value)
+
+    def test_a_cut_file_is_named(self, tmp_path: Path) -> None:
+        """A compressed file that was cut off is refused."""
+        model.save(run(result()), tmp_path / "run.json.gz")
+        data = (tmp_path / "run.json.gz").read_bytes()
+        (tmp_path / "run.json.gz").write_bytes(data[:-9])
+        with pytest.raises(ReportError, match="cannot be read"):
+            model.load(tmp_path / "run.json.gz")
+
+    def test_a_failed_write_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A full disk is one sentence; the old file stays, and nothing is left beside it."""
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        (tmp_path / "run.json").write_text("old")
+        monkeypatch.setattr(model.os, "fsync", full)
+        with pytest.raises(ReportError, match="No space left on device"):
+            model.save(run(result()), tmp_path / "run.json")
+        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("run.json", "old")]
+
+    def test_exit_codes(self) -> None:
+        """Only undeclared failures, and a run without comparisons, fail."""
+        assert run(result(), result("b", Outcome.XFAIL)).exit_code() == 0
+        for outcome in (Outcome.FAIL, Outcome.CRASH, Outcome.TIMEOUT, Outcome.XPASS):
+            assert run(result("b", outcome)).exit_code() == 1
+        assert run(result("b", samples=0)).exit_code() == 1
+
+    def test_summary_counts_every_case_once(self) -> None:
+        """Each outcome is in exactly one of the three figures."""
+        line = model.summary_line(run(*(result(str(i), outcome) for i, outcome in enumerate(Outcome))))
+        assert line == "2 passed, 4 failed, 2 skipped"
+
+    def test_merge_joins_shards(self) -> None:
+        """Shards are joined; the same case twice, or two targets, are refused."""
+        merged = model.merge([run(result("a")), run(result("b"))])
+        assert [r.op for r in merged.results] == ["a", "b"]
+        with pytest.raises(ReportError, match="in two of the merged files"):
+            model.merge([run(result("a")), run(result("a"))])
+        with pytest.raises(ReportError, match="different targets"):
+            model.merge([run(result("a")), dataclasses.replace(run(result("b")), target="cpu")])
+
+
+class TestCompare:
+    """What changed between two runs."""
+
+    @pytest.mark.parametrize(
+        ("before", "after", "kind"),
+        [
+            (result(), failed(), "new failures"),
+            (None, failed(), "new failures"),
+            (failed(), result(), "fixed"),
+            (failed(), failed(), "still failing"),
+            (failed(), failed(oracle="stride"), "fails otherwise"),
+            (result(), result(outcome=Outcome.FLAKY), "newly flaky"),
+            (result(kernels=3), result(kernels=4), "kernels up"),
+            (result(kernels=3), result(kernels=2), "kernels down"),
+            (result(fallback=0), result(fallback=1), "fallbacks up"),
+            (result(fallback=1), result(fallback=0), "fallbacks down"),
+            (None, result(), "new"),
+            (result(outcome=Outcome.XFAIL), failed(), "new failures"),
+        ],
+    )
+    def test_kind(self, before: Result | None, after: Result, kind: str) -> None:
+        """Each change has its kind, and is counted once."""
+        difference = compare.diff(run(*([before] if before else [])), run(after))
+        assert {k: len(v) for k, v in difference.changes.items()} == {kind: 1}
+
+    def test_no_change(self) -> None:
+        """The same run has no changes."""
+        both = run(result(kernels=3), result("sub"))
+        assert compare.diff(both, both).changes == {}
+
+    def test_kernels_of_other_samples_are_not_compared(self) -> None:
+        """More samples may take more kernels."""
+        assert compare.diff(run(result(kernels=3)), run(result(kernels=9, samples=5))).changes == {}
+
+    def test_gone(self) -> None:
+        """A case that a whole run misses is gone; one that a partial run did not ask for is only counted."""
+        ops = [result(f"op{i}") for i in range(20)]
+        assert compare.diff(run(*ops), run(*ops[1:])).count("gone") == 1
+        partial = compare.diff(run(*ops), run(ops[0]))
+        assert (partial.count("gone"), partial.not_run) == (0, 19)
+
+
+class TestMachine:
+    """JUnit, Markdown and annotations."""
+
+    def test_junit_is_xml(self, hostile: Run) -> None:
+        """Whatever a target says, the file parses, and counts are right."""
+        suite = ElementTree.fromstring(machine.junit(hostile)).find("testsuite")
+        assert suite is not None
+        assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
+        assert suite.find("testcase/failure") is not None
+
+    def test_markdown_is_inert(self, hostile: Run) -> None:
+        """No markup, control character or table break of a target's reaches the summary."""
+        text = machine.markdown(hostile, None)
+        assert "<img" not in text
+        assert "\x1b" not in text
+        assert all(line.count("|") == 5 for line in text.splitlines() if line.startswith("| `"))
+
+    def test_markdown_fits(self) -> None:
+        """The summary of very many failures stays under GitHub's limit and says what is left out."""
+        text = machine.markdown(run(*(failed(f"{i}" * 300) for i in range(9_000))), None)
+        assert len(text.encode()) < 1 << 20
+        assert "more failures are in the HTML report" in text
+
+    def test_annotations_are_one_line(self, hostile: Run) -> None:
+        """A line break in a message starts no command of its own."""
+        (line,) = machine.error_lines(hostile)
+        assert "\n" not in line
+        assert "\x1b" not in line
+        assert line.startswith("::error title=")
+
+
+class Page(HTMLParser):
+    """The page's elements and the text of its data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attributes if name in ("src", "onerror")]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag == "script":
+            self.scripts[-1] += data
+
+
+class TestHtml:
+    """The page."""
+
+    def test_hostile_text_is_inert(self, hostile: Run) -> None:
+        """Op names, exceptions, reasons and environments add no element, and no control character survives."""
+        text = html.render(
+            hostile, hostile, {"findings": [{"signature": HOSTILE, "script": HOSTILE}], HOSTILE: HOSTILE}
+        )
+        page = Page(text)
+        assert page.tags.count("script") == 2
+        assert "img" not in page.tags
+        assert page.sources == []
+        assert not set(text) & {"\x1b", "\x00", "\u202e"}
+
+    def test_self_contained(self) -> None:
+        """Nothing is fetched: no source, no stylesheet link, and a policy that forbids it."""
+        text = html.render(run(result()))
+        assert not {"link", "img", "iframe"} & set(Page(text).tags)
+        assert "default-src 'none'" in text
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+    def test_data_is_what_was_found(self) -> None:
+        """The rows that the browser reads are the results, worst first."""
+        data = json.loads(Page(html.render(run(result("good"), failed("bad")))).scripts[0])
+        names = [data["names"][row[0]] for row in data["rows"]]
+        assert names == ["bad", "good"]
+        assert list(data["details"]) == ["0"]
+
+    def test_changes_come_first(self) -> None:
+        """With a baseline, its section is before the map and the cases."""
+        text = html.render(run(failed()), run(result()))
+        assert text.index('id="changes"') < text.index('id="map"') < text.index('id="cases"')
+
+    def test_heat_map_counts(self) -> None:
+        """A cell counts its cases, and a column is named by what varies."""
+        heat = html.heat_map([result("a"), failed("b"), result("c", dtype="int64")])
+        assert heat["columns"] == ["float32", "int64"]
+        cell = heat["rows"][0]["cells"][0]
+        assert (cell["passed"], cell["total"], cell["step"]) == (1, 2, "2")
+
+    def test_details_have_a_budget(self) -> None:
+        """Very many long failures do not make a page that no browser opens."""
+        long = [dataclasses.replace(failed(f"op{i}"), failures=(Failure("value", "w", "e", "a", script="x" * 50_000),)) for i in range(400)]  # fmt: skip  # noqa: E501
+        assert len(html.render(run(*long))) < 5_000_000
+
+    @pytest.mark.slow
+    def test_a_hundred_thousand_results(self) -> None:
+        """A hundred thousand results are a page in seconds."""
+        begin = time.perf_counter()
+        html.render(run(*(result(f"op{i % 700}", dtype=f"d{i // 700}") for i in range(100_000))))
+        assert time.perf_counter() - begin < 30
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH; `apt-get install chromium` provides one")
+class TestBrowser:
+    """The page's script in a real browser, by the document that it leaves."""
+
+    def document(self, tmp_path: Path, text: str, fragment: str = "") -> str:
+        page = tmp_path / "page.html"
+        page.write_text(text)
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+        flags += [
+            "--disable-background-networking",
+            "--disable-component-update",
+            f"--user-data-dir={tmp_path}/profile",
+        ]
+        words = [str(CHROMIUM), *flags, "--virtual-time-budget=4000", "--dump-dom", f"file://{page}{fragment}"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=100, check=True).stdout
+
+    def test_ten_thousand_rows_are_lazy(self, tmp_path: Path) -> None:
+        """Of ten thousand cases only the first rows are elements."""
+        many = run(*(result(f"op{i}") for i in range(10_000)))
+        document = self.document(tmp_path, html.render(many))
+        assert "10,000 cases" in document
+        assert 100 <= document.count('<tr class="row"') < 1_000
+
+    def test_a_link_opens_its_case(self, tmp_path: Path, hostile: Run) -> None:
+        """A fragment shows the one case, opened, with hostile text as text."""
+        from urllib.parse import quote
+
+        identity = visible(hostile.results[0].id)
+        document = self.document(tmp_path, html.render(hostile), f"#case={quote(identity, safe='')}")
+        assert "1 of 2 cases" in document
+        assert 'class="detail"' in document
+        assert "<svg" in document
+        assert "<img" not in document
+
+    def test_filters(self, tmp_path: Path) -> None:
+        """A fragment's outcome and search narrow the table."""
+        document = self.document(
+            tmp_path, html.render(run(result("good"), failed("bad"), failed("worse"))), "#outcome=FAIL&q=wor"
+        )
+        assert "1 of 3 cases" in document
+
+
+class TestCommand:
+    """`python -m conformance.report`."""
+
+    def test_diff(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A regression is printed and is exit code 1; no change is 0."""
+        model.save(run(result()), tmp_path / "a.json")
+        model.save(run(failed()), tmp_path / "b.json")
+        a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+        assert command.main(["diff", a, b]) == 1
+        assert "new failures (1)" in capsys.readouterr().out
+        assert command.main(["diff", a, a]) == 0
+
+    def test_html_and_summary(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The page is written beside the run; the summary is printed."""
+        model.save(run(result()), tmp_path / "a.json")
+        assert command.main(["html", str(tmp_path / "a.json")]) == 0
+        assert (tmp_path / "conformance.html").read_text().startswith("<!doctype html>")
+        assert command.main(["summary", str(tmp_path / "a.json")]) == 0
+        assert "1 passed" in capsys.readouterr().out
+
+    def test_merge(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Shards become one report with every form."""
+        for name, each in (("a", result("a")), ("b", failed("b"))):
+            model.save(run(each), tmp_path / f"{name}.json")
+        words = ["merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--reports", str(tmp_path / "out")]
+        assert command.main(words) == 1
+        assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
+        assert len(list((tmp_path / "out").iterdir())) == 4
+
+    def test_bad_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A file that is not there is one sentence and exit code 2."""
+        assert command.main(["html", str(tmp_path / "none.json")]) == 2
+        assert "does not exist" in capsys.readouterr().err
+
+    def test_damaged_fuzz_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
+        """The page is written without them, and says so."""
+        (tmp_path / "fuzz.json").write_text("{")
+        command.write(run(result()), tmp_path, None)
+        assert "fuzz.json cannot be read" in (tmp_path / "conformance.html").read_text()
