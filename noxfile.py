@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import nox
+from filelock import FileLock
 from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.5"
@@ -35,15 +36,15 @@ def environment(session: nox.Session) -> str:
     folder = session.cache_dir.resolve().parent / f"conformance-py{sys.version_info.major}.{sys.version_info.minor}"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     contents = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", CONSTRAINTS))
-    wanted = hashlib.sha256(contents).hexdigest()
-    stamp = folder / "installed"
-    if not python.exists() or not stamp.exists() or stamp.read_text() != wanted:
+    wanted, stamp = hashlib.sha256(contents).hexdigest(), folder / "installed"
+    with FileLock(f"{folder}.lock"):  # sessions in two terminals make it once
         if not python.exists():
             # Not the standard library's venv, which Debian ships without pip; virtualenv comes with nox.
             session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
-        session.run(*install, pinned("torch"), "--editable", f".[{EXTRAS}]", external=True)
-        stamp.write_text(wanted)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
+            session.run(*install, pinned("torch"), "--editable", f".[{EXTRAS}]", external=True)
+            stamp.write_text(wanted)
     session.env.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})  # the sessions' processes fill the cores
     return str(python)
 
