@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import (
+from . import scan, sort
     activation,
     conv,
     division,
@@ -18,6 +18,7 @@ from . import (
     factory,
     indexing,
     matmul,
+    norm,
     pointwise,
     pool,
     random,
@@ -27,7 +28,7 @@ from . import (
     special,
 )
 
-KERNELS: dict[str, Callable[..., Any]] = {**dynamic.KERNELS, **factory.KERNELS, **random.KERNELS}
+KERNELS: dict[str, Callable[..., Any]] = {**dynamic.KERNELS, **factory.KERNELS, **norm.KERNELS, **random.KERNELS}
 
 # Operators whose torch decomposition is not used: it calls back into the operator, or costs more than the fallback.
 NOT_DECOMPOSED: frozenset[str] = frozenset({"alias", "copy", "detach", "lift", "lift_fresh"})
@@ -39,18 +40,6 @@ __all__ = [
     "KERNELS",
     "NOT_DECOMPOSED",
     "REFERENCES",
-    "activation",
-    "conv",
-    "division",
-    "dynamic",
-    "factory",
-    "indexing",
-    "matmul",
-    "pointwise",
-    "pool",
-    "random",
-    "reduction",
-    "scatter",
-    "shape",
-    "special",
+    "scan",
+    "sort",
 ]

@@ -1,0 +1,262 @@
+"""Batch, layer and group normalization and their gradients: a mean, a variance and one elementwise pass.
+
+The key insight: all of them normalize over some axes of the input seen in some shape; they differ in that shape, in
+where weight and bias broadcast, and in the metadata of the statistics, for which the CPU is followed.
+Must not know strides in memory: they are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tinygrad.dtype import DType
+from tinygrad.uop.ops import UOp
+
+from .. import dispatch, fallback
+from ..dispatch import Context, value
+from ..dtypes import COMPUTED, opmath
+from ..stats import STATS
+from ..tensors import Spec, assign, cast, check_writable, constant, make, read
+from .matmul import stored
+
+aten = torch.ops.aten
+Ints = Sequence[Any]
+
+
+def mean_of(x: UOp, axes: Ints) -> UOp:
+    """Mean over `axes`, which stay as size 1."""
+    count: Any = 1
+    for a in axes:
+        count *= x.shape[a]
+    return x.sum(tuple(axes), keepdim=True, dtype=x.dtype) * (1.0 / max(count, 1))
+
+
+def moments(x: UOp, axes: Ints) -> tuple[UOp, UOp]:
+    """(mean, biased variance) over `axes`, which stay as size 1: in two passes, as one pass cancels digits."""
+    mean = mean_of(x, axes)
+    return mean, mean_of((x - mean).square(), axes)
+
+
+def inverse_root(variance: UOp, eps: float) -> UOp:
+    """1 / sqrt(variance + eps)."""
+    return (variance + constant(eps, variance.dtype)).sqrt().reciprocal()
+
+
+def optional(x: UOp | None, dtype: DType, shape: Ints) -> UOp | None:
+    """A weight or bias in `dtype` and a shape that broadcasts."""
+    return None if x is None else cast(x, dtype).reshape(tuple(shape))
+
+
+def affine(x: UOp, weight: UOp | None, bias: UOp | None) -> UOp:
+    """x * weight + bias, where given."""
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
+    """float32 where 16-bit input meets float32 parameters, else the input's (ATen's is_mixed_type)."""
+    mixed = x.dtype.itemsize == 2 and any(p is not None and p.dtype == torch.float32 for p in parameters)
+    return torch.float32 if mixed else x.dtype
+
+
+def _native(
+    op: Any, compute: Callable[..., Sequence[tuple[Spec, UOp]]]
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A kernel from a function which gives results with metadata of its own."""
+    name = str(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if any(t.dtype not in COMPUTED for t in tensors) or not tensors[0].numel():
+            return fallback.on_cpu(op, args, kwargs)
+        index = dispatch.device_index(args, kwargs)
+        _, outs = dispatch.specs(op, args, kwargs)
+        STATS.native[name] += 1
+        return tuple(make(spec, result, index) for spec, result in compute(outs[0], *args, **kwargs))
+
+    return kernel
+
+
+def _read(x: torch.Tensor | None) -> UOp | None:
+    return None if x is None else read(x)
+
+
+def _batch_norm(
+    out: Spec, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None, running_var: torch.Tensor | None, training: bool, momentum: float, eps: float,
+) -> Sequence[tuple[Spec, UOp]]:  # fmt: skip
+    dtype = opmath(COMPUTED[x.dtype])
+    channels = x.shape[1]
+    shape = (1, channels, *[1] * (x.dim() - 2))
+    axes = (0, *range(2, x.dim()))
+    elements = cast(stored(read(x)), dtype)
+    if training:
+        mean, variance = moments(elements, axes)
+        count = x.numel() // channels
+        for running, new in ((running_mean, mean), (running_var, variance * (count / max(count - 1, 1)))):
+            if running is not None:
+                check_writable(running)
+                new = new.reshape((channels,)) * momentum
+                assign(running, new + cast(read(running), dtype) * (1 - momentum) if momentum != 1 else new)
+    else:
+        mean, variance = (
+            cast(read(r), dtype).reshape(shape) for r in (running_mean, running_var)  # type: ignore[arg-type]
+        )  # fmt: skip
+    inverse = inverse_root(variance, eps)
+    result = affine(
+        (elements - mean) * inverse, optional(_read(weight), dtype, shape), optional(_read(bias), dtype, shape)
+    )
+    kept = (channels,) if training else (0,)
+    saved = Spec(statistics_dtype(x, weight, bias, running_mean, running_var), kept, (1,))
+    return (out, result), (saved, mean.reshape((channels,))), (saved, inverse.reshape((channels,)))
+
+
+def _no_stats(out: Spec, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+    return _batch_norm(out, x, weight, bias, None, None, training, momentum, eps)
+
+
+def _with_update(out: Spec, x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+    reserve = (Spec(torch.uint8, (0,), (1,)), constant(0, COMPUTED[torch.uint8]))
+    return *_batch_norm(out, x, weight, bias, mean, var, True, momentum, eps), reserve
+
+
+def _into(functional: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """The out= kernel of a functional one."""
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        targets = tuple(kwargs.pop(n) for n in names)
+        for target, result in zip(targets, functional(*args, **kwargs), strict=True):
+            if target.shape != result.shape:
+                target.resize_(result.shape)
+            target.copy_(result)
+        return targets
+
+    return kernel
+
+
+@value("native_batch_norm_backward")
+def batch_norm_backward(
+    ctx: Context, grad: UOp, x: UOp, weight: UOp | None, running_mean: UOp | None, running_var: UOp | None,
+    save_mean: UOp | None, save_inverse: UOp | None, train: bool, eps: float, output_mask: Sequence[bool],
+) -> tuple[UOp | None, ...]:  # fmt: skip
+    """Gradients of the input, the weight and the bias."""
+    dtype = opmath(x.dtype)
+    grad, x = cast(stored(grad), dtype), cast(stored(x), dtype)
+    shape, axes = (1, x.shape[1], *[1] * (x.ndim - 2)), (0, *range(2, x.ndim))
+    mean, spread = (save_mean, save_inverse) if train else (running_mean, running_var)
+    mean, spread = (cast(v, dtype).reshape(shape) for v in (mean, spread))  # type: ignore[arg-type]
+    inverse = spread if train else inverse_root(spread, eps)
+    total = grad.sum(axes, keepdim=True, dtype=dtype)
+    along = (grad * (x - mean)).sum(axes, keepdim=True, dtype=dtype) * inverse
+    scale = affine(inverse, optional(weight, dtype, shape), None)
+    by_input = grad
+    if train:
+        share = x.shape[1] / x.numel()
+        by_input = grad - (total + (x - mean) * inverse * along) * share
+    channels = (x.shape[1],)
+    return (
+        by_input * scale if output_mask[0] else None,
+        along.reshape(channels) if output_mask[1] else None,
+        total.reshape(channels) if output_mask[2] else None,
+    )
+
+
+def _layer_norm(
+    out: Spec, x: torch.Tensor, normalized: Ints, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> Sequence[tuple[Spec, UOp]]:
+    dtype = opmath(COMPUTED[x.dtype])
+    outer = x.dim() - len(normalized)
+    elements = cast(stored(read(x)), dtype)
+    mean, variance = moments(elements, range(outer, x.dim()))
+    inverse = inverse_root(variance, eps).contiguous()
+    weights, biases = optional(_read(weight), dtype, normalized), optional(_read(bias), dtype, normalized)
+    result = affine((elements - mean) * inverse, weights, biases)
+    size = (*x.shape[:outer], *[1] * len(normalized))
+    strides = torch.empty(size, device="meta").stride()
+    saved = Spec(statistics_dtype(x, weight, bias), size, strides)
+    return (out, result), (saved, mean), (saved, inverse)
+
+
+@value("native_layer_norm_backward")
+def layer_norm_backward(
+    ctx: Context, grad: UOp, x: UOp, normalized: Ints, mean: UOp, inverse: UOp, weight: UOp | None, bias: UOp | None,
+    output_mask: Sequence[bool],
+) -> tuple[UOp | None, ...]:  # fmt: skip
+    """Gradients of the input, the weight and the bias."""
+    dtype = opmath(x.dtype)
+    outer = x.ndim - len(normalized)
+    grad, x = cast(stored(grad), dtype), cast(x, dtype)
+    hat = (x - cast(mean, dtype)) * cast(inverse, dtype)
+    inner, batch = tuple(range(outer, x.ndim)), tuple(range(outer))
+    scaled = affine(grad, optional(weight, dtype, normalized), None)
+    by_input = (scaled - mean_of(scaled, inner) - hat * mean_of(scaled * hat, inner)) * cast(inverse, dtype)
+    return (
+        by_input if output_mask[0] else None,
+        (grad * hat).sum(batch, dtype=dtype) if output_mask[1] and weight is not None else None,
+        grad.sum(batch, dtype=dtype) if output_mask[2] and bias is not None else None,
+    )
+
+
+def _group_norm(
+    out: Spec, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, n: int, channels: int,
+    area: int, groups: int, eps: float,
+) -> Sequence[tuple[Spec, UOp]]:  # fmt: skip
+    dtype = opmath(COMPUTED[x.dtype])
+    elements = cast(stored(read(x)), dtype).reshape((n, groups, channels // groups, area))
+    mean, variance = moments(elements, (2, 3))
+    inverse = inverse_root(variance, eps).contiguous()
+    shape = (1, groups, channels // groups, 1)
+    result = affine(
+        (elements - mean) * inverse, optional(_read(weight), dtype, shape), optional(_read(bias), dtype, shape)
+    )
+    saved = Spec(statistics_dtype(x, weight, bias), (n, groups), (groups, 1))
+    like = torch.empty_strided(x.shape, x.stride(), device="meta")
+    out = Spec(x.dtype, tuple(x.shape), torch.empty_like(like, memory_format=suggested_format(x)).stride())
+    return (
+        (out, result.reshape(tuple(x.shape))), (saved, mean.reshape((n, groups))), (saved, inverse.reshape((n, groups)))
+    )  # fmt: skip
+
+
+def suggested_format(x: torch.Tensor) -> torch.memory_format:
+    """What at::Tensor::suggest_memory_format gives."""
+    return torch._prims_common.suggest_memory_format(x)
+
+
+@value("native_group_norm_backward")
+def group_norm_backward(
+    ctx: Context, grad: UOp, x: UOp, mean: UOp, inverse: UOp, weight: UOp | None, n: int, channels: int, area: int,
+    groups: int, output_mask: Sequence[bool],
+) -> tuple[UOp | None, ...]:  # fmt: skip
+    """Gradients of the input, the weight and the bias."""
+    dtype, size = opmath(x.dtype), x.shape
+    shape = (n, groups, channels // groups, area)
+    grad, x = cast(stored(grad), dtype).reshape(shape), cast(x, dtype).reshape(shape)
+    mean, inverse = (cast(v, dtype).reshape((n, groups, 1, 1)) for v in (mean, inverse))
+    hat = (x - mean) * inverse
+    scaled = affine(grad, optional(weight, dtype, (1, groups, channels // groups, 1)), None)
+    by_input = (scaled - mean_of(scaled, (2, 3)) - hat * mean_of(scaled * hat, (2, 3))) * inverse
+    return (
+        by_input.reshape(size) if output_mask[0] else None,
+        (grad * hat).sum((0, 3), dtype=dtype).reshape((channels,)) if output_mask[1] else None,
+        grad.sum((0, 3), dtype=dtype).reshape((channels,)) if output_mask[2] else None,
+    )
+
+
+_batch = _native(aten.native_batch_norm.default, _batch_norm)
+_legit = _native(aten._native_batch_norm_legit.default, _batch_norm)
+_legit_no_stats = _native(aten._native_batch_norm_legit.no_stats, _no_stats)
+_OUT = ("out", "save_mean", "save_invstd")
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "native_batch_norm": _batch,
+    "native_batch_norm.out": _into(_batch, _OUT),
+    "_native_batch_norm_legit": _legit,
+    "_native_batch_norm_legit.out": _into(_legit, _OUT),
+    "_native_batch_norm_legit.no_stats": _legit_no_stats,
+    "_native_batch_norm_legit.no_stats_out": _into(_legit_no_stats, _OUT),
+    "_batch_norm_with_update": _native(aten._batch_norm_with_update.default, _with_update),
+    "native_layer_norm": _native(aten.native_layer_norm.default, _layer_norm),
+    "native_group_norm": _native(aten.native_group_norm.default, _group_norm),
+}
