@@ -27,10 +27,10 @@ from conformance.backend.toolchain import ensure_compiler
 SETTINGS = {
     "zig": {"DEV": "CPU", "PATH": "", "CC": ""},  # no PATH, no other compiler
     "clang": {"DEV": "CPU", "CC": "clang"},
-    "X86 (miscompiles)": {"DEV": "CPU:X86"},
-    "PYTHON (interpreter)": {"DEV": "PYTHON"},
+    "X86, miscompiles": {"DEV": "CPU:X86"},
+    "PYTHON, interprets": {"DEV": "PYTHON"},
 }
-WORKLOADS = ("(x * c).tolist(), 16 elements", "softmax(x * c).sum(), 16x16", "(x * c) @ x, 16x16")
+WORKLOADS = ("x * c, 16", "softmax, 16x16", "matmul, 16x16")
 
 
 def main(kernels: int) -> None:
