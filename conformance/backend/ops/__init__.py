@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import scan, sort
+from . import (
     activation,
     conv,
     division,
@@ -23,8 +23,10 @@ from . import scan, sort
     pool,
     random,
     reduction,
+    scan,
     scatter,
     shape,
+    sort,
     special,
 )
 
@@ -40,6 +42,21 @@ __all__ = [
     "KERNELS",
     "NOT_DECOMPOSED",
     "REFERENCES",
+    "activation",
+    "conv",
+    "division",
+    "dynamic",
+    "factory",
+    "indexing",
+    "matmul",
+    "norm",
+    "pointwise",
+    "pool",
+    "random",
+    "reduction",
     "scan",
+    "scatter",
+    "shape",
     "sort",
+    "special",
 ]

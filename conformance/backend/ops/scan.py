@@ -1,0 +1,96 @@
+"""Scans along a dimension: running sums, products, extremes and log-sum-exps.
+
+The key insight: a running extreme with its position packed below the order key is one running maximum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinygrad.dtype import dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, Declined, value
+from ..dtypes import opmath
+from ..tensors import cast
+from . import elementary as e
+from . import order
+from .elementary import INF, subtract
+from .reduction import total
+
+
+def _running(x: UOp, dim: int, op: Ops) -> UOp:
+    return x._split_cumalu(dim, op)
+
+
+def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
+    """(x in the dtype to accumulate in, dim): a 0-d value becomes a vector, integers go by int64 and wrap."""
+    dtype = ctx.out.computed
+    x = cast(cast(x, dtype), opmath(dtype) if dtypes.is_float(dtype) else dtypes.int64)
+    x = x.reshape((1,)) if x.ndim == 0 else x
+    return x, dim % x.ndim
+
+
+@value("cumsum")
+def cumsum(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
+    """The running sum."""
+    x, dim = _lines(ctx, x, dim)
+    return _running(x, dim, Ops.ADD).reshape(ctx.out.size)
+
+
+@value("cumprod")
+def cumprod(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
+    """The running product."""
+    x, dim = _lines(ctx, x, dim)
+    return _running(x, dim, Ops.MUL).reshape(ctx.out.size)
+
+
+def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
+    """(values, indices): the latest of equals, the latest nan once there is one (cummax_cummin_helper)."""
+    x = x.reshape((1,)) if x.ndim == 0 else x
+    dim %= x.ndim
+    keys, place = order.key(x, nan_last=largest), order.positions(x.shape, dim)
+    keys = keys if largest else ~keys
+    if keys.dtype.itemsize <= 4:
+        best = _running(keys.cast(dtypes.int64) * (1 << 32) + place, dim, Ops.MAX)
+        found, indices = (best >> 32).cast(keys.dtype), best & 0xFFFFFFFF
+    else:
+        found = _running(keys, dim, Ops.MAX)
+        indices = _running(keys.eq(found).where(place, -1), dim, Ops.MAX)
+    values = order.unkey(found if largest else ~found, x.dtype)
+    return values.reshape(ctx.out.size), indices.reshape(ctx.out.size)
+
+
+@value("cummax")
+def cummax(ctx: Context, x: UOp, dim: int) -> tuple[UOp, UOp]:
+    """The running maximum and where it was last reached."""
+    return _running_extreme(ctx, x, dim, largest=True)
+
+
+@value("cummin")
+def cummin(ctx: Context, x: UOp, dim: int) -> tuple[UOp, UOp]:
+    """The running minimum and where it was last reached."""
+    return _running_extreme(ctx, x, dim, largest=False)
+
+
+LONGEST = 1024  # logcumsumexp is quadratic: each result sums its own exponentials
+
+
+@value("_logcumsumexp")
+def logcumsumexp(ctx: Context, x: UOp, dim: int) -> UOp:
+    """The running log sum e**x, each shifted by its own maximum."""
+    x = cast(x, opmath(ctx.out.computed))
+    x = x.reshape((1,)) if x.ndim == 0 else x
+    dim %= x.ndim
+    size = int(x.shape[dim])
+    if size > LONGEST:
+        raise Declined
+    x = x.transpose(dim, -1)
+    largest = _running(x, x.ndim - 1, Ops.MAX)
+    shift = e.absolute(largest).eq(INF).where(0.0, largest)
+    column = UOp.arange(size).reshape((1, size))
+    earlier = column <= UOp.arange(size).reshape((size, 1))
+    terms = earlier.where(e.exp(subtract(x.unsqueeze(-2), shift.unsqueeze(-1))), 0.0)
+    summed = total(terms, (terms.ndim - 1,)).reshape(x.shape)
+    return (e.log(summed) + shift).transpose(dim, -1).reshape(ctx.out.size)

@@ -1,0 +1,190 @@
+"""Sorting and searching by counting: sort, topk, median, searchsorted, histc.
+
+The key insight: an element's place in a stable sort is the number of elements that come before it. That is one
+reduction over all pairs and needs no network of exchanges, whose compile time explodes. It is quadratic, so long
+dimensions are declined and sorted by the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, Declined, value
+from ..tensors import cast
+from . import order
+from .elementary import divide, subtract
+from .indexing import along
+from .reduction import total
+
+# Pairs that one counting reduction compares at most: about a tenth of a second.
+MOST_PAIRS = 1 << 26
+
+
+def _affordable(pairs: int) -> None:
+    if pairs > MOST_PAIRS:
+        raise Declined
+
+
+def _flat(x: UOp) -> UOp:
+    return x.reshape((1,)) if x.ndim == 0 else x
+
+
+def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
+    """The int64 indices that sort `x` stably along `dim`: nan counts as the largest."""
+    size = x.shape[dim]
+    _affordable(math.prod(x.shape) * size)
+    keys = order.key(x)
+    keys = ~keys if descending else keys
+    place = order.positions(x.shape, dim)
+    keys, place = keys.transpose(dim, -1), place.transpose(dim, -1)
+    if keys.dtype.itemsize <= 4:
+        packed = (keys.cast(dtypes.int64) * (1 << 32) + place).contiguous()
+        before = packed.unsqueeze(-2) < packed.unsqueeze(-1)
+    else:
+        mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
+        before = (other < mine) | (other.eq(mine) & (place.unsqueeze(-2) < place.unsqueeze(-1)))
+    rank = before.cast(dtypes.int32).sum(-1, dtype=dtypes.int32).contiguous()
+    # The inverse of a permutation, by looking for each place the element that has it.
+    found = rank.unsqueeze(-2).eq(UOp.arange(size).cast(dtypes.int32).reshape((size, 1)))
+    indices = found.where(place.unsqueeze(-2), 0).sum(-1, dtype=dtypes.int64)
+    return indices.transpose(dim, -1)
+
+
+@value("sort", "sort.stable")
+def sort(ctx: Context, x: UOp, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+         ) -> tuple[UOp, UOp]:  # fmt: skip
+    """Elements in order along a dimension, and where they were; always stable."""
+    size, x = ctx.out.size, _flat(x)
+    dim %= x.ndim
+    indices = permutation(x, dim, descending)
+    return along(x, dim, indices).reshape(size), indices.reshape(size)
+
+
+@value("topk")
+def topk(ctx: Context, x: UOp, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[UOp, UOp]:
+    """The first k in order; without `sorted` the order is an accident of the CPU's algorithm, which is asked."""
+    if not sorted:
+        raise Declined
+    size, x = ctx.out.size, _flat(x)
+    dim %= x.ndim
+    indices = permutation(x, dim, largest).shrink(tuple((0, k) if d == dim else None for d in range(x.ndim)))
+    return along(x, dim, indices).reshape(size), indices.reshape(size)
+
+
+def _at_rank(x: UOp, dim: int, rank: UOp, size: Sequence[int]) -> tuple[UOp, UOp]:
+    """The element of a place in the order, and its index; `rank` has size 1 along `dim`."""
+    indices = along(permutation(x, dim), dim, rank)
+    return along(x, dim, indices).reshape(tuple(size)), indices.reshape(tuple(size))
+
+
+def _line_shape(x: UOp, dim: int) -> tuple[int, ...]:
+    return tuple(1 if d == dim else int(n) for d, n in enumerate(x.shape))
+
+
+@value("kthvalue")
+def kthvalue(ctx: Context, x: UOp, k: int, dim: int = -1, keepdim: bool = False) -> tuple[UOp, UOp]:
+    """The k-th smallest along a dimension, counted from 1."""
+    x = _flat(x)
+    dim %= x.ndim
+    return _at_rank(x, dim, UOp.const(k - 1, dtypes.int64).expand(_line_shape(x, dim)), ctx.out.size)
+
+
+def _median(ctx: Context, x: UOp, dim: int, ignore_nan: bool) -> tuple[UOp, UOp]:
+    """The lower middle element; the first nan where there is one, unless nans are left out."""
+    x = _flat(x)
+    dim %= x.ndim
+    size = int(x.shape[dim])
+    nans = total(x.ne(x), (dim,), dtypes.int64) if dtypes.is_float(x.dtype) else None
+    middle = UOp.const((size - 1) // 2, dtypes.int64).expand(_line_shape(x, dim))
+    if nans is not None and ignore_nan:
+        counted = size - nans
+        middle = (counted > 0).where((counted - 1) >> 1, 0)
+    elif nans is not None:
+        middle = (nans > 0).where(size - nans, middle)
+    return _at_rank(x, dim, middle, ctx.out.size)
+
+
+@value("median.dim")
+def median_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, UOp]:
+    """The median along a dimension and its index."""
+    return _median(ctx, x, dim, ignore_nan=False)
+
+
+@value("nanmedian.dim")
+def nanmedian_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, UOp]:
+    """The median of what is not nan along a dimension, and its index."""
+    return _median(ctx, x, dim, ignore_nan=True)
+
+
+def _median_of_all(ctx: Context, x: UOp, ignore_nan: bool) -> UOp:
+    if 0 in x.shape:
+        raise Declined
+    return _median(ctx, x.reshape((math.prod(x.shape),)), 0, ignore_nan)[0]
+
+
+@value("median")
+def median(ctx: Context, x: UOp) -> UOp:
+    """The median of all elements."""
+    return _median_of_all(ctx, x, ignore_nan=False)
+
+
+@value("nanmedian")
+def nanmedian(ctx: Context, x: UOp) -> UOp:
+    """The median of all elements that are not nan."""
+    return _median_of_all(ctx, x, ignore_nan=True)
+
+
+def _search(ctx: Context, edges: UOp, x: UOp, right: bool) -> UOp:
+    """How many edges, along their last dimension, lie before each element; nan comes after all."""
+    if 0 in edges.shape:
+        return UOp.const(0, dtypes.int64)
+    dtype = ctx.common_dtype()
+    edges, x = cast(edges, dtype), cast(x, dtype)
+    if edges.ndim == 1:
+        edges = edges.reshape((1,) * x.ndim + edges.shape)
+    else:
+        edges = edges.unsqueeze(-2)
+    mine = x.unsqueeze(-1)
+    _affordable(math.prod(x.shape) * int(edges.shape[-1]))
+    after = mine < edges if right else (mine < edges) | mine.eq(edges)
+    return after.logical_not().cast(dtypes.int64).sum(-1, dtype=dtypes.int64)
+
+
+@value("searchsorted.Tensor", "searchsorted.Scalar")
+def searchsorted(ctx: Context, edges: UOp, x: UOp | float, *, out_int32: bool = False, right: bool = False,
+                 side: str | None = None, sorter: UOp | None = None) -> UOp:  # fmt: skip
+    """Where each element would be inserted into a sorted sequence."""
+    if sorter is not None:
+        edges = along(edges, edges.ndim - 1, sorter)
+    x = x if isinstance(x, UOp) else UOp.const(x, ctx.common_dtype())
+    return _search(ctx, edges, x, right or side == "right").reshape(ctx.out.size)
+
+
+@value("bucketize.Tensor", "bucketize.Scalar")
+def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = False, right: bool = False) -> UOp:
+    """The index of the bucket that each element falls into."""
+    x = x if isinstance(x, UOp) else UOp.const(x, ctx.common_dtype())
+    return _search(ctx, edges, x, right).reshape(ctx.out.size)
+
+
+@value("histc")
+def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0) -> UOp:
+    """Counts of elements in equal bins over [min, max], or over the data's range where both are equal."""
+    _affordable(math.prod(x.shape) * bins)
+    if 0 in x.shape or dtypes.is_int(x.dtype):
+        raise Declined
+    flat = x.reshape((math.prod(x.shape),))
+    low, high = UOp.const(float(min), x.dtype), UOp.const(float(max), x.dtype)
+    if min == max:
+        low, high = (order.extreme(flat, (0,), largest=which).reshape(()) for which in (False, True))
+        same = low.eq(high)
+        low, high = same.where(subtract(low, 1.0), low), same.where(high + 1.0, high)
+    place = divide(subtract(flat, low) * float(bins), subtract(high, low)).cast(dtypes.int64)
+    place = place.eq(bins).where(bins - 1, place)
+    inside = ((flat < low) | (flat > high) | flat.ne(flat)).logical_not()
+    hit = inside.unsqueeze(0) & place.unsqueeze(0).eq(UOp.arange(bins).cast(dtypes.int64).reshape((bins, 1)))
+    return hit.cast(dtypes.int64).sum(-1, dtype=dtypes.int64)
