@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from hypothesis import strategies as st
 
 from conformance.program import Input, Program, Storage, fresh_names
@@ -84,6 +85,12 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
     return st.integers(low, high)
 
 
+@functools.cache
+def _families(only: tuple[str, ...], without: tuple[str, ...], biased: bool) -> dict[str, list[Op]]:
+    return {family: [op for op in OPS.values() if op.family == family for _ in range(op.weight if biased else 1)]
+            for family in FAMILIES if (not only or family in only or family == "view") and family not in without}
+
+
 @dataclass(frozen=True)
 class Drawing:
     """What programs may be made of, as in `programs`; picklable, so that it travels to workers. Without `biased` every
@@ -102,12 +109,10 @@ class Drawing:
         if unknown:
             raise UnknownFamily(f"unknown step family {min(unknown)!r}: choose from {', '.join(FAMILIES)}")
 
-    @functools.cached_property
+    @property
     def families(self) -> dict[str, list[Op]]:
         """The rows to draw from, by family; a row of weight n occurs n times."""
-        return {family: [op for op in OPS.values() if op.family == family for _ in range(op.weight if self.biased else 1)]
-                for family in FAMILIES if (not self.only or family in self.only or family == "view")
-                and family not in self.without}
+        return _families(self.only, self.without, self.biased)
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
         """Program `number` of this seed: the same on every machine, for one version of this package."""
@@ -122,9 +127,10 @@ class Drawing:
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         weighted = [family for family in self.families
                     for _ in range(FAMILY_WEIGHT.get(family, 1) if self.biased else 1)]
-        wanted = d.integer(*self.steps)
-        for _ in range(4 * wanted):
-            if len(shadow.steps) >= wanted:
+        least, most = self.steps
+        for _ in range(4 * most):
+            drawn = len(shadow.steps)
+            if drawn >= most or (drawn >= least and d.integer(0, most) == 0):
                 break
             draw_step(k, self.families, weighted, tally)
         if tally is not None:
@@ -141,11 +147,15 @@ def draw_step(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[s
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
         return
-    names = step.names()
-    first = k[names[0]] if names and names[0] in k.shadow.env else None
-    cell = (op.family, layout_class(first), dtype_name(first.dtype)) if first is not None else None
-    if k.shadow.offer(step) is not None and cell is not None and tally is not None:
-        tally.cells[cell] += 1
+    names = [name for name in step.names() if name in k.shadow.env]
+    cell = _cell(op, k[names[0]]) if names else None
+    offered = k.shadow.offer(step)
+    if offered is not None and tally is not None and (cell or offered.out):
+        tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
+
+
+def _cell(op: Op, first: torch.Tensor) -> tuple[str, str, str]:
+    return op.family, layout_class(first), dtype_name(first.dtype)
 
 
 def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool) -> Program:

@@ -222,11 +222,12 @@ def _structure(expected: Observation, actual: Observation) -> list[Mismatch]:
     found = []
     for name in dict.fromkeys((*expected.tensors, *expected.others, *actual.tensors, *actual.others)):
         want, got = _kind(expected, name), _kind(actual, name)
+        if "nothing" in (want, got) and (expected.error or actual.error):
+            continue
         if "Raised" in (want, got):
             found += _errors(_raised(expected, name), _raised(actual, name), name)
         elif want != got:
-            if expected.error is None and actual.error is None:
-                found.append(Mismatch("structure", name, want, got))
+            found.append(Mismatch("structure", name, want, got))
         elif name in expected.others and not _same_plain(expected.others[name], actual.others[name]):
             found.append(Mismatch("value", name, repr(expected.others[name]), repr(actual.others[name])))
     return found

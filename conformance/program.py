@@ -146,6 +146,9 @@ def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
         raise ProgramError(f"input {one.name!r} has a negative size, stride, offset or storage")
     if 0 not in one.size and last >= room:
         raise ProgramError(f"input {one.name!r} reaches cell {last} of a storage that holds {room} of its dtype")
+    dtype = dtype_of(one.dtype)
+    if one.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+        raise ProgramError(f"input {one.name!r} is of dtype {one.dtype}, which cannot require grad")
     if not one.name.isidentifier():
         raise ProgramError(f"an input is named {one.name!r}, which is not an identifier")
 

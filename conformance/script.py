@@ -69,7 +69,9 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
 
 
 def _inert(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"""', "'''").encode("ascii", "backslashreplace").decode()
+    escaped = text.replace("\\", "\\\\").replace('"', "'")
+    return "".join(mark if mark.isascii() and mark.isprintable() or mark == "\n" else f"<{ord(mark):x}>"
+                   for mark in escaped)
 
 
 def _inputs(program: Program) -> Iterator[str]:

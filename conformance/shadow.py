@@ -136,10 +136,12 @@ class Shadow(Execution):
             constant = op.constant or (op.name == "setitem" and not isinstance(args[2], torch.Tensor))
             if not constant and layouts.overlaps_itself(written):
                 return "write through overlapping memory"
-            for read in _tensors([args, kwargs]):
-                if read is written or storage_key(read) != storage_key(written):
+            reads = _tensors([args, kwargs])
+            own = next((at for at, read in enumerate(reads) if read is written), None)
+            for at, read in enumerate(reads):
+                if at == own or storage_key(read) != storage_key(written):
                     continue
-                if op.form in (SETITEM, AUGMENT) and read is args[0]:
+                if op.form in (SETITEM, AUGMENT) and at == 0:
                     continue
                 if op.pointwise and layouts.same_geometry(read, written):
                     continue
@@ -174,7 +176,10 @@ class Shadow(Execution):
         written = destinations(op, args, kwargs)
         if op.effect == MOVE and any(read.dtype != to.dtype for to in written for read in _tensors([args, kwargs])):
             level = max(level, EXACT)
+        sizes = [(to, to.size()) for to in written if op.writes == "out" and to.numel()]
         super().perform(step, i)
+        if any(to.size() != size for to, size in sizes):
+            raise Undefined("out= of another size, which torch is about to refuse")
         made = [self.env[name] for name in step.out if name in self.env]
         self.kept += [tensor.untyped_storage() for tensor in made]
         old = {key for _, key in before}

@@ -1,0 +1,48 @@
+"""The fuzzer's power: planted faults are found soon, and shrink to a step or two."""
+from __future__ import annotations
+
+import statistics
+import warnings
+
+import pytest
+
+from conformance.faults import FAULTS
+from conformance.fuzz_views import Drawing
+from conformance.mutants import hunt, main
+
+QUICK = ["slice drops the offset", "transpose is stale", "copy_ clobbers the gap", "clone of a transpose aliases",
+         "out= ignores strides", "mask is off by one", "empty_strided is contiguous", "every third write is lost"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class TestPower:
+    def test_common_faults_are_found_within_a_hundred_programs(self):
+        """Each is found, and shrinks to at most three steps on one input."""
+        hunts = hunt(QUICK, Drawing(), 0, 100)
+        assert [name for name, one in hunts.items() if one.programs is None] == []
+        assert all(len(one.small.steps) <= 3 and len(one.small.inputs) == 1 for one in hunts.values())
+
+    @pytest.mark.slow
+    def test_every_fault_is_found(self):
+        """All within 2,000 programs, the median within 100 and at most 4 steps."""
+        hunts = hunt(list(FAULTS), Drawing(), 0, 2000)
+        assert [name for name, one in hunts.items() if one.programs is None] == []
+        assert statistics.median(one.programs for one in hunts.values()) < 100
+        assert statistics.median(len(one.small.steps) for one in hunts.values()) <= 4
+
+    def test_there_are_forty_faults(self):
+        """Each says which real bug it is modelled on."""
+        assert len(FAULTS) >= 40
+        assert all(fault.like for fault in FAULTS.values())
+
+    def test_a_fault_that_is_not_found_fails_the_command(self, capsys):
+        """With no program drawn nothing is found: exit code 1."""
+        assert main(["--programs", "0", "--fault", QUICK[0]]) == 1
+        assert "not found" in capsys.readouterr().out
+        assert main(["--fault", "nonsense"]) == 2

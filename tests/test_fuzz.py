@@ -1,0 +1,181 @@
+"""The command: exit codes, what is on disk, several workers, crashes, hangs and interruption."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from conformance.fuzz import main
+from conformance.program import read_program
+
+CORPUS = Path(__file__).parent.parent / "conformance" / "corpus"
+
+
+def fuzz(*words: object, reports: Path) -> int:
+    return main([*map(str, words), "--reports", str(reports)])
+
+
+def result(reports: Path) -> dict:
+    return json.loads((reports / "fuzz.json").read_text())
+
+
+@pytest.fixture
+def targets(tmp_path, monkeypatch) -> str:
+    """A module with targets that die, hang or exit in some step."""
+    (tmp_path / "bad_targets.py").write_text(textwrap.dedent("""
+        import contextlib, os, time
+        from conformance.mutants import MutantTarget, Planted
+        from conformance.faults import Fault
+
+        class Bad(MutantTarget):
+            def __init__(self, argument=""):
+                super().__init__("zero_ clears the storage")
+                self.mode = Planted(Fault("unfold", self.act, "test"))
+
+        class Dies(Bad):
+            def act(self, call): os.abort()
+
+        class Exits(Bad):
+            def act(self, call): os._exit(0)
+
+        class Hangs(Bad):
+            def act(self, call): time.sleep(1000)
+    """))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "class:bad_targets."
+
+
+class TestCampaign:
+    def test_cpu_is_green(self, tmp_path, capsys):
+        """The harness against itself finds nothing, and says what it did."""
+        assert fuzz("--target", "cpu", "--programs", 60, reports=tmp_path) == 0
+        assert "60/60 programs" in capsys.readouterr().out
+        done = result(tmp_path)
+        assert done["programs"] == 60
+        assert done["findings"] == []
+        assert done["coverage"]
+        assert list((tmp_path / "failures").iterdir()) == []
+
+    def test_a_fault_is_found_shrunk_printed_and_kept(self, tmp_path, capsys):
+        """Exit code 1; the script is printed; JSON and script are on disk and can be replayed and minimized."""
+        target = "mutant:slice drops the offset"
+        assert fuzz("--target", target, "--programs", 20, reports=tmp_path) == 1
+        shown = capsys.readouterr().out
+        assert "def program(device):" in shown
+        done = result(tmp_path)
+        assert done["findings"][0]["steps"] == 1
+        saved = sorted((tmp_path / "failures").glob("*.json"))
+        assert len(saved) == len(done["findings"]) == len(list((tmp_path / "failures").glob("*.py")))
+        assert len(read_program(saved[0]).steps) == 1
+        assert fuzz("--target", target, "--replay", saved[0], reports=tmp_path) == 1
+        assert fuzz("--target", target, "--minimize", saved[0], reports=tmp_path) == 1
+        assert fuzz("--target", "cpu", "--replay", saved[0], reports=tmp_path) == 0
+
+    def test_the_result_does_not_depend_on_the_workers(self, tmp_path):
+        """One worker or two: the same programs fail, in the same groups."""
+        target = "mutant:every third write is lost"
+        found = []
+        for jobs in (1, 2):
+            fuzz("--target", target, "--programs", 60, "-n", jobs, reports=tmp_path / str(jobs))
+            done = result(tmp_path / str(jobs))
+            found.append((done["failing_programs"], done["coverage"], sum(one["count"] for one in done["findings"])))
+        assert found[0] == found[1]
+        assert found[0][0] > 0
+
+    def test_stop_at_first_failure(self, tmp_path):
+        """No shard is drawn after one that failed."""
+        fuzz("--target", "mutant:transpose is stale", "--programs", 200, "--stop-at-first-failure", reports=tmp_path)
+        assert result(tmp_path)["programs"] == 20
+
+
+class TestIsolation:
+    @pytest.mark.parametrize("name", ["Dies", "Exits"])
+    def test_a_crash_is_a_finding_and_the_campaign_goes_on(self, name, targets, tmp_path):
+        """The program that killed the worker is known, shrunk outside, and the other programs ran."""
+        assert fuzz("--target", targets + name, "--programs", 40, reports=tmp_path) == 1
+        done = result(tmp_path)
+        assert done["programs"] == 40
+        [crash] = [one for one in done["findings"] if one["kind"] == "CRASH"]
+        assert crash["signature"] == "crash / unfold"
+        assert crash["steps"] == 1
+
+    def test_a_hang_is_a_finding(self, targets, tmp_path):
+        """A program that runs too long is a TIMEOUT."""
+        assert fuzz("--target", targets + "Hangs", "--programs", 40, "--limit", 2, reports=tmp_path) == 1
+        done = result(tmp_path)
+        assert done["programs"] == 40
+        assert {one["kind"] for one in done["findings"]} == {"TIMEOUT"}
+
+    def test_ctrl_c_leaves_what_was_found(self, tmp_path):
+        """Exit code 130, one sentence, and the findings are on disk."""
+        running = subprocess.Popen(
+            [sys.executable, "-m", "conformance.fuzz", "--target", "mutant:clone always aliases", "--programs", "100000",
+             "--reports", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=CORPUS.parent.parent, start_new_session=True)
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("failures/mutant-*.json")) and time.monotonic() < until:
+            time.sleep(0.1)
+        os.killpg(running.pid, signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+        assert running.returncode == 130
+        assert "Traceback" not in errors
+        assert "interrupted: what was found is in" in errors
+        assert result(tmp_path)["findings"]
+
+
+class TestBadUsage:
+    @pytest.mark.parametrize(("words", "message"), [
+        (["--target", "nonsense"], "unknown target 'nonsense'"),
+        (["--target", "mutant:nonsense"], "there is no fault 'nonsense'"),
+        (["--only", "nonsense"], "unknown step family 'nonsense'"),
+        (["--replay", "no/such/file.json"], "no/such/file.json"),
+        (["--target", "cpu", "--programs", "0"], "nothing was compared"),
+        (["-n", "0"], "no worker"),
+    ])
+    def test_one_sentence_and_exit_code_2(self, words, message, tmp_path, capsys):
+        """What is wrong is said, without a traceback."""
+        assert fuzz(*words, reports=tmp_path) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert "Traceback" not in said
+
+    @pytest.mark.parametrize("words", [["--steps", "5"], ["--steps", "3..1"], ["--dtype", "float99"], ["--seed", "x"],
+                                       ["--programs", "-1"], ["--minutes", "0"], ["--nonsense"]])
+    def test_options_are_checked(self, words, tmp_path):
+        """argparse's own exit code is 2."""
+        with pytest.raises(SystemExit) as caught:
+            fuzz(*words, reports=tmp_path)
+        assert caught.value.code == 2
+
+    def test_reports_that_cannot_be_written(self, tmp_path, capsys):
+        """A file where the folder should be is a clear error."""
+        (tmp_path / "file").write_text("")
+        assert fuzz("--target", "cpu", "--programs", 1, reports=tmp_path / "file") == 2
+        assert "file" in capsys.readouterr().err
+
+    def test_an_empty_folder_is_not_a_pass(self, tmp_path, capsys):
+        """Replaying nothing fails loudly."""
+        assert fuzz("--target", "cpu", "--replay", tmp_path, reports=tmp_path) == 2
+        assert "no program" in capsys.readouterr().err
+
+
+class TestCorpus:
+    def test_known_bugs_replay_on_cpu(self, tmp_path):
+        """Each program of the corpus has a meaning on CPU."""
+        assert fuzz("--target", "cpu", "--replay", CORPUS, reports=tmp_path) == 0
+
+    def test_known_bugs_replay_on_tiny(self, tmp_path):
+        """The device that this package ships has none of them."""
+        assert fuzz("--target", "tiny", "--replay", CORPUS, reports=tmp_path) == 0
+
+    def test_each_names_its_bug(self):
+        """Each program says what it is for."""
+        assert all(read_program(path).note for path in CORPUS.glob("*.json"))
+        assert len(list(CORPUS.glob("*.json"))) >= 30

@@ -1,0 +1,113 @@
+"""Drawn programs have a meaning, cover what they should, and depend on nothing but their seed and number."""
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from hypothesis import HealthCheck, find, given, settings
+
+from conformance import programs
+from conformance.fuzz_views import Drawing, Tally, UnknownFamily
+from conformance.program import Program, dump
+from conformance.reduce import reduce_program, settle
+from conformance.shadow import reference
+from conformance.steps.layouts import LAYOUTS
+from conformance.steps.table import FAMILIES, OPS
+from conformance.target import load_target
+from conformance.verdict import judge
+
+QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class TestStrategy:
+    @QUIET
+    @given(programs())
+    def test_every_drawn_program_has_a_meaning(self, program):
+        """CPU runs it, declares its errors, and agrees with itself; JSON keeps it."""
+        assert Program.from_json(json.loads(dump(program))).to_json() == program.to_json()
+        assert judge(program, load_target("cpu")).passed
+
+    def test_hypothesis_shrinks_it(self):
+        """A program with a diagonal shrinks to one that makes it in two steps at most."""
+        least = find(programs(only=["view"]), lambda program: any(step.op == "diagonal" for step in program.steps),
+                     settings=settings(max_examples=2000, deadline=None))
+        assert len(least.steps) <= 2
+        assert least.steps[-1].op == "diagonal"
+
+    def test_an_unknown_family_is_one_sentence(self):
+        """The families that exist are named."""
+        with pytest.raises(UnknownFamily, match="unknown step family 'nonsense': choose from view"):
+            programs(only=["nonsense"])
+
+
+class TestNumbered:
+    def test_a_seed_and_number_is_a_program(self):
+        """The same address gives the same program, in any order; another gives another."""
+        drawing = Drawing()
+        forward = [dump(drawing.numbered(7, number)) for number in range(20)]
+        backward = [dump(drawing.numbered(7, number)) for number in reversed(range(20))]
+        assert forward == backward[::-1]
+        assert len(set(forward)) == 20
+        assert dump(drawing.numbered(8, 0)) != forward[0]
+        assert dump(pickle.loads(pickle.dumps(drawing)).numbered(7, 3)) == forward[3]
+
+    def test_five_hundred_programs_reach_everything(self):
+        """Every family and layout class is drawn, programs differ, and few draws are turned down."""
+        tally = Tally()
+        drawn = [Drawing().numbered(0, number, tally) for number in range(500)]
+        assert {family for family, _, _ in tally.cells} == set(FAMILIES)
+        layouts = {layout for _, layout, _ in tally.cells}
+        assert layouts >= {"0-d", "contiguous", "empty", "expanded", "gaps", "non-divisible", "overlapping", "permuted",
+                           "permuted gaps", "window"}
+        assert len({tuple(step.op for step in program.steps) for program in drawn}) > 450
+        turned_down = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
+        assert turned_down < 0.05 * tally.steps
+        assert any(reason == "write through overlapping memory" for reason in tally.avoided)
+        assert any(step.raises for program in drawn for step in program.steps)
+
+    @pytest.mark.slow
+    def test_every_op_is_drawn(self):
+        """No row of the table is dead."""
+        drawn = {inner.op for number in range(6000) for step in Drawing().numbered(1, number).steps
+                 for inner in (step, *step.body)}
+        assert drawn == set(OPS)
+
+    def test_families_and_dtypes_can_be_chosen(self):
+        """`only`, `without`, `dtypes` and `steps` are obeyed."""
+        drawing = Drawing(steps=(2, 3), only=("arithmetic",), dtypes=("int64",))
+        for number in range(50):
+            program = drawing.numbered(0, number)
+            assert {OPS[step.op].family for step in program.steps} <= {"view", "arithmetic"}
+            assert {storage.dtype for storage in program.storages} == {"int64"}
+            assert len(program.steps) <= 3
+        kept = {OPS[step.op].family for number in range(50) for step in Drawing(without=("view",)).numbered(0, number).steps}
+        assert kept
+        assert "view" not in kept
+
+
+class TestLayouts:
+    def test_the_catalogue_is_drawn_by_name(self):
+        """There is a dozen of classes."""
+        assert len(LAYOUTS) == 12
+
+
+class TestReduce:
+    def test_a_smaller_program_still_has_a_meaning(self):
+        """Whatever the reducer accepts, CPU can run, with errors declared anew."""
+        for number in range(30):
+            program = Drawing().numbered(3, number)
+            small = reduce_program(program, lambda candidate: len(candidate.steps) >= 2, 60)
+            assert len(small.steps) <= max(2, len(program.steps))
+            reference(small)
+
+    def test_to_nothing(self):
+        """When everything fails, no step is left."""
+        program = Drawing().numbered(3, 1)
+        assert not reduce_program(program, lambda candidate: True).steps
+
+    def test_settle_refuses_what_has_no_meaning(self):
+        """A step that uses an unknown name is no program."""
+        program = Drawing(steps=(3, 3)).numbered(3, 1)
+        broken = Program(program.storages, (), program.steps)
+        assert settle(broken) is None

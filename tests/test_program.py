@@ -1,0 +1,242 @@
+"""A program is data: it survives JSON, runs on a target, prints as a script, and bad data is one clear sentence."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conformance.faults import FAULTS, Fault
+from conformance.mutants import MutantTarget, Planted
+from conformance.oracle import Raised
+from conformance.program import Input, Program, ProgramError, Storage, dump, read_program, run
+from conformance.script import picture, script
+from conformance.shadow import Shadow, reference
+from conformance.steps.op import Step, StepError, decode, render, render_index
+from conformance.steps.table import OPS
+from conformance.target import Target, load_target
+from conformance.verdict import judge
+
+
+def t(name: str) -> dict[str, str]:
+    return {"t": name}
+
+
+def program(*steps: Step, size=(2, 3), stride=(3, 1), offset=0, cells=6, dtype="float32", grad=False) -> Program:
+    return Program((Storage(dtype, cells),), (Input("a", 0, dtype, size, stride, offset, grad),), steps)
+
+
+TRANSPOSE_AND_WRITE = program(Step("t", (t("a"),), out=("b",)), Step("fill_", (t("b"), 7)))
+
+
+@pytest.fixture
+def cpu() -> Target:
+    return load_target("cpu")
+
+
+class TestJson:
+    def test_round_trip(self):
+        """What is written is read back equal."""
+        loop = Step("loop", body=(Step("setitem", (t("a"), {"i": [1, 0]}, {"i": [2, 1]})),), times=2)
+        written = program(loop, Step("view.error", (t("a"), [7]), raises="RuntimeError"))
+        assert Program.from_json(json.loads(dump(written))).to_json() == written.to_json()
+
+    @pytest.mark.parametrize(("change", "message"), [
+        ({"schema": 0}, "schema 0"),
+        ({"steps": [{"op": "no_such_op"}]}, "unknown op 'no_such_op'"),
+        ({"steps": [{"op": "t", "args": [{"t": "z"}]}]}, "'z', which is not defined"),
+        ({"steps": [{"op": "t", "args": 3}]}, "wrong type"),
+        ({"steps": ["t"]}, "a step is an object"),
+        ({"steps": [{"op": "t", "argz": []}]}, "unknown fields: argz"),
+        ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["a b"]}]}, "must be an identifier"),
+        ({"inputs": [{"name": "a"}]}, "damaged"),
+        ({"inputs": [{"name": "a", "storage": 3, "dtype": "float32", "size": [1], "stride": [1]}]}, "damaged"),
+        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [9], "stride": [1]}]}, "reaches cell 8"),
+        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2], "stride": [-1]}]}, "negative"),
+        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float99", "size": [2], "stride": [1]}]}, "unknown dtype"),
+        ({"storages": [{"dtype": "float32", "size": 3, "values": [1]}]}, "3 cells is given 1 values"),
+        ({"storages": 3}, "damaged"),
+    ])
+    def test_bad_data_is_one_sentence(self, change, message, tmp_path):
+        """Whatever is wrong, the file is named and the sentence says what."""
+        path = tmp_path / "bad.json"
+        path.write_text(json.dumps({**TRANSPOSE_AND_WRITE.to_json(), **change}))
+        with pytest.raises(ProgramError, match=message) as caught:
+            read_program(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "3", '"x"', "\x00"])
+    def test_what_is_no_program_is_one_sentence(self, text, tmp_path):
+        """Truncated and foreign files too."""
+        path = tmp_path / "bad.json"
+        path.write_text(text)
+        with pytest.raises(ProgramError, match="bad.json"):
+            read_program(path)
+
+
+class TestRun:
+    def test_lazy_observes_the_end_and_eager_every_step(self, cpu):
+        """One observation, or one a step."""
+        assert len(run(TRANSPOSE_AND_WRITE, cpu).observations) == 1
+        first, second = run(TRANSPOSE_AND_WRITE, cpu, eager=True).observations
+        assert first.tensors["b"].value.tolist() == [[0, 3], [1, 4], [2, 5]]
+        assert second.tensors["a"].value.tolist() == [[7, 7, 7], [7, 7, 7]]
+
+    def test_inputs_may_share_a_storage(self, cpu):
+        """A write to one input is seen through the other."""
+        shared = Program((Storage("float32", 4),), (Input("a", 0, "float32", (4,), (1,)),
+                                                    Input("b", 0, "int32", (2,), (1,), 2)),
+                         (Step("zero_", (t("b"),)),))
+        seen = run(shared, cpu).observations[0]
+        assert seen.tensors["a"].value.tolist() == [0, 1, 0, 0]
+        assert seen.tensors["b"].alias == "a"
+
+    def test_a_declared_error_is_an_answer(self, cpu):
+        """The run goes on after an error that the program declares."""
+        seen = run(program(Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))), cpu)
+        answer = seen.observations[0].others["step 1"]
+        assert isinstance(answer, Raised)
+        assert answer.kind == "RuntimeError"
+        assert not seen.observations[0].tensors["a"].value.any()
+
+    def test_an_error_that_is_not_declared_ends_the_run(self, cpu):
+        """The outcome says which step failed and how."""
+        outcome = run(program(Step("zero_", (t("a"),)), Step("view.error", (t("a"), [7]))), cpu)
+        assert outcome.failed_step == 2
+        assert outcome.observations[-1].error is not None
+
+    def test_values_are_exact_in_every_dtype(self):
+        """Seeded values are the same numbers in each dtype that holds them."""
+        for dtype in ("float32", "bfloat16", "uint8", "bool", "complex64", "int8"):
+            one, two = (Storage(dtype, 5, {"seed": 3}).make() for _ in range(2))
+            assert torch.equal(one, two)
+
+
+class TestReference:
+    @pytest.mark.parametrize(("steps", "options", "message"), [
+        ((Step("add_", (t("a"), {"tensor": [1.0, 2.0], "dtype": "float32"})),), {"size": (3, 2), "stride": (1, 1)},
+         "write through overlapping memory"),
+        ((Step("as_strided", (t("a"), [2], [2], 0), out=("b",)), Step("as_strided", (t("a"), [2], [1], 1), out=("c",)),
+          Step("copy_", (t("b"), t("c")))), {}, "write over what is read"),
+        ((Step("view.error", (t("a"), [7])),), {}, "does not declare"),
+        ((Step("view.error", (t("a"), [6]), raises="RuntimeError"),), {}, "on CPU there is no error"),
+        ((Step("view.error", (t("a"), [7]), raises="IndexError"),), {}, "on CPU there is RuntimeError"),
+    ])
+    def test_what_has_no_meaning_is_refused(self, steps, options, message):
+        """Undefined behaviour and wrong declarations are no programs."""
+        with pytest.raises(ProgramError, match=message):
+            reference(program(*steps, **options))
+
+    def test_moved_bits_are_exact_and_computed_values_are_not(self):
+        """Only what was never computed must agree bit by bit."""
+        steps = (Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)))
+        assert reference(program(*steps)).exact == {"a", "b"}
+
+    def test_rounded_values_may_not_become_integers(self):
+        """After exp, a conversion to int64 would turn on a rounding error."""
+        shadow = Shadow(program())
+        assert shadow.offer(Step("exp", (t("a"),), out=("b",))) is not None
+        assert not shadow.converts(shadow.env["b"], torch.int64)
+        assert shadow.converts(shadow.env["a"], torch.int64)
+
+    def test_overlap_that_torch_rejects_becomes_a_declared_error(self):
+        """A write through stride 0 is a program: it must raise."""
+        shadow = Shadow(program(size=(2, 3), stride=(0, 1)))
+        step = shadow.offer(Step("add_", (t("a"), 1)))
+        assert step is not None
+        assert step.raises == "RuntimeError"
+
+
+class TestVerdict:
+    def test_the_first_bad_step_is_named(self):
+        """A lazy failure is replayed, observing after each step."""
+        steps = (Step("zero_", (t("a"),)), Step("getitem", (t("a"), 1), out=("b",)), Step("fill_", (t("b"), 5)),
+                 Step("add_", (t("a"), 1)))
+        verdict = judge(program(*steps), MutantTarget("fill_ ignores the offset"))
+        assert verdict.bad_step == 3
+
+    def test_cpu_agrees_with_itself(self, cpu):
+        """The harness against itself is green, kernels included."""
+        verdict = judge(TRANSPOSE_AND_WRITE, cpu)
+        assert verdict.passed
+        assert verdict.kernels == verdict.allowed
+
+    def test_not_implemented_is_never_a_pass(self):
+        """Where CPU raises RuntimeError, a missing op is still a failure."""
+        def missing(call: object) -> None:
+            raise NotImplementedError("no such op")
+        target = MutantTarget("zero_ clears the storage")
+        target.mode = Planted(Fault("view zero_", missing, "a missing op"))
+        for step in (Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))):
+            verdict = judge(program(step), target)
+            assert verdict.mismatches[0].oracle == "error"
+            assert "never a pass" in verdict.mismatches[0].detail
+            assert verdict.bad_step == 1
+
+
+class TestScript:
+    def test_it_runs_alone_and_shows_both_answers(self, tmp_path):
+        """The script needs torch only, here with cpu as the target."""
+        path = tmp_path / "shown.py"
+        path.write_text(script(TRANSPOSE_AND_WRITE, load_target("device:cpu")))
+        shown = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=100, check=True,
+                               cwd=tmp_path)
+        assert "a values: cpu [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]" in shown.stdout
+        assert "DIFFERS" not in shown.stdout
+
+    def test_definitions_travel_along(self):
+        """A function that torch does not have is in the script."""
+        text = script(program(Step("swap_rows_", (t("a"), 0, 1))), load_target("cpu"))
+        assert "def swap_rows_(tensor, i, j):" in text
+        assert "swap_rows_(a, 0, 1)" in text
+
+    def test_hostile_text_stays_inert(self):
+        """A note cannot end the docstring."""
+        noted = Program(TRANSPOSE_AND_WRITE.storages, TRANSPOSE_AND_WRITE.inputs, (), 'x""" + \\ \x1b[31m')
+        compile(script(noted, load_target("cpu")), "script", "exec")
+        assert "\x1b" not in script(noted, load_target("cpu"))
+
+    def test_the_picture_shows_where_elements_lie(self):
+        """Cells in a row, each view's elements beneath, gaps as dots."""
+        base = torch.arange(6.)
+        assert list(picture(Storage("float32", 6), {"b": base[1::2]})) == [
+            "# cell    0 1 2 3 4 5", "# b (3,)  . 0 . 1 . 2"]
+
+    @pytest.mark.parametrize(("index", "text"), [
+        (3, "3"), ({"slice": [None, None, 2]}, "::2"), ({"tuple": [{"slice": [1, -1, None]}, None, {"ellipsis": 0}]},
+                                                       "1:-1, None, ..."),
+        ({"tuple": [2]}, "2,"), ({"i": [1, -1]}, "i - 1"), ({"i": [2, 1]}, "2 * i + 1"), ({"tuple": []}, "()"),
+    ])
+    def test_indices_read_as_python(self, index, text):
+        """An index is printed as a person would write it, and means the same."""
+        assert render_index(index) == text
+        decode(index, {}, torch.device("cpu"))
+
+
+class TestArguments:
+    def test_special_numbers_survive(self):
+        """nan and the infinities are JSON too."""
+        value = decode({"number": "nan"}, {}, torch.device("cpu"))
+        assert value != value
+        assert eval(render({"number": "inf"})) == float("inf")
+
+    @pytest.mark.parametrize("bad", [{"no": 1}, {"slice": 3}, {"tensor": [1], "dtype": "x"}, {"t": "q"}])
+    def test_what_is_not_understood_is_a_step_error(self, bad):
+        """Each names the argument."""
+        with pytest.raises(StepError):
+            decode(bad, {}, torch.device("cpu"))
+
+
+class TestTable:
+    def test_every_call_exists(self):
+        """Each row's name is something that torch, or the definitions, can call."""
+        assert all(callable(op.draw) and op.family for op in OPS.values())
+        assert len({op.name for op in OPS.values()}) == len(OPS)
+
+    def test_faults_name_ops_that_exist(self):
+        """Each fault spoils aten ops that there are."""
+        for fault in FAULTS.values():
+            assert all(hasattr(torch.ops.aten, name) for name in fault.ops.split())
