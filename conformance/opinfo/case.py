@@ -8,7 +8,6 @@ This module decides nothing about what equal means; that is the oracle's.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import time
 import warnings
@@ -19,34 +18,16 @@ from typing import Any
 
 import torch
 
-from conformance.opinfo import catalog, script
+from conformance.opinfo import catalog
+from conformance.opinfo.calls import VARIANTS, Call, Skip, reference
+from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import MARKER, Mixed, Sample, leaves, map_leaves, samples, send, taken_apart, tensors
-from conformance.oracle import MAX_SHOWN, Mismatch, Observation, compare, differing, observe
+from conformance.oracle import Mismatch, Observation, Raised, compare, observe
 from conformance.report.model import Failure, Outcome, Result
-from conformance.target import Target, TargetError, load_target, storage_key
+from conformance.target import Target, TargetError, storage_key
 
-OUT_FORMS = ("right-sized", "empty", "with gaps")
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
-_LONGEST_TEXT = 2_000
-
-
-@dataclass
-class Call:
-    """One call to compare: `run` takes the inputs where they are and returns the outcome.
-
-    `tree` holds the inputs on the CPU, by name. `source` is how the call reads in a script, None when it has no name.
-    """
-
-    sample: Sample
-    tree: dict[str, Any]
-    run: Callable[[dict[str, Any]], Any]
-    source: str | None
-    note: str = ""
-
-
-class Skip(Exception):
-    """This sample cannot be compared; the text says why."""
 
 
 @dataclass
@@ -65,21 +46,21 @@ def run_case(
     crash, so that somebody outside can say where it happened."""
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
-    tally, before = _Tally(), calls(target)
+    tally, before = _Tally(), calls_so_far(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             for sample in samples(op, case.variant, dtype, case.layout, limit):
                 note(sample.index, "sampling")
-                for call in _calls(op, case, sample, tally):
+                for call in _made(op, case, sample, tally):
                     _run_call(case, op, dtype, target, call, tally, note)
         except Exception as error:
             tally.failed += 1
             text = f"{type(error).__name__}: {error}"
             tally.failures.setdefault(
-                "harness", Failure("harness", "the harness itself", "no error", text[:_LONGEST_TEXT])
+                "harness", Failure("harness", "the harness itself", "no error", text[:LONGEST_TEXT])
             )
-    counted = _difference(before, calls(target))
+    counted = _difference(before, calls_so_far(target))
     return Result(
         op=case.op,
         overload=case.overload,
@@ -110,7 +91,7 @@ def _outcome(tally: _Tally) -> Outcome:
     return Outcome.PASS if tally.compared else Outcome.SKIP
 
 
-def calls(target: Target) -> dict[str, dict[str, int]] | None:
+def calls_so_far(target: Target) -> dict[str, dict[str, int]] | None:
     """Calls so far as {"native": {op: count}, "decomposed": ..., "fallback": ...}; None when the target cannot tell."""
     stats = getattr(getattr(target, "backend", None), "stats", None)
     if stats is None:
@@ -127,106 +108,11 @@ def _difference(
     return {kind: Counter(after[kind]) - Counter(before[kind]) for kind in after}
 
 
-# The calls of a sample, by variant
-
-
-def _calls(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
+def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
     try:
-        yield from _VARIANTS[case.variant](op, sample)
+        yield from VARIANTS[case.variant](op, sample)
     except Skip as reason:
         tally.skipped[str(reason)] += 1
-
-
-def _function(op: Any, sample: Sample) -> Iterator[Call]:
-    yield Call(sample, sample.tree, lambda t: op.op(t["input"], *t["args"], **t["kwargs"]), script.function_name(op))
-
-
-def _method(op: Any, sample: Sample) -> Iterator[Call]:
-    method = _on_tensor(op.method_variant, sample)
-    yield Call(sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, ""))
-
-
-def _inplace(op: Any, sample: Sample) -> Iterator[Call]:
-    method = _on_tensor(op.inplace_variant, sample)
-    yield Call(
-        sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, "_")
-    )
-
-
-def _on_tensor(method: Any, sample: Sample) -> Any:
-    if not isinstance(sample.input, torch.Tensor):
-        raise Skip("the first argument is no tensor, so there is no method to call")
-    return method
-
-
-def _out(op: Any, sample: Sample) -> Iterator[Call]:
-    def run(tree: dict[str, Any]) -> Any:
-        return op.op(tree["input"], *tree["args"], **tree["kwargs"], out=tree["out"])
-
-    copied = send(_cpu(), sample.tree, sample.kept)
-    try:
-        torch.manual_seed(catalog.SEED)
-        result = op.op(copied["input"], *copied["args"], **copied["kwargs"])
-    except Exception as error:
-        raise Skip(f"the CPU raises {type(error).__name__} without out=, so there is no size to give to out") from None
-    wanted = (result,) if isinstance(result, torch.Tensor) else result
-    if not (isinstance(wanted, (tuple, list)) and wanted and all(isinstance(t, torch.Tensor) for t in wanted)):
-        raise Skip("the result is no tensor or tuple of tensors, so there is nothing to give to out")
-    for form in OUT_FORMS:
-        made = [_out_tensor(tensor, form) for tensor in wanted]
-        out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
-        name = script.function_name(op)
-        yield Call(sample, {**sample.tree, "out": out}, run, name, f"out {form}")
-
-
-def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
-    if form == "empty":
-        return torch.empty(0, dtype=like.dtype)
-    step = 2 if form == "with gaps" else 1
-    stride = list(
-        itertools.accumulate([*reversed([max(n, 1) for n in like.shape[1:]])], lambda a, b: a * b, initial=step)
-    )
-    # Sevens, so that an element that was not written shows, and so that a write into a gap shows.
-    base = torch.full((max(like.numel(), 1) * step + 1,), 7, dtype=torch.uint8).to(like.dtype)
-    return base.as_strided(like.shape, stride[::-1][: like.dim()] if like.dim() else (), 0)
-
-
-def _backward(op: Any, sample: Sample) -> Iterator[Call]:
-    leaf = any(tensor.requires_grad for tensor in tensors(sample.tree))
-    if not leaf:
-        raise Skip("no input requires a gradient")
-
-    def run(tree: dict[str, Any]) -> Any:
-        result = op.op(tree["input"], *tree["args"], **tree["kwargs"])
-        processed = result if sample.process is None else sample.process(result)
-        found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
-        if not found:
-            return result
-        device = found[0].device
-        torch.manual_seed(catalog.SEED)
-        ones = [torch.randn(tensor.shape, dtype=tensor.dtype).to(device) for tensor in found]
-        torch.autograd.backward(found, ones)
-        for tensor in tensors(tree):
-            # The gradient of sgn is a tensor without memory, which nothing may read before it is made real.
-            if tensor.grad is not None and torch._is_zerotensor(tensor.grad):
-                tensor.grad = tensor.grad.clone()
-        return result
-
-    yield Call(sample, sample.tree, run, script.function_name(op))
-
-
-_VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
-    "forward": _function,
-    "reference_inputs": _function,
-    "error_inputs": _function,
-    "method": _method,
-    "inplace": _inplace,
-    "out": _out,
-    "backward": _backward,
-}
-
-
-# Running and comparing one call
 
 
 def _run_call(
@@ -237,8 +123,13 @@ def _run_call(
     if reason:
         tally.skipped[reason] += 1
         return
+    try:
+        here = send(reference(), call.tree, call.sample.kept)
+    except (TargetError, TypeError) as error:
+        tally.skipped[f"an input cannot be moved: {error}"] += 1
+        return
     note(index, "CPU")
-    expected, right = _observed(_cpu(), call)
+    expected, right = _observed(reference(), call, here)
     if expected.error is not None and expected.error.not_implemented:
         tally.skipped[f"the CPU does not implement it either: {_first_line(expected.error.text)}"] += 1
         return
@@ -248,7 +139,12 @@ def _run_call(
     note(index, "target")
     # On the CPU itself counting means a dispatch mode, under which some composite ops take other paths.
     kernels: list[int] | None = None if target.device.type == "cpu" else []
-    actual, wrong = _observed(target, call, kernels)
+    try:
+        there = send(target, call.tree, call.sample.kept)
+    except Exception as error:
+        actual, wrong = Observation(error=Raised.of(error)), None
+    else:
+        actual, wrong = _observed(target, call, there, kernels)
     if kernels:
         tally.kernels = (tally.kernels or 0) + kernels[0]
     tally.compared += 1
@@ -258,7 +154,7 @@ def _run_call(
     tally.failed += 1
     for mismatch in found:
         if mismatch.oracle not in tally.failures:
-            tally.failures[mismatch.oracle] = _failure(case, target, call, mismatch, expected, actual, dtype)
+            tally.failures[mismatch.oracle] = failure_of(case, target, call, mismatch, expected, actual, dtype)
 
 
 def _undeclared(target: Target, tree: Any) -> str:
@@ -269,9 +165,10 @@ def _undeclared(target: Target, tree: Any) -> str:
     return f"the target declares that it does not hold {', '.join(missing)}" if missing else ""
 
 
-def _observed(target: Target, call: Call, kernels: list[int] | None = None) -> tuple[Observation, Any]:
-    """What is seen of the call on the target, and the outcome itself (None when it raised)."""
-    tree = send(target, call.tree, call.sample.kept)
+def _observed(
+    target: Target, call: Call, tree: dict[str, Any], kernels: list[int] | None = None
+) -> tuple[Observation, Any]:
+    """What is seen of the call on inputs that lie on the target, and the outcome itself (None when it raised)."""
     error: BaseException | None = None
     outcome: Any = None
     with target.kernels() if kernels is not None else contextlib.nullcontext() as count:
@@ -283,20 +180,13 @@ def _observed(target: Target, call: Call, kernels: list[int] | None = None) -> t
                 error = raised
         try:
             seen = _observe(target, outcome, tree, error)
-        except (TargetError, KeyboardInterrupt):
-            raise
         except Exception as raised:
+            # A lazy device raises when it is observed.
             outcome, error = None, raised
-            seen = Observation(error=_raised(raised))
+            seen = Observation(error=Raised.of(raised))
     if kernels is not None and count is not None and count.total is not None:
         kernels.append(count.total)
     return seen, outcome
-
-
-def _raised(error: BaseException) -> Any:
-    from conformance.oracle import Raised
-
-    return Raised.of(error)
 
 
 def _observe(target: Target, outcome: Any, tree: dict[str, Any], error: BaseException | None) -> Observation:
@@ -368,7 +258,7 @@ def _processed(
     process = call.sample.process
     assert process is not None
     kept = [m for m in found if not (m.oracle == "value" and m.where in results)]
-    want = observe({"processed": process(_cpu().fetch(right))})
+    want = observe({"processed": process(reference().fetch(right))})
     got = observe({"processed": process(Mixed(target).fetch(wrong))})
     return kept + compare(want, got, oracles={"value", "structure"}, rtol=rtol, atol=atol)
 
@@ -392,82 +282,3 @@ def _misplaced(target: Target, call: Call, right: Any, wrong: Any) -> list[Misma
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:300]
-
-
-# What a report needs of a mismatch
-
-
-def _failure(
-    case: Case,
-    target: Target,
-    call: Call,
-    mismatch: Mismatch,
-    expected: Observation,
-    actual: Observation,
-    dtype: torch.dtype,
-) -> Failure:
-    want, got = expected.tensors.get(mismatch.where), actual.tensors.get(mismatch.where)
-    rows: tuple[tuple[str, str, str, bool], ...] = ()
-    if want is not None and got is not None and mismatch.oracle == "value":
-        rows = _rows(want.value, got.value, *catalog.tolerances(catalog.find(case), dtype))
-    elif mismatch.oracle == "storage" and mismatch.where in expected.storages and mismatch.where in actual.storages:
-        rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
-    layouts = {}
-    if want is not None and got is not None and mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity"):
-        layouts = {
-            name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
-            for name, seen in (("expected", want), ("actual", got))
-        }
-    where = mismatch.where if not call.note else f"{mismatch.where} ({call.note})"
-    return Failure(
-        oracle=mismatch.oracle,
-        where=where,
-        expected=mismatch.expected[:_LONGEST_TEXT],
-        actual=mismatch.actual[:_LONGEST_TEXT],
-        detail=mismatch.detail[:_LONGEST_TEXT],
-        sample=call.sample.index,
-        call=script.summary(call.source or case.name, call.tree),
-        script=script.standalone(case, target.script(), call.source, call.tree, call.sample, str(mismatch)),
-        values=rows,
-        layouts=layouts,
-    )
-
-
-def _rows(
-    want: torch.Tensor, got: torch.Tensor, rtol: float | None, atol: float | None
-) -> tuple[tuple[str, str, str, bool], ...]:
-    """Values side by side as (index, expected, actual, differs): all of a small tensor, else those around the first
-    difference."""
-    if want.shape != got.shape or want.dtype != got.dtype or not want.numel():
-        return ()
-    want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
-    wrong = differing(want, got, False, rtol, atol).reshape(-1)
-    first = int(wrong.nonzero()[0]) if bool(wrong.any()) else 0
-    start = 0 if wrong.numel() <= MAX_SHOWN else max(0, min(first - 4, wrong.numel() - MAX_SHOWN // 2))
-    stop = wrong.numel() if wrong.numel() <= MAX_SHOWN else start + MAX_SHOWN // 2
-    rows = []
-    for flat, bad in zip(range(start, stop), wrong[start:stop].tolist(), strict=True):
-        index = _index(flat, tuple(want.shape))
-        rows.append((str(list(index)), str(want[index].item()), str(got[index].item()), bad))
-    return tuple(rows)
-
-
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, rest = divmod(flat, size)
-        index.append(rest)
-    return tuple(reversed(index))
-
-
-_REFERENCE: list[Target] = []
-
-
-def _cpu() -> Target:
-    """torch CPU, which says what is right."""
-    if not _REFERENCE:
-        _REFERENCE.append(load_target("cpu"))
-    return _REFERENCE[0]
-
-
-__all__ = ["Call", "Skip", "calls", "map_leaves", "run_case"]

@@ -1,0 +1,85 @@
+"""A mismatch as the report shows it: the call, both answers side by side, the geometry, and the script that shows it.
+
+The key insight: everything is taken down at once, as text and numbers, since neither tensors nor the target outlive the
+worker. Nothing is decided here; the oracle has decided.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.opinfo import catalog, script
+from conformance.opinfo.calls import Call
+from conformance.opinfo.plan import Case
+from conformance.oracle import MAX_SHOWN, Mismatch, Observation, differing
+from conformance.report.model import Failure
+from conformance.target import Target
+
+LONGEST_TEXT = 2_000
+"""Characters kept of an exception's text or of printed values."""
+
+
+def failure_of(
+    case: Case,
+    target: Target,
+    call: Call,
+    mismatch: Mismatch,
+    expected: Observation,
+    actual: Observation,
+    dtype: torch.dtype,
+) -> Failure:
+    want, got = expected.tensors.get(mismatch.where), actual.tensors.get(mismatch.where)
+    rows: tuple[tuple[str, str, str, bool], ...] = ()
+    if want is not None and got is not None and mismatch.oracle == "value":
+        rows = _rows(want.value, got.value, *catalog.tolerances(catalog.find(case), dtype))
+    elif mismatch.oracle == "storage" and mismatch.where in expected.storages and mismatch.where in actual.storages:
+        rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
+    layouts = {}
+    if want is not None and got is not None and mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity"):
+        layouts = {
+            name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
+            for name, seen in (("expected", want), ("actual", got))
+        }
+    where = mismatch.where if not call.note else f"{mismatch.where} ({call.note})"
+    return Failure(
+        oracle=mismatch.oracle,
+        where=where,
+        expected=mismatch.expected[:LONGEST_TEXT],
+        actual=mismatch.actual[:LONGEST_TEXT],
+        detail=mismatch.detail[:LONGEST_TEXT],
+        sample=call.sample.index,
+        call=script.summary(call.source or case.name, call.tree),
+        script=script.standalone(case, target.script(), call.source, call.tree, call.sample, str(mismatch)),
+        values=rows,
+        layouts=layouts,
+    )
+
+
+def _rows(
+    want: torch.Tensor, got: torch.Tensor, rtol: float | None, atol: float | None
+) -> tuple[tuple[str, str, str, bool], ...]:
+    """Values side by side as (index, expected, actual, differs): all of a small tensor, else those around the first
+    difference."""
+    if want.shape != got.shape or want.dtype != got.dtype or not want.numel():
+        return ()
+    want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
+    wrong = differing(want, got, False, rtol, atol).reshape(-1)
+    first = int(wrong.nonzero()[0]) if bool(wrong.any()) else 0
+    start = 0 if wrong.numel() <= MAX_SHOWN else max(0, min(first - 4, wrong.numel() - MAX_SHOWN // 2))
+    stop = wrong.numel() if wrong.numel() <= MAX_SHOWN else start + MAX_SHOWN // 2
+    rows = []
+    for flat, bad in zip(range(start, stop), wrong[start:stop].tolist(), strict=True):
+        index = _index(flat, tuple(want.shape))
+        rows.append((str(list(index)), str(want[index].item()), str(got[index].item()), bad))
+    return tuple(rows)
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, rest = divmod(flat, size)
+        index.append(rest)
+    return tuple(reversed(index))
+
+
+_REFERENCE: list[Target] = []
