@@ -26,7 +26,7 @@ from tinygrad.tensor import transform_to_call
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from .replay import Key, Replays, canonical
+from .replay import Key, Replay, Replays, canonical
 from .toolchain import ensure_compiler
 
 # tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
@@ -163,6 +163,31 @@ def _schedule(key: Key, buffers: list[UOp], pending: list[UOp]) -> tuple[list[UO
     if REPLAYS.repeated(key) and not variables and all(v.has_buffer_identity() for v in done):
         REPLAYS.record(key, buffers, linear, done)
     return done, becomes
+
+
+def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
+    """A schedule for `values` that has not run, and the buffers of their graph in its order; some may be empty yet."""
+    with LOCK:
+        _open(device)
+        wanted = [
+            v.clone(device) if v.device is None or _rearranges(v) or v.has_buffer_identity() else v for v in values
+        ]
+        key, buffers = canonical(wanted)
+        call, becomes = transform_to_call(UOp.sink(*wanted))
+        linear, variables = create_linear_with_vars(call)
+        assert not variables
+        done = list(UOp.sink(*wanted).substitute(becomes, walk=True).src)
+        return REPLAYS.record(key, buffers, linear, done), buffers
+
+
+def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
+    """Run a schedule over realized buffers; its results as flat buffers."""
+    with LOCK:
+        before = GlobalCounters.kernel_count
+        results = replay.run(buffers)
+        COUNTERS.kernels += GlobalCounters.kernel_count - before
+        COUNTERS.schedules += 1
+        return results
 
 
 def _bare(value: UOp) -> UOp:

@@ -95,7 +95,7 @@ class Replays:
             self._seen.popitem(last=False)
         return False
 
-    def record(self, key: Key, buffers: Sequence[UOp], linear: UOp, outcomes: Sequence[UOp]) -> None:
+    def record(self, key: Key, buffers: Sequence[UOp], linear: UOp, outcomes: Sequence[UOp]) -> Replay:
         """Keep the schedule that computed `outcomes` (values with buffer identity) for the graph of this key."""
         slots = {b: i for i, b in enumerate(buffers)}
         fresh = list(dict.fromkeys(v.base for v in outcomes if v.base not in slots))
@@ -104,9 +104,10 @@ class Replays:
         template = compile_linear(linear).substitute(parameters, walk=True)
         kept = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
         specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
-        self._plans[key] = Replay(template, specs, [slots[v.base] for v in outcomes], kept)
+        plan = self._plans[key] = Replay(template, specs, [slots[v.base] for v in outcomes], kept)
         if len(self._plans) > PLANS_KEPT:
             self._plans.popitem(last=False)
+        return plan
 
 
 __all__ = ["Replay", "Replays", "canonical"]

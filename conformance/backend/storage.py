@@ -10,13 +10,14 @@ Must not know ops: it reads and writes geometries.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import mmap
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -266,6 +267,8 @@ class Cell:
 
     def cut(self) -> None:
         """Realize a value that has grown past what one schedule should hold."""
+        if _recording:
+            return
         depth, nesting, cost = engine.measure(self.value)
         if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
             observe([self], dirty=False)
@@ -302,8 +305,33 @@ def paired(size: Ints, stride: Ints, offset: int) -> tuple[Ints, Ints, int]:
     return (*size, 2), (*(2 * s for s in stride), 1), 2 * offset
 
 
+class Observed(RuntimeError):
+    """Something needed a value inside `recording`."""
+
+
+_recording = 0
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Within the block nothing is computed: what would be raises Observed."""
+    global _recording
+    _recording += 1
+    try:
+        yield
+    finally:
+        _recording -= 1
+
+
+def check_not_recording(reason: str) -> None:
+    """Raise Observed inside `recording`, naming what needs a value."""
+    if _recording:
+        raise Observed(reason)
+
+
 def observe(cells: Iterable[Cell], dirty: bool = True) -> None:
     """Realize these cells in one schedule, and with them (when `dirty`) all that were written in place."""
+    check_not_recording("it needs a value before it ends")
     with engine.LOCK:
         wanted = list(dict.fromkeys([*cells, *(list(_dirty.values()) if dirty else ())]))
         if dirty:

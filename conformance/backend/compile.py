@@ -1,0 +1,186 @@
+"""`torch.compile(model, backend="tiny")`: a captured graph recorded once as one schedule and run again over new buffers.
+
+Defines `tiny`, the Dynamo backend.
+
+The key insight: running the captured graph on tensors whose buffers are still empty records everything it computes
+without computing it. What was recorded is scheduled once, and a call then costs its kernels.
+A graph which needs a value while it is recorded (an operator on the CPU, a random number) runs eagerly instead, with a
+warning that names the reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from . import engine, replay, storage
+from .dtypes import element
+from .tensors import geometry, is_tiny, tensor_on
+
+Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+
+
+@dataclass
+class _Output:
+    """Where a result of the recorded graph is found: a fresh value, a view of an input's storage, or no tensor."""
+
+    kind: str  # "value", "input", "other"
+    place: int  # index of the value, or of the input whose storage it lies in
+    geometry: Geometry | None
+    nbytes: int
+    other: Any = None
+
+
+@dataclass
+class _Recording:
+    """One graph for one set of input geometries."""
+
+    run: replay.Replay
+    constants: list[UOp]  # buffers that the graph itself brought along, by their place among all buffers
+    order: list[int | None]  # for each buffer of the schedule: the input whose storage it is, None for a constant
+    outputs: list[_Output]
+    written: list[int]  # inputs whose storage the graph writes, in the order of the values behind the outputs
+
+
+def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The Dynamo backend: forward and backward each become one recorded schedule; inputs on tiny or on the CPU."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler)(graph, example_inputs)
+
+
+def _compiler(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    from functorch.compile import make_boxed_func
+
+    return make_boxed_func(_Compiled(graph))
+
+
+class _Compiled:
+    """A captured graph and its recordings, one for each set of input geometries."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        self.graph = graph
+        self.recordings: dict[Any, _Recording | None] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        hosts = [isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in inputs]
+        moved = [x.detach().to("tiny") if on_host else x for x, on_host in zip(inputs, hosts, strict=True)]
+        key = tuple(_key(moved))
+        if key not in self.recordings:
+            self.recordings[key] = self._record(moved)
+        recording = self.recordings[key]
+        results = self.graph(*moved) if recording is None else _run(recording, moved)
+        if any(hosts) and not any(is_tiny(x) for x in inputs):
+            return [r.cpu() if is_tiny(r) else r for r in results]
+        return results
+
+    def _record(self, inputs: Sequence[Any]) -> _Recording | None:
+        try:
+            with storage.recording():
+                return _record(self.graph, inputs)
+        except storage.Observed as reason:
+            warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
+            return None
+
+
+def _key(inputs: Sequence[Any]) -> list[Any]:
+    cells: dict[int, int] = {}
+    key: list[Any] = []
+    for x in inputs:
+        if isinstance(x, torch.Tensor):
+            cell = storage.cell_of(x)
+            key.append((x.dtype, *geometry(x), cell.nbytes, cells.setdefault(id(cell), len(cells))))
+        else:
+            key.append(x)
+    return key
+
+
+def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Recording | None:
+    stand_ins: dict[int, tuple[torch.UntypedStorage, UOp, int]] = {}  # by the cell they stand for
+    arguments = []
+    for i, x in enumerate(inputs):
+        if not isinstance(x, torch.Tensor):
+            arguments.append(x)
+            continue
+        cell = storage.cell_of(x)
+        if id(cell) not in stand_ins:
+            real, _ = element(x.dtype)
+            store = storage.allocate(cell.nbytes, x.device.index or 0, real)
+            buffer = UOp.new_buffer(cell.device, -(-cell.nbytes // real.itemsize), real)
+            store._cell.replace(buffer, cell.nbytes)  # type: ignore[attr-defined]
+            stand_ins[id(cell)] = (store, buffer, i)
+        arguments.append(tensor_on(stand_ins[id(cell)][0], x.dtype, *geometry(x)))
+    results = graph(*arguments)
+    by_store = {id(store._cell): i for store, _, i in stand_ins.values()}  # type: ignore[attr-defined]
+    values: list[UOp] = []
+    outputs: list[_Output] = []
+    places: dict[int, int] = {}
+    for r in results:
+        if not isinstance(r, torch.Tensor) or not is_tiny(r):
+            outputs.append(_Output("other", 0, None, 0, r))
+            continue
+        cell = storage.cell_of(r)
+        if id(cell) in by_store:
+            outputs.append(_Output("input", by_store[id(cell)], (r.dtype, *geometry(r)), 0))
+            continue
+        if id(cell) not in places:
+            places[id(cell)] = len(values)
+            values.append(cell.flat())
+        outputs.append(_Output("value", places[id(cell)], (r.dtype, *geometry(r)), cell.nbytes))
+    written = []
+    for store, buffer, i in stand_ins.values():
+        flat = store._cell.flat()  # type: ignore[attr-defined]
+        if flat is not buffer:
+            written.append(i)
+            values.append(flat)
+    if not values:
+        return None
+    run, buffers = engine.compiled(values, storage.cell_of(next(a for a in arguments if is_tiny(a))).device)
+    standing = {buffer: i for _, buffer, i in stand_ins.values()}
+    return _Recording(run, buffers, [standing.get(b) for b in buffers], outputs, written)
+
+
+def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any]:
+    cells = {i: storage.cell_of(inputs[i]) for i in recording.order if i is not None}
+    storage.observe(cells.values(), dirty=False)
+    buffers = []
+    for place, constant in zip(recording.order, recording.constants, strict=True):
+        buffers.append(constant if place is None else _buffer(cells[place], inputs[place].dtype))
+    flats = engine.replayed(recording.run, buffers)
+    stores: dict[int, torch.UntypedStorage] = {}
+    results: list[Any] = []
+    for out in recording.outputs:
+        if out.geometry is None:
+            results.append(out.other)
+            continue
+        dtype, size, stride, offset = out.geometry
+        if out.kind == "input":
+            results.append(tensor_on(inputs[out.place].untyped_storage(), dtype, size, stride, offset))
+            continue
+        if out.place not in stores:
+            index = next((x.device.index or 0 for x in inputs if is_tiny(x)), 0)
+            stores[out.place] = storage.allocate(out.nbytes, index, flats[out.place].dtype)
+            stores[out.place]._cell.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
+        results.append(tensor_on(stores[out.place], dtype, size, stride, offset))
+    for i, flat in zip(recording.written, flats[len(flats) - len(recording.written) :], strict=True):
+        cell = storage.cell_of(inputs[i])
+        cell.replace(flat, cell.nbytes)
+    return results
+
+
+def _buffer(cell: storage.Cell, dtype: torch.dtype) -> UOp:
+    """The realized buffer of a cell, in the dtype it was recorded in."""
+    real, _ = element(dtype)
+    flat = cell.flat_as(real)
+    if not engine.is_realized(flat):
+        (flat,), _ = engine.realize([flat], cell.device)
+        cell.replace(flat, cell.nbytes)
+    return flat.base
+
+
+__all__ = ["tiny"]
