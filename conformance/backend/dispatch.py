@@ -22,9 +22,9 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from . import engine, fallback, storage
+from . import engine, fallback, overlap, storage
 from .dtypes import COMPUTED, opmath
-from .stats import STATS
+from .stats import STATS, count_fallback
 from .tensors import Spec, assign, cast, check_writable, constant, make, read
 
 OpOverload = torch._ops.OpOverload
@@ -33,6 +33,10 @@ ValueFunction = Callable[..., Any]
 
 class Declined(Exception):
     """Raised by a value function, before it computes anything, for a call that would cost too much as a kernel."""
+
+
+class Refused(Exception):
+    """A call that the meta kernel refuses, or that torch's checks of memory overlap may refuse: the CPU decides."""
 
 
 class Context:
@@ -77,13 +81,14 @@ class Row:
     function: ValueFunction
     keep_floats: bool  # whether the value of a float argument can change the metadata
     complex: bool  # whether the function takes complex tensors, as values with a last dimension of 2
+    elementwise: bool  # whether each element depends on the operands' elements in its own place only
 
 
 ROWS: dict[str, Row] = {}
 
 
 def value(
-    *names: str, keep_floats: bool = True, takes_complex: bool = False
+    *names: str, keep_floats: bool = True, takes_complex: bool = False, elementwise: bool = False
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 
@@ -94,7 +99,7 @@ def value(
 
     def register(function: ValueFunction) -> ValueFunction:
         for name in names:
-            ROWS[name if "." in name else f"{name}.default"] = Row(function, keep_floats, takes_complex)
+            ROWS[name if "." in name else f"{name}.default"] = Row(function, keep_floats, takes_complex, elementwise)
         return function
 
     return register
@@ -126,7 +131,7 @@ PROMOTE: dict[str, Callable[[Context], DType]] = {
 def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> None:
     """Register elementwise functions: tensors and numbers arrive as values in one dtype, already promoted."""
     for name, function in table.items():
-        value(name, keep_floats=False)(_pointwise(function, PROMOTE[promote]))
+        value(name, keep_floats=False, elementwise=True)(_pointwise(function, PROMOTE[promote]))
 
 
 def _pointwise(function: Callable[..., UOp], dtype_of: Callable[[Context], DType]) -> ValueFunction:
@@ -172,7 +177,7 @@ _INT8, _FLOAT16 = torch.empty(1, dtype=torch.int8), torch.empty(1, dtype=torch.f
 def specs(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], floats: bool = True
 ) -> tuple[Any, tuple[Spec, ...]]:
-    """The metadata of an operator's results as (structure, specs); raises the meta kernel's error.
+    """The metadata of an operator's results as (structure, specs); raises Refused where the meta kernel raises.
 
     Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments; the values
     of floats are part of that only where `floats` is true.
@@ -183,7 +188,10 @@ def specs(
     if known is None:
         metas: dict[int, torch.Tensor] = {}
         call = fallback.callable_with_numbers(op, args)
-        result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
+        try:
+            result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
+        except Exception as error:
+            raise Refused(str(error)) from error
         known = _describe(result)
         _specs[key] = known
         if len(_specs) > _SPECS_KEPT:
@@ -248,6 +256,15 @@ def device_index(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
     return found or 0
 
 
+def _check_devices(args: Iterable[Any]) -> None:
+    """Raise torch's error for a tensor elsewhere, other than a 0-dim CPU one."""
+    for x in _tensors(args):
+        if x.device.type != "tiny" and x.dim():
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, tiny and {x.device}!"
+            )
+
+
 def _tensors(xs: Iterable[Any]) -> Iterable[torch.Tensor]:
     for x in xs:
         if isinstance(x, torch.Tensor):
@@ -298,7 +315,7 @@ class Overload:
         """Check what the in-place overload checks, compute, and write through the target's geometry."""
         target = args[0]
         _, checked = specs(self.op, args, kwargs, self.row.keep_floats)
-        check_writable(target)
+        self._check_overlap([target], [*args[1:], *kwargs.values()])
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, kwargs, self.row.keep_floats)
         if not computes(self.row, [*args, *kwargs.values()], [*checked, *outs]):
@@ -311,6 +328,7 @@ class Overload:
         targets = [kwargs[n] for n in self.out_names]
         _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
         inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
+        self._check_overlap(targets, [*args, *inputs.values()])
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
         if not computes(self.row, [*args, *kwargs.values()], outs):
@@ -319,9 +337,12 @@ class Overload:
         for target, spec, result in zip(targets, sized, results, strict=False):
             if tuple(target.shape) != spec.size:
                 torch.ops.aten.resize_.default(target, spec.size)
-            check_writable(target)
             assign(target, result)
         return targets[0] if self.returns == 1 else tuple(targets)
+
+    def _check_overlap(self, targets: Sequence[torch.Tensor], others: Iterable[Any]) -> None:
+        if overlap.undecided(targets, _tensors(others), self.row.elementwise):
+            raise Refused("the written tensor overlaps itself or an input")
 
     def _compute(self, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         if all(s is None or 0 in s.size for s in outs):
@@ -334,16 +355,30 @@ class Overload:
 
     @property
     def kernel(self) -> Callable[..., Any]:
-        """The kernel for this overload's kind; a call that the value function declines runs on the CPU, counted."""
+        """The kernel for this overload's kind."""
         kernel = self.functional_kernel if not self.writes else self.out_kernel if self.is_out else self.inplace_kernel
+        return or_cpu(self.op, kernel)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return kernel(*args, **kwargs)
-            except Declined:
-                return fallback.on_cpu(self.op, args, kwargs)
 
-        return call
+def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel which gives a call that it declines to the CPU, counted, and a call that is refused too.
+
+    A refused call gets the CPU's own error (the meta kernel's differs in places), and counts as a fallback only if the
+    CPU accepts it.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except Declined:
+            return fallback.on_cpu(op, args, kwargs)
+        except Refused:
+            _check_devices([*args, *kwargs.values()])
+        result = fallback.run_on_cpu(op, args, kwargs)
+        count_fallback(str(op))
+        return result
+
+    return call
 
 
 def _signature(op: OpOverload) -> tuple[str, ...]:
@@ -406,11 +441,11 @@ def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:
         for op in variants(functional):
             written = [a for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
             if not written:
-                yield op, decomposed(op, function)
+                yield op, or_cpu(op, decomposed(op, function))
             elif written[0].is_out:
-                yield op, decomposed(op, _into_out(op, function, [a.name for a in written]))
+                yield op, or_cpu(op, decomposed(op, _into_out(op, function, [a.name for a in written])))
             else:
-                yield op, decomposed(op, _into_self(op, function))
+                yield op, or_cpu(op, decomposed(op, _into_self(op, function)))
 
 
 def _into_self(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:

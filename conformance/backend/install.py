@@ -27,7 +27,9 @@ def install() -> None:
     kernels |= {dispatch.find(name): kernel for name, kernel in views.KERNELS.items()}
     kernels[torch.ops.aten.copy_.default] = transfer.copy_
     kernels[torch.ops.aten._local_scalar_dense.default] = transfer.item
-    kernels |= {dispatch.find(name): kernel for name, kernel in ops.KERNELS.items()}
+    for name, kernel in ops.KERNELS.items():
+        op = dispatch.find(name)
+        kernels[op] = dispatch.or_cpu(op, kernel)
     for overload in dispatch.overloads():
         kernels.setdefault(overload.op, overload.kernel)
     for op, kernel in dispatch.own_decompositions():
@@ -36,8 +38,18 @@ def install() -> None:
         if isinstance(op, torch._ops.OpOverload) and op not in kernels and decomposes(op, function):
             kernels[op] = dispatch.decomposed(op, function)
     for op, kernel in kernels.items():
+        if loses_gradients(op):
+            raise RuntimeError(
+                f"tiny: a kernel for {op} would cut autograd, which torch derives from its composite form"
+            )
         aten.impl(op, kernel, "PrivateUse1")
     everything.fallback(_boxed, "PrivateUse1")
+
+
+def loses_gradients(op: Any) -> bool:
+    """Whether a device kernel would hide the composite form through which alone torch differentiates an operator."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(op.name(), "CompositeImplicitAutograd") and not has(op.name(), "Autograd")
 
 
 def decomposes(op: Any, function: Callable[..., Any]) -> bool:

@@ -18,7 +18,6 @@ from .. import fallback, storage, transfer
 from ..dispatch import Context
 from ..tensors import is_tiny, read
 
-
 # Least and greatest element of values that were looked at. Buffers are never written in place, so an equal graph over
 # the same buffers (the labels of a training loop) has the same bounds at every step, and is not realized to learn them.
 _LOOKED_AT: OrderedDict[UOp, tuple[int, ...]] = OrderedDict()

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .. import fallback
-from ..dispatch import ROWS, Overload, find
+from .. import fallback, overlap
+from ..dispatch import ROWS, Overload, Refused, find
 from ..stats import STATS
 from ..tensors import is_tiny
 from . import indexing, scatter  # noqa: F401 - their rows are looked up below
@@ -24,7 +24,7 @@ MASKS = (torch.bool, torch.uint8)
 
 
 def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Indices with each mask replaced by one integer index a dimension, all on the device; raises torch's errors."""
+    """Indices with each mask replaced by one integer index a dimension, all on the device; Refused for other shapes."""
     found: list[torch.Tensor | None] = []
     for i in indices:
         if i is None or i.dtype not in MASKS:
@@ -32,10 +32,7 @@ def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
             continue
         for d, size in enumerate(i.shape):
             if len(found) + d >= self.dim() or size != self.shape[len(found) + d]:
-                raise IndexError(
-                    f"The shape of the mask {list(i.shape)} at index {d} does not match the shape of the indexed "
-                    f"tensor {list(self.shape)} at index {len(found) + d}"
-                )
+                raise Refused("a mask has the sizes of the dimensions that it indexes")
         found.extend(fallback.upload(place, self.device.index or 0) for place in look(i).nonzero(as_tuple=True))
     return found
 
@@ -89,8 +86,8 @@ def _put_accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """aten::masked_select: the elements where the mask holds, in row-major order."""
     STATS.native["aten.masked_select.default"] += 1
-    if mask.dtype is not torch.bool:
-        raise RuntimeError("masked_select: expected BoolTensor for mask")
+    if mask.dtype is not torch.bool or not is_tiny(mask):
+        raise Refused("a mask is boolean, and on the device")
     shape = torch.broadcast_shapes(self.shape, mask.shape)
     place = look(mask).expand(shape).reshape(-1).nonzero().reshape(-1)
     return torch.take(self.expand(shape), fallback.upload(place, self.device.index or 0))
@@ -98,6 +95,8 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def masked_select_out(self: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """aten::masked_select.out."""
+    if out.dtype != self.dtype or overlap.undecided([out], [self, mask], elementwise=False):
+        raise Refused("out overlaps an input, or has another dtype")
     chosen = masked_select(self, mask)
     if out.shape != chosen.shape:
         out.resize_(chosen.shape)

@@ -20,7 +20,7 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, value
+from ..dispatch import Context, Refused, value
 from ..dtypes import opmath
 from ..tensors import cast, constant
 from .bounds import check, look
@@ -128,9 +128,7 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
 
 
 def _floor_divided(a: UOp, b: UOp) -> UOp:
-    quotient = a.idiv(b)
-    if dtypes.is_unsigned(a.dtype):
-        return quotient
+    quotient = a.div(b, rounding_mode="trunc")
     return ((a < 0) & (quotient * b != a)).where(quotient - 1, quotient)
 
 
@@ -205,7 +203,10 @@ def _by_line(ctx: Context, self: UOp, dim: int, source: UOp, reduce: str | None,
     place = _integers(ctx, index, 0, base.shape[dim]).reshape(-1)
     shape = tuple(len(place) if d == dim else s for d, s in enumerate(base.shape))
     source = cast(source, self.dtype)
-    source = source.reshape(shape) if source.ndim else source.expand(shape)
+    source = source if source.ndim or reduce is not None else source.expand(shape)
+    if source.shape != shape and (self.ndim and source.shape):
+        raise Refused("the source does not fit the index")
+    source = source.reshape(shape)
     base, source = lines(base, dim), lines(source, dim)
     if reduce is None:
         result = placed(ctx, base, place, source)
@@ -294,11 +295,13 @@ def index_put(
 def masked_scatter(ctx: Context, self: UOp, mask: UOp, source: UOp) -> UOp:
     """Elements of the source, in order, where the mask holds."""
     size = ctx.out.size
+    if ctx.args[1].dtype is not torch.bool or ctx.args[0].dtype != ctx.args[2].dtype:
+        raise Refused("a mask is boolean, and the source has the dtype of what it is written to")
     chosen = np.broadcast_to(look(ctx.args[1]).to(torch.bool).numpy(), size).reshape(-1)
     place = np.flatnonzero(chosen)
     supply = math.prod(source.shape)
     if len(place) > supply:
-        raise RuntimeError("Number of elements of source < number of ones in mask")
+        raise Refused("the source has too few elements")
     flat = self.expand(size).reshape((len(chosen),))
     if not len(place):
         return flat.reshape(size)

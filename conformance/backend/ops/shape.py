@@ -111,7 +111,7 @@ def tril(ctx: Context, self: UOp, diagonal: int = 0) -> UOp:
     return _triangle(ctx, self, upper(rows, columns, _diagonal(diagonal, rows, columns) + 1).logical_not())
 
 
-@value("constant_pad_nd")
+@value("constant_pad_nd", keep_floats=False)
 def constant_pad_nd(ctx: Context, self: UOp, pad: Sequence[int], number: float = 0) -> UOp:
     """A margin of one number around the last dimensions, last first; negative widths cut."""
     pairs = [(0, 0)] * (self.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
@@ -122,6 +122,14 @@ def constant_pad_nd(ctx: Context, self: UOp, pad: Sequence[int], number: float =
     fill = constant(number, ctx.out.computed)
     inside = UOp.const(True, dtypes.bool).expand(x.shape).pad(around)
     return inside.where(x.pad(around), fill)
+
+
+@value("narrow_copy", takes_complex=True)
+def narrow_copy(ctx: Context, self: UOp, dim: int, start: int, length: int) -> UOp:
+    """A part of one dimension, copied."""
+    dim %= len(ctx.out.size)
+    start = start + ctx.args[0].shape[dim] if start < 0 else start
+    return self.shrink(tuple((start, start + length) if d == dim else None for d in range(self.ndim)))
 
 
 @value("zero", takes_complex=True)
@@ -137,7 +145,7 @@ def channel_shuffle(ctx: Context, self: UOp, groups: int) -> UOp:
     return self.reshape((n, groups, channels // groups, *space)).transpose(1, 2).reshape(self.shape)
 
 
-@value("masked_fill.Scalar", "masked_fill.Tensor")
+@value("masked_fill.Scalar", "masked_fill.Tensor", keep_floats=False, elementwise=True)
 def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
     """One number where the mask holds, else `self`."""
     dtype = ctx.out.computed
