@@ -13,13 +13,14 @@ from collections.abc import Iterable
 
 import torch
 
-from . import device, storage, tensors
+from . import autocast, device, storage, tensors
 from .install import install
 from .stats import FallbackError, no_fallback, reset_stats, stats
 from .toolchain import Compiler, ToolchainError, ensure_compiler
 
 device.register()
 install()
+autocast.install()
 
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:

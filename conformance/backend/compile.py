@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="tiny")`: a captured graph recorded once as one schedule and run again over new buffers.
+"""`torch.compile(model, backend="tiny")`: a captured graph, recorded as one schedule and run again on new buffers.
 
 Defines `tiny`, the Dynamo backend.
 
@@ -55,7 +55,7 @@ def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
 
 
 def _compiler(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    from functorch.compile import make_boxed_func
+    from torch._functorch.aot_autograd import make_boxed_func
 
     return make_boxed_func(_Compiled(graph))
 
