@@ -22,10 +22,10 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from . import engine, fallback, overlap, storage
+from . import engine, fallback, layout, overlap, storage
 from .dtypes import COMPUTED, opmath
 from .stats import STATS, count_fallback
-from .tensors import Spec, assign, cast, check_writable, constant, make, read
+from .tensors import Spec, assign, cast, check_writable, constant, geometry, make, read
 
 OpOverload = torch._ops.OpOverload
 ValueFunction = Callable[..., Any]
@@ -193,10 +193,55 @@ def specs(
         except Exception as error:
             raise Refused(str(error)) from error
         known = _describe(result)
+        if known[1] and not any(a.alias_info is not None for a in op._schema.arguments):
+            known = _strides_of_cpu(op, args, kwargs, known)
         _specs[key] = known
         if len(_specs) > _SPECS_KEPT:
             _specs.popitem(last=False)
     return known
+
+
+_TRIED = 1 << 14  # elements up to which the CPU is asked about strides
+
+
+def _strides_of_cpu(
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: tuple[Any, tuple[Spec, ...]]
+) -> tuple[Any, tuple[Spec, ...]]:
+    """The CPU's own strides where its kernels and the meta kernels order dimensions differently.
+
+    They disagree about dimensions of size 1 or 0, whose strides mean nothing, when an argument gives them strides that
+    a contiguous tensor would not have (docs/notes/meta-and-cpu.md has the cases). The call runs on ones then.
+    """
+    tensors = list(_tensors([*args, *kwargs.values()]))
+    if (
+        not any(_is_ambiguous(t) for t in tensors)
+        or sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED
+    ):
+        return known
+    try:
+        call = fallback.callable_with_numbers(op, args)
+        structure, specs_ = _describe(call(*_ones(tuple(args)), **{k: _ones(v) for k, v in kwargs.items()}))
+    except (RuntimeError, IndexError, ValueError):  # made-up elements need not suit the operator
+        return known
+    same = structure == known[0] and len(specs_) == len(known[1])
+    if same and all(a is not None and b is not None and a[:2] == b[:2] for a, b in zip(specs_, known[1], strict=True)):
+        return structure, specs_
+    return known
+
+
+def _is_ambiguous(t: torch.Tensor) -> bool:
+    size, stride, _ = geometry(t)
+    expected = layout.contiguous_strides(size)
+    return any(s <= 1 and st != e for s, st, e in zip(size, stride, expected, strict=True))
+
+
+def _ones(x: Any) -> Any:
+    if isinstance(x, torch.Tensor) and x.device.type == "tiny":
+        size, stride, _ = geometry(x)
+        return torch.ones(layout.plan(size, stride).extent, dtype=x.dtype).as_strided(size, stride)
+    if type(x) in (list, tuple):
+        return type(x)([_ones(y) for y in x])
+    return torch.device("cpu") if isinstance(x, torch.device) else x
 
 
 def _describe(result: Any) -> tuple[Any, tuple[Spec, ...]]:
@@ -298,6 +343,11 @@ class Overload:
         self.is_out = bool(self.writes) and arguments[self.writes[0]].is_out
         self.returns = len(op._schema.returns)
         self.name = str(op)
+        # Structured operators give a resized out the strides that a new result would have, others contiguous ones.
+        self.structured = all(
+            torch._C._dispatch_has_kernel_for_dispatch_key(functional.name(), key)
+            for key in ("CPU", "CompositeExplicitAutogradNonFunctional")
+        )
 
     def functional_kernel(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, and put each result into a new tensor."""
@@ -334,9 +384,11 @@ class Overload:
         if not computes(self.row, [*args, *kwargs.values()], outs):
             return fallback.on_cpu(self.op, args, kwargs)
         results = self._compute(outs, index, args, inputs)
-        for target, spec, result in zip(targets, sized, results, strict=False):
+        for target, spec, own, result in zip(targets, sized, outs, results, strict=False):
             if tuple(target.shape) != spec.size:
                 torch.ops.aten.resize_.default(target, spec.size)
+                if self.structured:
+                    target.as_strided_(own.size, own.stride)
             assign(target, result)
         return targets[0] if self.returns == 1 else tuple(targets)
 
