@@ -33,8 +33,10 @@ from conformance.worker import CRASH, TIMEOUT, Finding, Result, Shard
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
 
-CRASH_TRIALS = 60
-"""How many smaller programs are tried for a crash or a hang, each of which may cost a new worker."""
+NOTHING = Program((), ())
+
+CRASH_TRIALS, MOST_DEATHS = 60, 4
+"""How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +147,20 @@ class Campaign:
 
     def _bury(self, shard: Shard, kind: str) -> Shard:
         """Take over what a dead worker left: its findings, and the program that it died of. Returns what is left."""
-        number, program, where = shard.first, Program((), ()), "starting"
+        number, finding = shard.first, Finding(kind, shard.seed, shard.first, f"{kind.lower()} / starting", NOTHING)
         with contextlib.suppress(OSError, ValueError, KeyError, ProgramError):
-            note = json.loads(shard.running.read_text(encoding="utf-8"))
-            number, where = int(note["number"]), "drawing, in torch CPU"
-            program = Program.from_json(note["program"])
-            where = worker.last_op(program)
+            first, *steps = shard.running.read_text(encoding="utf-8").split("\n")
+            note = json.loads(first)
+            number = int(note["number"])
+            finding = Finding(kind, shard.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
+            finding = worker.ended(kind, shard.seed, number, Program.from_json(note["program"]), int((steps or "0")[-1]))
         shard.running.unlink(missing_ok=True)
         lost = Result(done=number + 1 - shard.first)
         for earlier in range(shard.first, number):
             self.plan.drawing.numbered(shard.seed, earlier, lost.tally)
             if shard.found(earlier).exists():
                 lost.findings.append(Finding.from_json(json.loads(shard.found(earlier).read_text(encoding="utf-8"))))
-        lost.findings.append(Finding(kind, shard.seed, number, f"{kind.lower()} / {where}", program))
+        lost.findings.append(finding)
         self._take(lost)
         return replace(shard, first=number + 1, count=shard.first + shard.count - number - 1)
 
@@ -205,18 +208,26 @@ class Campaign:
         if not finding.program.inputs:
             return finding
 
+        deaths = 0
+
         def dies(candidate: Program) -> bool:
+            nonlocal deaths
+            if deaths >= MOST_DEATHS:
+                return False
             try:
-                pool.schedule(worker.survives, args=[self.plan.target, candidate], timeout=self.plan.limit).result()
+                pool.schedule(worker.survives, args=[self.plan.target, candidate, self.plan.limit],
+                              timeout=2 * self.plan.limit + 60).result()
             except ProcessExpired:
+                deaths += 1
                 return finding.kind == CRASH
-            except TimeoutError:
+            except (TimeoutError, worker.ProgramTimeout):
+                deaths += 1
                 return finding.kind == TIMEOUT
             except Exception:
                 return False
             return False
         small = reduce_program(finding.program, dies, CRASH_TRIALS)
-        return replace(finding, program=small, group=f"{finding.kind.lower()} / {worker.last_op(small)}")
+        return replace(finding, program=small)
 
     def _paths(self, group: Group) -> tuple[Path, Path]:
         slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")[:100]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -255,22 +255,26 @@ class Outcome:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(program: Program, target: Target, *, eager: bool = False, count: bool = False) -> Outcome:
+def run(program: Program, target: Target, *, eager: bool = False, count: bool = False,
+        watch: Callable[[int], None] = lambda number: None) -> Outcome:
     """Run a program on a target and observe it at the end, or, when `eager`, after each step.
 
     `count` counts kernels, the observation's included. An error that no step declares ends the run; it is in the last
     observation, and `failed_step` says where (None: while observing). What was made before it is not observed.
+    `watch` is told the number of each step before it runs, and one more before the lazy observation.
     """
     observations: list[Observation] = []
     with target.kernels() if count else contextlib.nullcontext() as counted:
         execution = Execution(program, target)
         failed: int | None = None
         try:
-            for step in program.steps:
+            for number, step in enumerate(program.steps, 1):
+                watch(number)
                 with target.active():
                     execution.step(step)
                 if eager:
                     observations.append(execution.observe())
+            watch(len(program.steps) + 1)
             if not eager or not program.steps:
                 observations.append(execution.observe())
         except StepFailed as error:

@@ -6,6 +6,7 @@ of its own kind: the steps are right one by one, and wrong together.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from conformance.oracle import Mismatch, compare
@@ -47,13 +48,15 @@ class Verdict:
         return not self.mismatches
 
 
-def judge(program: Program, target: Target, *, locate: bool = True) -> Verdict:
-    """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure.
+def judge(program: Program, target: Target, *, locate: bool = True,
+          watch: Callable[[int], None] = lambda number: None) -> Verdict:
+    """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure;
+    `watch` is told each step before the target runs it.
 
     Raises ProgramError when the program has no defined meaning on torch CPU."""
     count = "kernels" in target.oracles
     expected = reference(program, count=count)
-    outcome = run(program, target, count=count)
+    outcome = run(program, target, count=count, watch=watch)
     actual = outcome.observations[-1]
     mismatches = compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
     if actual.error is not None and outcome.failed_step is not None:

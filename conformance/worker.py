@@ -28,8 +28,8 @@ from conformance.verdict import Verdict, judge, signature
 FAIL, FLAKY, CRASH, TIMEOUT = "FAIL", "FLAKY", "CRASH", "TIMEOUT"
 
 
-class ProgramTimeout(Exception):
-    """A program ran longer than it may."""
+class ProgramTimeout(BaseException):
+    """A program ran longer than it may. Not an Exception, so that no step of the program can answer it."""
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,22 @@ def run_shard(shard: Shard) -> Result:
         shard.running.write_text(json.dumps({"number": number}), encoding="utf-8")
         program = shard.drawing.numbered(shard.seed, number, result.tally)
         shard.running.write_text(json.dumps({"number": number, "program": program.to_json()}), encoding="utf-8")
-        began = time.perf_counter()
+        began, at = time.perf_counter(), [0]
+
+        def watch(step: int, at: list[int] = at) -> None:
+            at[0] = step
+            with shard.running.open("a", encoding="utf-8") as note:
+                note.write(f"\n{step}")
+
         try:
             with at_most(shard.limit):
-                verdict = judge(program, target)
+                verdict = judge(program, target, watch=watch)
             result.seconds.append(time.perf_counter() - began)
             result.kernels += verdict.kernels or 0
             result.allowed += verdict.allowed or 0
             found = None if verdict.passed else confirmed(shard, number, program, verdict)
         except ProgramTimeout:
-            found = Finding(TIMEOUT, shard.seed, number, f"timeout / {last_op(program)}", program)
+            found = ended(TIMEOUT, shard.seed, number, program, at[0])
         if found is not None:
             write_atomic(shard.found(number), json.dumps(found.to_json()))
             result.findings.append(found)
@@ -143,9 +149,14 @@ def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> 
     return Finding(kind, shard.seed, number, group, program, verdict.mismatches, verdict.bad_step)
 
 
-def last_op(program: Program) -> str:
-    """The op of the last step."""
-    return program.steps[-1].op if program.steps else "no step"
+def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
+    """A crash or a hang in this step, and the program up to it; step 0 is the move of the inputs, and one past the
+    last the observation."""
+    if step == 0:
+        where = "the move of the inputs"
+    else:
+        where = program.steps[step - 1].op if step <= len(program.steps) else "the observation"
+    return Finding(kind, seed, number, f"{kind.lower()} / {where}", program.with_steps(program.steps[:step]), step=step)
 
 
 def shrink(spec: str, finding: Finding, trials: int) -> Finding:
@@ -173,9 +184,10 @@ def _alike(one: Mismatch, two: Mismatch) -> bool:
     return one.oracle == two.oracle and (one.oracle != "error" or (one.expected, one.actual) == (two.expected, two.actual))
 
 
-def survives(spec: str, program: Program) -> bool:
-    """Run a program only to see whether the process survives it."""
-    judge(program, loaded(spec), locate=False)
+def survives(spec: str, program: Program, limit: float) -> bool:
+    """Run a program only to see whether the process survives it. Raises ProgramTimeout after `limit` seconds."""
+    with at_most(limit):
+        judge(program, loaded(spec), locate=False)
     return True
 
 
