@@ -17,7 +17,7 @@ from tinygrad.uop.ops import UOp
 
 from .. import engine
 from ..dispatch import Context, pointwise, value
-from ..dtypes import opmath
+from ..dtypes import element, opmath
 from ..tensors import cast, constant
 from . import elementary as e
 from .elementary import NAN, add, divide, multiply, subtract
@@ -107,7 +107,6 @@ pointwise(
         "reciprocal": lambda a: divide(a.const_like(1.0), a),
         "sqrt": lambda a: a.sqrt(),
         "rsqrt": lambda a: divide(a.const_like(1.0), a.sqrt()),
-        "square": lambda a: a * a,
         "maximum": greater,
         "minimum": smaller,
         "fmax": lambda a, b: (is_nan(a) | (a < b)).where(b, a),
@@ -125,6 +124,7 @@ pointwise(
         "sign": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
         "sgn": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
         "abs": lambda x: e.absolute(x) if is_float(x) else x if dtypes.is_unsigned(x.dtype) else (x < 0).where(-x, x),
+        "angle": lambda x: is_nan(x).where(x, (x < 0).where(x.const_like(math.pi), 0.0)),
         "atan2": e.atan2,
         "hypot": e.hypot,
         "copysign.Tensor": e.copy_sign,
@@ -222,6 +222,53 @@ def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
     if decimals < 0:
         return multiply(e.rint(divide(x, ten)), ten)
     return divide(e.rint(multiply(x, ten)), ten)
+
+
+@value("complex", takes_complex=True)
+def complex_(ctx: Context, real: UOp, imag: UOp) -> UOp:
+    """A complex number from its parts."""
+    return _pair(ctx, real, imag)
+
+
+@value("polar", takes_complex=True)
+def polar(ctx: Context, length: UOp, angle: UOp) -> UOp:
+    """A complex number from its absolute value and its angle."""
+    length, angle = (cast(x, opmath(x.dtype)) for x in (length, angle))
+    return _pair(ctx, length * e.cos(angle), length * e.sin(angle))
+
+
+def _pair(ctx: Context, real: UOp, imag: UOp) -> UOp:
+    dtype = element(ctx.out.dtype)[0]
+    first, second = (cast(x, dtype).expand(ctx.out.size).unsqueeze(-1) for x in (real, imag))
+    return first.cat(second, dim=-1)
+
+
+@value("nextafter")
+def nextafter(ctx: Context, x: UOp, y: UOp) -> UOp:
+    """The next number after x towards y, by its bits."""
+    dtype = ctx.out.computed
+    x, y = cast(x, dtype), cast(y, dtype)
+    bits = x.bitcast(e.bits_dtype(dtype))
+    smallest = x.const_like(0.0).bitcast(bits.dtype) + (y < 0).where(bits.const_like(bits.dtype.min + 1), 1)
+    away = (x < y).ne(x < 0)
+    stepped = x.eq(0).where(smallest, bits + away.where(bits.const_like(1), -1)).bitcast(dtype)
+    return (is_nan(x) | is_nan(y)).where(NAN, x.eq(y).where(y, stepped))
+
+
+@value("frexp.Tensor")
+def frexp(ctx: Context, x: UOp) -> tuple[UOp, UOp]:
+    """x as a mantissa in [0.5, 1) times a power of two."""
+    dtype = opmath(ctx.out.computed)
+    x = cast(x, dtype)
+    _, mantissa_bits = dtypes.finfo(dtype)
+    bias = 126 if dtype is dtypes.float32 else 1022
+    subnormal = e.absolute(x) < math.ldexp(1.0, 1 - bias - 1)
+    bits = subnormal.where(x * float(1 << mantissa_bits), x).bitcast(e.bits_dtype(dtype))
+    stored = (bits >> mantissa_bits) & (2 * bias + 3)
+    exponent = stored - bias - subnormal.where(bits.const_like(mantissa_bits), 0)
+    kept = bits ^ (stored << mantissa_bits) ^ (bias << mantissa_bits)
+    plain = x.eq(0) | is_nan(x) | e.absolute(x).eq(e.INF)
+    return plain.where(x, kept.bitcast(dtype)), plain.where(0, exponent)
 
 
 def shift_left(a: UOp, b: UOp) -> UOp:

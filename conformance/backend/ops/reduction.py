@@ -14,7 +14,7 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, value
+from ..dispatch import Context, decomposition, value
 from ..dtypes import opmath
 from ..tensors import cast, constant
 from . import elementary as e
@@ -185,22 +185,74 @@ def var_mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correcti
     return spread.reshape(ctx.out.size), average.reshape(ctx.out.size)
 
 
+def norm(x: UOp, ord: float, dims: Sequence[int]) -> UOp:
+    """(sum |x|**ord) ** (1/ord) along `dims`, kept with size 1, with its limits at 0, inf and -inf."""
+    x = e.absolute(x)
+    if math.isinf(ord):
+        return order.extreme(x, dims, largest=ord > 0)
+    if ord == 0:
+        return total(x.ne(0), dims, x.dtype)
+    if ord == 1:
+        return total(x, dims)
+    if ord == 2:
+        return total(x * x, dims).sqrt()
+    return e.power(total(e.power(x, x.const_like(float(ord))), dims), UOp.const(1 / ord, x.dtype))
+
+
 @value("linalg_vector_norm")
 def vector_norm(ctx: Context, x: UOp, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False,
                 **_: object) -> UOp:  # fmt: skip
-    """(sum |x|**ord) ** (1/ord), with the limits at 0, inf and -inf (torch.linalg.vector_norm)."""
-    x, dims = along(e.absolute(cast(x, opmath(ctx.out.computed))), dim)
-    if math.isinf(ord):
-        result = order.extreme(x, dims, largest=ord > 0)
-    elif ord == 0:
-        result = total(x.ne(0), dims, x.dtype)
-    elif ord == 1:
-        result = total(x, dims)
-    elif ord == 2:
-        result = total(x * x, dims).sqrt()
-    else:
-        result = e.power(total(e.power(x, UOp.const(float(ord), x.dtype)), dims), UOp.const(1 / ord, x.dtype))
-    return result.reshape(ctx.out.size)
+    """The vector norm along dimensions (torch.linalg.vector_norm)."""
+    x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
+    return norm(x, ord, dims).reshape(ctx.out.size)
+
+
+@decomposition("norm.ScalarOpt_dim")
+def norm_dim(x: torch.Tensor, p: float | None, dim: Sequence[int], keepdim: bool = False) -> torch.Tensor:
+    """The old name of the vector norm."""
+    return torch.linalg.vector_norm(x, 2 if p is None else p, dim or None, keepdim)
+
+
+@decomposition("norm.ScalarOpt_dim_dtype")
+def norm_dim_dtype(
+    x: torch.Tensor, p: float | None, dim: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """The old name of the vector norm, computed in a dtype."""
+    return torch.linalg.vector_norm(x, 2 if p is None else p, dim or None, keepdim, dtype=dtype)
+
+
+@value("renorm")
+def renorm(ctx: Context, x: UOp, p: float, dim: int, maxnorm: float) -> UOp:
+    """Slices along a dimension whose p-norm exceeds a limit, scaled down to it (ATen's renorm_scale_factor)."""
+    x = cast(x, opmath(ctx.out.computed))
+    others = tuple(d for d in range(x.ndim) if d != dim % x.ndim)
+    length = norm(x, p, others)
+    factor = (length > maxnorm).where(divide(length.const_like(float(maxnorm)), length + 1e-7), 1.0)
+    return x * factor
+
+
+@decomposition("trace")
+def trace(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the diagonal."""
+    if x.dim() != 2:
+        raise RuntimeError("trace: expected a matrix")
+    return x.diagonal().sum()
+
+
+@decomposition("equal")
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same size and elements."""
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"Expected all tensors to have same dtype, but found {a.dtype} and {b.dtype}")
+    return a.size() == b.size() and bool(torch.eq(a, b).all().item())
+
+
+@value("linalg_cross")
+def linalg_cross(ctx: Context, a: UOp, b: UOp, *, dim: int = -1) -> UOp:
+    """The cross product along a dimension of size 3."""
+    dtype = opmath(ctx.out.computed)
+    a, b = (cast(x, dtype).expand(ctx.out.size) for x in (a, b))
+    return subtract(a.roll(-1, dim) * b.roll(-2, dim), a.roll(-2, dim) * b.roll(-1, dim))
 
 
 @value("logsumexp")

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, Declined, value
+from .. import fallback
+from ..dispatch import Context, decomposition, value
 from ..dtypes import opmath
 from ..tensors import cast
-from . import elementary as e
 from . import order
-from .elementary import INF, subtract
-from .reduction import total
 
 
 def _running(x: UOp, dim: int, op: Ops) -> UOp:
@@ -77,20 +76,18 @@ def cummin(ctx: Context, x: UOp, dim: int) -> tuple[UOp, UOp]:
 LONGEST = 1024  # logcumsumexp is quadratic: each result sums its own exponentials
 
 
-@value("_logcumsumexp")
-def logcumsumexp(ctx: Context, x: UOp, dim: int) -> UOp:
-    """The running log sum e**x, each shifted by its own maximum."""
-    x = cast(x, opmath(ctx.out.computed))
-    x = x.reshape((1,)) if x.ndim == 0 else x
-    dim %= x.ndim
-    size = int(x.shape[dim])
-    if size > LONGEST:
-        raise Declined
-    x = x.transpose(dim, -1)
-    largest = _running(x, x.ndim - 1, Ops.MAX)
-    shift = e.absolute(largest).eq(INF).where(0.0, largest)
-    column = UOp.arange(size).reshape((1, size))
-    earlier = column <= UOp.arange(size).reshape((size, 1))
-    terms = earlier.where(e.exp(subtract(x.unsqueeze(-2), shift.unsqueeze(-1))), 0.0)
-    summed = total(terms, (terms.ndim - 1,)).reshape(x.shape)
-    return (e.log(summed) + shift).transpose(dim, -1).reshape(ctx.out.size)
+@decomposition("_logcumsumexp")
+def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The running log sum e**x, each shifted by its own maximum; a decomposition, since torch has no meta kernel."""
+    if not x.dim():
+        return x.clone()
+    size = x.size(dim)
+    if size > LONGEST or not x.dtype.is_floating_point:
+        return fallback.on_cpu(torch.ops.aten._logcumsumexp.default, (x, dim), {})
+    lines = x.to(torch.float32 if x.dtype.itemsize == 2 else x.dtype).transpose(dim, -1)
+    largest = lines.cummax(-1).values
+    shift = torch.where(largest.isinf(), torch.zeros_like(largest), largest)
+    place = torch.arange(size, device=x.device)
+    terms = (lines.unsqueeze(-2) - shift.unsqueeze(-1)).exp()
+    summed = torch.where(place <= place.unsqueeze(-1), terms, torch.zeros_like(terms)).sum(-1)
+    return (summed.log() + shift).transpose(dim, -1).contiguous().to(x.dtype)

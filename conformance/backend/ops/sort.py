@@ -24,8 +24,8 @@ from .reduction import total
 MOST_PAIRS = 1 << 26
 
 
-def _affordable(pairs: int) -> None:
-    if pairs > MOST_PAIRS:
+def _affordable(x: UOp, others: int) -> None:
+    if math.prod(int(n) for n in x.shape) * others > MOST_PAIRS:
         raise Declined
 
 
@@ -35,8 +35,8 @@ def _flat(x: UOp) -> UOp:
 
 def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
     """The int64 indices that sort `x` stably along `dim`: nan counts as the largest."""
-    size = x.shape[dim]
-    _affordable(math.prod(x.shape) * size)
+    size = int(x.shape[dim])
+    _affordable(x, size)
     keys = order.key(x)
     keys = ~keys if descending else keys
     place = order.positions(x.shape, dim)
@@ -149,7 +149,7 @@ def _search(ctx: Context, edges: UOp, x: UOp, right: bool) -> UOp:
     else:
         edges = edges.unsqueeze(-2)
     mine = x.unsqueeze(-1)
-    _affordable(math.prod(x.shape) * int(edges.shape[-1]))
+    _affordable(x, int(edges.shape[-1]))
     after = mine < edges if right else (mine < edges) | mine.eq(edges)
     return after.logical_not().cast(dtypes.int64).sum(-1, dtype=dtypes.int64)
 
@@ -174,7 +174,7 @@ def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = Fal
 @value("histc")
 def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0) -> UOp:
     """Counts of elements in equal bins over [min, max], or over the data's range where both are equal."""
-    _affordable(math.prod(x.shape) * bins)
+    _affordable(x, bins)
     if 0 in x.shape or dtypes.is_int(x.dtype):
         raise Declined
     flat = x.reshape((math.prod(x.shape),))

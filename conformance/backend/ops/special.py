@@ -41,12 +41,17 @@ _FAR_Q = (-2.24409524465858183362e+01, 4.74528541206955367215e+02, 2.55305040643
 _ERX = 8.45062911510467529297e-01
 
 
-def _erfc_tail(a: UOp) -> UOp:
-    """erfc of a >= 1.25; its exponential is split so that the square's rounding does not count."""
+def _erfc_rest(a: UOp) -> UOp:
+    """log(a erfc(a)) + a*a + 0.5625 for a >= 1.25."""
     z = divide(a.const_like(1.0), a * a)
-    rest = (a < 1 / 0.35).where(
+    return (a < 1 / 0.35).where(
         divide(horner(z, _TAIL_P), horner(z, _TAIL_Q)), divide(horner(z, _FAR_P), horner(z, _FAR_Q))
     )
+
+
+def _erfc_tail(a: UOp) -> UOp:
+    """erfc of a >= 1.25; its exponential is split so that the square's rounding does not count."""
+    rest = _erfc_rest(a)
     bits, low = (dtypes.int32, 0xFFF) if a.dtype is dtypes.float32 else (dtypes.int64, 0xFFFFFFFF)
     head = (a.bitcast(bits) & ~low).bitcast(a.dtype)
     return divide(e.exp(subtract(head * -head, 0.5625)) * e.exp(subtract(head, a) * (head + a) + rest), a)
@@ -93,6 +98,63 @@ def erfinv(x: UOp) -> UOp:
         for _ in range(2):
             y = subtract(y, divide(subtract(erf(y), x), 2 / math.sqrt(math.pi) * e.exp(y * -y)))
     return absolute(x).eq(1).where(copy_sign(x.const_like(INF), x), (absolute(x) > 1).where(NAN, y))
+
+
+def erfcx(x: UOp) -> UOp:
+    """e**(x*x) erfc(x), without the overflow and underflow of its factors."""
+    a = absolute(x)
+    tail = divide(e.exp(subtract(_erfc_rest(a), 0.5625)), a)
+    square = e.exp(x * x)
+    near = square * erfc((a < 1.25).where(x, 0.0))
+    negative = subtract(2.0 * square, tail)
+    return x.ne(x).where(x, (a < 1.25).where(near, (x < 0).where(negative, tail)))
+
+
+def log_ndtr(x: UOp) -> UOp:
+    """The logarithm of the normal distribution's cumulative density."""
+    t = x * math.sqrt(0.5)
+    low = subtract(e.log(0.5 * erfcx((x < 0).where(-t, 0.0))), t * t)
+    return (x < -1).where(low, e.log1p(-0.5 * erfc(t)))
+
+
+def _bessel_i_series(x: UOp, order: int) -> UOp:
+    """(|x|/2)**order times the sum of (x*x/4)**k / (k! (k+order)!), whose terms are all positive (DLMF 10.25.2)."""
+    terms = 24 if x.dtype is dtypes.float32 else 60
+    coefficients = [1 / (math.factorial(k) * math.factorial(k + order)) for k in range(terms, -1, -1)]
+    half = absolute(x) * 0.5
+    value = horner(half * half, coefficients)
+    return half * value if order else value
+
+
+def bessel_i_scaled(x: UOp, order: int) -> UOp:
+    """e**-|x| I_order(x): the power series, for large arguments the asymptotic one (DLMF 10.40.1)."""
+    limit, terms = (9.0, 8) if x.dtype is dtypes.float32 else (25.0, 24)
+    a = absolute(x)
+    large = a > limit
+    near = large.where(0.0, a)
+    coefficients, c = [1.0], 1.0
+    for k in range(1, terms + 1):
+        c *= -(4 * order * order - (2 * k - 1) ** 2) / (8 * k)
+        coefficients.append(c)
+    far = large.where(a, 1.0)
+    asymptotic = divide(horner(divide(far.const_like(1.0), far), coefficients[::-1]), (far * (2 * math.pi)).sqrt())
+    value = large.where(asymptotic, _bessel_i_series(near, order) * e.exp(-near))
+    return x.ne(x).where(x, copy_sign(value, x) if order else value)
+
+
+def bessel_i(x: UOp, order: int) -> UOp:
+    """The modified Bessel function of the first kind, of order 0 or 1."""
+    a = absolute(x)
+    half = e.exp(a * 0.5)
+    return half * (half * bessel_i_scaled(x, order))
+
+
+def spherical_bessel_j0(x: UOp) -> UOp:
+    """sin(x)/x, by its series near 0."""
+    z = x * x
+    series = horner(z, [(-1) ** n / math.factorial(2 * n + 1) for n in range(6, -1, -1)])
+    value = (absolute(x) < 0.5).where(series, divide(e.sin(x), x))
+    return absolute(x).eq(INF).where(0.0, value)
 
 
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
@@ -152,6 +214,15 @@ pointwise(
         "erfinv": erfinv,
         "lgamma": lgamma,
         "digamma": digamma,
+        "special_erfcx": erfcx,
+        "special_log_ndtr": log_ndtr,
+        "i0": lambda x: bessel_i(x, 0),
+        "special_i1": lambda x: bessel_i(x, 1),
+        "special_modified_bessel_i0": lambda x: bessel_i(x, 0),
+        "special_modified_bessel_i1": lambda x: bessel_i(x, 1),
+        "special_i0e": lambda x: bessel_i_scaled(x, 0),
+        "special_i1e": lambda x: bessel_i_scaled(x, 1),
+        "special_spherical_bessel_j0": spherical_bessel_j0,
         "special_ndtri": lambda p: math.sqrt(2) * erfinv(subtract(2.0 * p, 1.0)),
     }
 )
