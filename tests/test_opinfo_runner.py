@@ -321,6 +321,12 @@ class TestCommand:
         assert "Traceback" not in done.stderr
         assert not list((tmp_path / "reports").glob("*")) if (tmp_path / "reports").exists() else True
 
+    def test_a_target_that_ends_its_process(self, tmp_path: Path) -> None:
+        """A target whose loading kills the process is one sentence, not a pool that starts workers for ever."""
+        done = runner(tmp_path, "--target", "dying")
+        assert done.returncode == 2
+        assert "ends the process that loads it" in done.stderr
+
     def test_unknown_op(self, tmp_path: Path) -> None:
         """A misspelt op is refused with its neighbours once op_db is known."""
         done = runner(tmp_path, "--target", "cpu", "--op", "soft_max")

@@ -7,7 +7,7 @@ the pool imports neither torch nor the target. Nothing here decides whether a ca
 
 from __future__ import annotations
 
-import concurrent.futures
+import concurrent.futures.process
 import contextlib
 import multiprocessing
 import os
@@ -61,11 +61,14 @@ class Pool:
         """All of op_db as the workers see it, and the target's environment. Raises PoolError."""
         patience = max(self.timeout, 180.0)
         try:
-            # A worker that dies while it loads the target is replaced for ever, so the wait is limited here as well.
             answer = self.pool.schedule(_catalog, args=(self.target,)).result(timeout=patience)
         except concurrent.futures.TimeoutError:
             raise PoolError(
                 f"target {self.target!r} did not load in {patience:.0f} s, or it ends its process."
+            ) from None
+        except concurrent.futures.process.BrokenProcessPool:
+            raise PoolError(
+                f"target {self.target!r} ends the process that loads it; see why by loading it by hand."
             ) from None
         except pebble.ProcessExpired as died:
             raise PoolError(f"loading target {self.target!r} {_death(died)}; try `python -X faulthandler`.") from None

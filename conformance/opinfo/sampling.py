@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,8 +97,10 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
     else:
         drawn = iter(op.sample_inputs(MARKER, dtype, requires_grad=variant == "backward"))
     mode = KeptOnCpu()
-    for index in itertools.count():
-        if limit is not None and index >= limit:
+    # OpInfo's iterators honour PYTORCH_OPINFO_SAMPLE_INPUT_INDEX by giving that sample only.
+    only = int(os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX", "0"))
+    for index in itertools.count(only):
+        if limit is not None and index - only >= limit:
             return
         try:
             with mode if variant != "error_inputs" else contextlib.nullcontext():

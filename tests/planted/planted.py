@@ -123,3 +123,12 @@ class PlantedTarget(Target):
     def active(self) -> Iterator[None]:
         with Planted():
             yield
+
+
+class DyingTarget(Target):
+    """A target whose driver ends the process that loads it."""
+
+    name = "dying"
+
+    def prepare(self) -> None:
+        os._exit(7)
