@@ -321,6 +321,20 @@ class TestCommand:
         assert "Traceback" not in done.stderr
         assert not list((tmp_path / "reports").glob("*")) if (tmp_path / "reports").exists() else True
 
+    @pytest.mark.slow
+    def test_a_death_between_cases_is_nobodys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker that dies after its case loses no result; the cases that are left go to new workers."""
+        from conformance.opinfo.isolation import Pool
+
+        monkeypatch.syspath_prepend(str(PLANTED))
+        monkeypatch.setenv("PLANTED_MARK", str(tmp_path / "died"))
+        with Pool("planted", 1, 60, 12 << 30) as pool:
+            catalog, _ = pool.catalog()
+            first, *rest = plan.select(catalog, ops=["asin", "sin", "cosh", "sign"])
+            assert [r.outcome for r in pool.run([first], 1)] == [Outcome.PASS]
+            time.sleep(3)
+            assert [r.outcome for r in pool.run(rest, 1)] == [Outcome.PASS] * 3
+
     def test_a_target_that_ends_its_process(self, tmp_path: Path) -> None:
         """A target whose loading kills the process is one sentence, not a pool that starts workers for ever."""
         done = runner(tmp_path, "--target", "dying")

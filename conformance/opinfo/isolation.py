@@ -7,7 +7,7 @@ the pool imports neither torch nor the target. Nothing here decides whether a ca
 
 from __future__ import annotations
 
-import concurrent.futures.process
+import concurrent.futures
 import contextlib
 import multiprocessing
 import os
@@ -15,6 +15,7 @@ import resource
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,15 @@ class Pool:
     def __init__(self, target: str, jobs: int, timeout: float, memory: int) -> None:
         self.target, self.timeout, self.setup = target, timeout, "DEVICE = 'cpu'"
         self.folder = tempfile.TemporaryDirectory(prefix="conformance-")
-        self.pool = pebble.ProcessPool(
-            max_workers=jobs,
+        self.jobs, self.memory = jobs, memory
+        self.pool = self._started()
+
+    def _started(self) -> pebble.ProcessPool:
+        return pebble.ProcessPool(
+            max_workers=self.jobs,
             max_tasks=RECYCLE_AFTER,
             initializer=_start_worker,
-            initargs=(self.folder.name, memory, target),
+            initargs=(self.folder.name, self.memory, self.target),
             context=multiprocessing.get_context("spawn"),
         )
 
@@ -66,7 +71,7 @@ class Pool:
             raise PoolError(
                 f"target {self.target!r} did not load in {patience:.0f} s, or it ends its process."
             ) from None
-        except concurrent.futures.process.BrokenProcessPool:
+        except BrokenProcessPool:
             raise PoolError(
                 f"target {self.target!r} ends the process that loads it; see why by loading it by hand."
             ) from None
@@ -78,12 +83,30 @@ class Pool:
         return entries, environment
 
     def run(self, cases: Sequence[Case], limit: int | None) -> Iterator[Result]:
-        """The results of the cases, in the order in which they finish."""
-        futures: dict[Any, Case] = {
-            self.pool.schedule(_run, args=(self.target, case, limit), timeout=self.timeout): case for case in cases
-        }
-        for future in concurrent.futures.as_completed(futures):
-            yield self._result(future, futures[future])
+        """The results of the cases, in the order in which they finish. Raises PoolError.
+
+        A worker that dies between two cases, which is nobody's crash, breaks the pool; what is left goes to a new one.
+        """
+        left = dict.fromkeys(cases)
+        fruitless = 0
+        while left:
+            before = len(left)
+            futures: dict[Any, Case] = {}
+            # pebble refuses with RuntimeError when the pool broke before it was asked.
+            with contextlib.suppress(BrokenProcessPool, RuntimeError):
+                for case in left:
+                    futures[self.pool.schedule(_run, args=(self.target, case, limit), timeout=self.timeout)] = case
+            for future in concurrent.futures.as_completed(futures):
+                if not isinstance(future.exception(), BrokenProcessPool):
+                    del left[futures[future]]
+                    yield self._result(future, futures[future])
+            fruitless = fruitless + 1 if len(left) == before else 0
+            if fruitless == 3:
+                raise PoolError(f"the workers for target {self.target!r} die before they run a case.")
+            if left:
+                self.pool.stop()
+                self.pool.join()
+                self.pool = self._started()
 
     def _result(self, future: Any, case: Case) -> Result:
         try:
