@@ -153,7 +153,8 @@ class Campaign:
             note = json.loads(first)
             number = int(note["number"])
             finding = Finding(kind, shard.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
-            finding = worker.ended(kind, shard.seed, number, Program.from_json(note["program"]), int((steps or "0")[-1]))
+            step = int((steps or "0")[-1])
+            finding = worker.ended(kind, shard.seed, number, Program.from_json(note["program"]), step)
         shard.running.unlink(missing_ok=True)
         lost = Result(done=number + 1 - shard.first)
         for earlier in range(shard.first, number):
@@ -235,8 +236,8 @@ class Campaign:
 
     def _save(self, group: Group) -> None:
         data, text = self._paths(group)
-        write_atomic(data, json.dumps({**group.finding.to_json(), "target": self.plan.target, "count": len(group.numbers),
-                                       "numbers": sorted(group.numbers)}, indent=1))
+        found = {"target": self.plan.target, "count": len(group.numbers), "numbers": sorted(group.numbers)}
+        write_atomic(data, json.dumps({**group.finding.to_json(), **found}, indent=1))
         write_atomic(text, self.script(group.finding))
 
     def _forget(self, group: Group) -> None:
@@ -249,7 +250,8 @@ class Campaign:
 
     def script(self, finding: Finding) -> str:
         """The finding as a standalone script."""
-        command = f"python -m conformance.fuzz --target {self.plan.target} --seed {finding.seed}  (program {finding.number})"
+        command = (f"python -m conformance.fuzz --target {self.plan.target} --seed {finding.seed}"
+                   f"  (program {finding.number})")
         return script(finding.program, describe_target(self.plan.target), finding.mismatches, command)
 
     def to_json(self) -> dict[str, Json]:

@@ -197,7 +197,8 @@ def _cpu_rounds(call: Call) -> Any:
 def _last_row_missing(call: Call) -> Any:
     made = call.run()
     source = call.args[1]
-    if call.first.dim() and call.first.size(0) > 1 and isinstance(source, torch.Tensor) and source.dim() < call.first.dim():
+    broadcast = isinstance(source, torch.Tensor) and source.dim() < call.first.dim()
+    if broadcast and call.first.size(0) > 1:
         call.first[-1].zero_()
     return made
 
@@ -233,7 +234,8 @@ FAULTS: dict[str, Fault] = {
         _onto_contiguous(call) if isinstance(call.kwargs.get("out"), torch.Tensor) else call.run()), "tinygrad#17210"),
     "mask is off by one": Fault("masked_fill_ masked_scatter_", _roll_mask, "mask write off by one"),
     "index_put_ does not accumulate": Fault("index_put_", lambda call: call.func(*call.args[:3]), "index_put_"),
-    "scatter_add_ overwrites": Fault("scatter_add_", lambda call: torch.ops.aten.scatter_.src(*call.args), "scatter_add_"),
+    "scatter_add_ overwrites": Fault("scatter_add_", lambda call: torch.ops.aten.scatter_.src(*call.args),
+                                     "scatter_add_"),
     "item ignores the offset": Fault("_local_scalar_dense", _scalar_at_start, "pytorch#187117"),
     "clone of a transpose aliases": Fault("clone", _alias_when(_gappy), "peer: a.t().contiguous() aliases"),
     "clone always aliases": Fault("clone", _alias_when(lambda t: True), "write after read"),

@@ -58,8 +58,9 @@ def arguments_parser() -> argparse.ArgumentParser:
                         "mutant:FAULT (default: tiny)")
     parser.add_argument("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
     parser.add_argument("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX",
-                        help="steps of a program (default: %d..%d)" % STEPS)
-    parser.add_argument("--only", action="append", default=[], metavar="FAMILY", help="only these families, beside views")
+                        help=f"steps of a program (default: {STEPS[0]}..{STEPS[1]})")
+    parser.add_argument("--only", action="append", default=[], metavar="FAMILY",
+                        help="only these families, beside views")
     parser.add_argument("--without", action="append", default=[], metavar="FAMILY", help="not these families")
     parser.add_argument("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
     parser.add_argument("--limit", type=positive, default=60.0, metavar="SECONDS", help="that a program may take "
@@ -102,7 +103,8 @@ def dtypes(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in DTYPES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown dtype {unknown[0]!r}: choose from {', '.join(dict.fromkeys(DTYPES))}")
+        known = ", ".join(dict.fromkeys(DTYPES))
+        raise argparse.ArgumentTypeError(f"unknown dtype {unknown[0]!r}: choose from {known}")
     return names
 
 
@@ -112,8 +114,8 @@ def plan_of(given: argparse.Namespace) -> Plan:
     drawing = Drawing(given.steps, tuple(given.only), tuple(given.without), given.dtype)
     if given.jobs < 1:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
-    return Plan(given.target, given.seed, programs, given.minutes, drawing, given.jobs, Path(given.reports), given.limit,
-                given.stop_at_first_failure)
+    return Plan(given.target, given.seed, programs, given.minutes, drawing, given.jobs, Path(given.reports),
+                given.limit, given.stop_at_first_failure)
 
 
 def campaign(plan: Plan) -> int:
@@ -167,7 +169,7 @@ def show_bar(running: Campaign, console: Console) -> None:
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=running.plan.programs)
-        running.tell = lambda campaign: progress.update(task, completed=campaign.result.done, description=line(campaign))
+        running.tell = lambda at: progress.update(task, completed=at.result.done, description=line(at))
         running.run()
 
 
@@ -205,7 +207,7 @@ def replay_folder(folder: Path, spec: str) -> int:
 
 
 def replay(path: Path, spec: str, reports: Path, smaller: bool) -> int:
-    """Run one saved program again and show its script; when `smaller`, shrink it first and save it beside the others."""
+    """Run one saved program again and show its script; when `smaller`, shrink it first and save that too."""
     from conformance.script import script
     from conformance.verdict import judge, signature
     from conformance.worker import FAIL, Finding, shrink
@@ -222,7 +224,8 @@ def replay(path: Path, spec: str, reports: Path, smaller: bool) -> int:
         write_atomic(saved, json.dumps(finding.to_json(), indent=1))
         print(f"# {len(program.steps)} steps became {len(finding.program.steps)}; saved as {saved}")
     print(dump(finding.program))
-    print(script(finding.program, target, finding.mismatches, f"python -m conformance.fuzz --target {spec} --replay {path}"))
+    command = f"python -m conformance.fuzz --target {spec} --replay {path}"
+    print(script(finding.program, target, finding.mismatches, command))
     for mismatch in finding.mismatches:
         print(f"# {mismatch}")
     return 1

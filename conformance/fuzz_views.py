@@ -37,7 +37,7 @@ DTYPES = ("float32", "int64", "float32", "float32", "int32", "bool", "float64", 
 
 FAMILY_WEIGHT = {"view": 10, "setitem": 6, "arithmetic": 5, "copy": 4, "copies": 4, "indexed write": 3, "out=": 3,
                  "metadata in place": 2, "setitem loop": 1, "autograd": 4}
-"""How often a family is drawn; 1 where it is not named. Writes and views, whose interaction is the subject, come first."""
+"""How often a family is drawn; 1 where it is not named. Views and writes, whose interaction is the subject, lead."""
 
 STEPS = (1, 8)
 

@@ -2,8 +2,8 @@
 
     python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain]
 
-A fault that is not found is a hole in the drawing or in the oracles. `--plain` draws without bias, to show what the bias
-buys. As a target, `mutant:NAME` is torch CPU with that fault planted.
+A fault that is not found is a hole in the drawing or in the oracles. `--plain` draws without bias, to show what the
+bias buys. As a target, `mutant:NAME` is torch CPU with that fault planted.
 """
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     unknown = [name for name in given.fault if name not in FAULTS]
     if unknown:
-        print(f"conformance.mutants: there is no fault {unknown[0]!r}: choose from {', '.join(FAULTS)}", file=sys.stderr)
+        known = ", ".join(FAULTS)
+        print(f"conformance.mutants: there is no fault {unknown[0]!r}: choose from {known}", file=sys.stderr)
         return 2
     warnings.simplefilter("ignore")
     hunts = hunt(given.fault or list(FAULTS), Drawing(biased=not given.plain), given.seed, given.programs)
@@ -146,8 +147,9 @@ def print_table(hunts: dict[str, Hunt]) -> None:
     console.print(table)
     found = [one for one in hunts.values() if one.programs and one.small]
     if found:
-        console.print(f"{len(found)} of {len(hunts)} found; median {statistics.median(h.programs or 0 for h in found):g} "
-                      f"programs, {statistics.median(len(h.small.steps) for h in found if h.small):g} steps after shrinking")
+        programs = statistics.median(one.programs or 0 for one in found)
+        steps = statistics.median(len(one.small.steps) for one in found if one.small)
+        console.print(f"{len(found)} of {len(hunts)} found; median {programs:g} programs, {steps:g} steps when shrunk")
 
 
 if __name__ == "__main__":

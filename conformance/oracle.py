@@ -106,9 +106,10 @@ def observe(outcome: Any = None, inputs: Any = (), *, target: Target | None = No
             kernels: int | None = None, versions: Mapping[int, int] | None = None) -> Observation:
     """Everything that can be seen of an outcome and of its inputs after it, fetched with one copy a storage.
 
-    `outcome` and `inputs` are trees of tensors and plain values; a `Raised` among them is an error that was expected. As a dict at its root, a tree's keys are the names;
-    otherwise the names start with `out` and `in`. Storages that an input lies in are kept whole, for the oracle
-    'storage'; what a fresh result holds outside its views is nobody's promise. Gradients are those of leaf inputs.
+    `outcome` and `inputs` are trees of tensors and plain values; a `Raised` among them is an error that was expected.
+    As a dict at its root, a tree's keys are the names; otherwise the names start with `out` and `in`. Storages that an
+    input lies in are kept whole, for the oracle 'storage'; what a fresh result holds outside its views is nobody's
+    promise. Gradients are those of leaf inputs.
     `target` is None for torch CPU. Errors that the device raises while it computes are raised here.
     """
     named = {**_rooted(outcome, "out"), **_rooted(inputs, "in")} if error is None else _rooted(inputs, "in")

@@ -130,7 +130,7 @@ class Program:
                     raise ProgramError(f"step {number} has the unknown op {inner.op!r}")
                 missing = [name for name in inner.names() if name not in defined]
                 if missing:
-                    raise ProgramError(f"step {number} ({inner.op}) uses {missing[0]!r}, which is not defined before it")
+                    raise ProgramError(f"step {number} ({inner.op}) uses {missing[0]!r}, which is not defined by then")
                 defined.update(inner.out)
 
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
@@ -160,7 +160,7 @@ def table() -> Mapping[str, Op]:
 
 
 def read_program(path: Path) -> Program:
-    """The program in a JSON file. Raises ProgramError naming the file when it is missing, damaged or of another schema."""
+    """The program in a JSON file. Raises ProgramError naming the file when it is missing, damaged or older."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Program.from_json(data.get("program", data) if isinstance(data, dict) else data)

@@ -19,7 +19,7 @@ MOST_TRIALS = 400
 
 
 def reduce_program(program: Program, fails: Callable[[Program], bool], trials: int = MOST_TRIALS) -> Program:
-    """A smaller program for which `fails` still holds; at most `trials` are tried, each of which has a meaning on CPU."""
+    """A smaller program for which `fails` still holds; at most `trials` are tried, all with a meaning on CPU."""
     seen = {repr(program.to_json())}
     left = trials
     best, improved = program, True
@@ -183,7 +183,7 @@ def plainer_step(step: Step) -> Iterator[Step]:
 
 
 def plainer_argument(arg: Json) -> Iterator[Json]:
-    """Plainer JSON arguments: numbers nearer to zero, shorter tuples and lists, plain slices, constants on the device."""
+    """Plainer JSON arguments: numbers nearer to zero, shorter lists, plain slices, constants on the device."""
     if isinstance(arg, bool) or arg is None or isinstance(arg, str):
         return
     if isinstance(arg, (int, float)):

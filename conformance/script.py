@@ -1,10 +1,11 @@
 """A program as a standalone Python script that needs torch and the target only, and shows both answers side by side.
 
-The key insight: a report is read by somebody who has neither this package nor its vocabulary, so the script is the calls
-themselves, with a picture of where the inputs' elements lie in their storages.
+The key insight: a report is read by somebody who has neither this package nor its vocabulary, so the script is the
+calls themselves, with a picture of where the inputs' elements lie in their storages.
 """
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -52,7 +53,9 @@ for name in dict.fromkeys([*cpu, *target]):
     for key in dict.fromkeys([*one, *two]):
         same = repr(one.get(key)) == repr(two.get(key))
         if not same or key == "values":
-            print(f"{name} {key}: cpu {one.get(key)}" + ("" if same else f"\\n  {DEVICE}: {two.get(key)}   <-- DIFFERS"))
+            print(f"{name} {key}: cpu {one.get(key)}")
+        if not same:
+            print(f"  {DEVICE}: {two.get(key)}   <-- DIFFERS")
 '''
 
 
@@ -70,7 +73,7 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
 
 def _inert(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', "'")
-    return "".join(mark if mark.isascii() and mark.isprintable() or mark == "\n" else f"<{ord(mark):x}>"
+    return "".join(mark if (mark.isascii() and mark.isprintable()) or mark == "\n" else f"<{ord(mark):x}>"
                    for mark in escaped)
 
 
@@ -90,8 +93,8 @@ def _inputs(program: Program) -> Iterator[str]:
 
 def storage_text(storage: Storage) -> str:
     """The storage's content as a Python list."""
-    return "[" + ", ".join(f"float({str(v)!r})" if isinstance(v, float) and (v != v or v in (float("inf"), -float("inf")))
-                           else repr(v) for v in storage.literal()) + "]"
+    return "[" + ", ".join(f"float({str(v)!r})" if isinstance(v, float) and not math.isfinite(v) else repr(v)
+                           for v in storage.literal()) + "]"
 
 
 def picture(storage: Storage, views: dict[str, torch.Tensor]) -> Iterator[str]:

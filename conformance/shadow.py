@@ -1,9 +1,9 @@
 """The CPU shadow of a program: the reference that a target is compared with, and the guide while programs are drawn.
 
 The key insight: whether a step is meaningful is decided by running it on the CPU and looking at memory before it runs.
-A write whose cells overlap each other or what it reads has no meaning unless torch rejects it; a rounding error must not
-reach an integer, a comparison or bits. So the shadow holds for each storage a *level*: bits only moved, whole numbers
-computed exactly, or rounded. Drawing, shrinking and replaying all use this one judge.
+A write whose cells overlap each other or what it reads has no meaning unless torch rejects it; a rounding error must
+not reach an integer, a comparison or bits. So the shadow holds for each storage a *level*: bits only moved, whole
+numbers computed exactly, or rounded. Drawing, shrinking and replaying all use this one judge.
 """
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         for number, step in enumerate(program.steps, 1):
             judged = shadow.judge(step)
             if judged.raises != step.raises and judged.raises is not None:
-                raise ProgramError(f"step {number} ({step.op}) raises {judged.raises} on CPU, which it does not declare")
+                raise ProgramError(f"step {number} ({step.op}) raises {judged.raises} on CPU, which it does not say")
             shadow.step(step)
             answer = shadow.answers.get(f"step {number}")
             kind = getattr(answer, "kind", None)

@@ -153,7 +153,7 @@ def rebuild(tree: Any, move: Callable[[Sequence[torch.Tensor]], list[torch.Tenso
     with torch.no_grad():
         for tensor in originals.values():
             if tensor.layout is not torch.strided:
-                raise TargetError(f"a tensor with layout {tensor.layout} has no storage to move: only strided tensors do")
+                raise TargetError(f"a tensor of layout {tensor.layout} has no storage to move: only strided tensors do")
             if storage_key(tensor) not in flats:
                 flats[storage_key(tensor)] = whole_storage(tensor)
         moved = dict(zip(flats, move(list(flats.values())), strict=True))
@@ -193,8 +193,9 @@ def describe_target(spec: str) -> Target:
                                      importlib.metadata.entry_points(group=ENTRY_POINTS)}.get(name, "")
     module, _, attribute = path.partition(":")
     if not module or not attribute:
-        raise TargetError(f"unknown target {spec!r}: choose one of {', '.join(sorted(BUILTIN))}, write class:MODULE.CLASS, "
-                          f"or install a package that registers it under the entry points {ENTRY_POINTS!r}")
+        known = ", ".join(sorted(BUILTIN))
+        raise TargetError(f"unknown target {spec!r}: choose one of {known}, write class:MODULE.CLASS, or install a "
+                          f"package that registers it under the entry points {ENTRY_POINTS!r}")
     try:
         target: Target = getattr(importlib.import_module(module), attribute)(argument)
     except (ImportError, AttributeError) as error:

@@ -82,7 +82,7 @@ class Shard:
 
 @dataclass
 class Result:
-    """What a shard did: how many programs ran, what was drawn and found, kernels run and allowed, seconds by program."""
+    """What a shard did: how many programs ran, what was drawn and found, kernels run and allowed, seconds each."""
 
     done: int = 0
     tally: Tally = field(default_factory=Tally)
@@ -181,7 +181,8 @@ def shrink(spec: str, finding: Finding, trials: int) -> Finding:
 
 
 def _alike(one: Mismatch, two: Mismatch) -> bool:
-    return one.oracle == two.oracle and (one.oracle != "error" or (one.expected, one.actual) == (two.expected, two.actual))
+    same_error = (one.expected, one.actual) == (two.expected, two.actual)
+    return one.oracle == two.oracle and (one.oracle != "error" or same_error)
 
 
 def survives(spec: str, program: Program, limit: float) -> bool:

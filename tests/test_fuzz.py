@@ -108,7 +108,8 @@ class TestIsolation:
 
     def test_a_hang_is_a_finding(self, targets, tmp_path):
         """A program that runs too long is a TIMEOUT."""
-        assert fuzz("--target", targets + "Hangs", "--programs", 8, "--limit", 1, "--only", "setitem", reports=tmp_path) == 1
+        words = ("--programs", 8, "--limit", 1, "--only", "setitem")
+        assert fuzz("--target", targets + "Hangs", *words, reports=tmp_path) == 1
         done = result(tmp_path)
         assert done["programs"] == 8
         assert {one["kind"] for one in done["findings"]} == {"TIMEOUT"}
@@ -116,8 +117,8 @@ class TestIsolation:
     def test_ctrl_c_leaves_what_was_found(self, tmp_path):
         """Exit code 130, one sentence, and the findings are on disk."""
         running = subprocess.Popen(
-            [sys.executable, "-m", "conformance.fuzz", "--target", "mutant:clone always aliases", "--programs", "100000",
-             "--reports", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "conformance.fuzz", "--target", "mutant:clone always aliases", "--programs",
+             "100000", "--reports", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=CORPUS.parent.parent, start_new_session=True)
         until = time.monotonic() + 60
         while not list(tmp_path.glob("failures/mutant-*.json")) and time.monotonic() < until:

@@ -52,7 +52,8 @@ class TestValues:
     def test_tolerance_is_that_of_the_dtype(self):
         """float32 takes 1.3e-6 relative, float64 1e-7: torch.testing's own."""
         assert seen_by(torch.tensor(1.0), torch.tensor(1.0 + 1e-6)) == []
-        assert seen_by(torch.tensor(1.0, dtype=torch.float64), torch.tensor(1.0 + 1e-6, dtype=torch.float64)) == ["value"]
+        one, two = (torch.tensor(number, dtype=torch.float64) for number in (1.0, 1.0 + 1e-6))
+        assert seen_by(one, two) == ["value"]
         assert seen_by(torch.tensor(1.0), torch.tensor(1.1), rtol=0.2, atol=0.0) == []
 
     def test_integers_and_bools_are_exact(self):

@@ -78,7 +78,8 @@ class Situation(Draw):
         names: list[str] = []
         for age, (name, candidate) in enumerate(self.shadow.env.items()):
             if candidate.numel() <= MOST_ELEMENTS and fits(candidate):
-                names += [name] * (1 if not self.biased else 1 + (age >= len(self.shadow.env) - 2) + (candidate.untyped_storage()._cdata in written))
+                late, fresh = age >= len(self.shadow.env) - 2, candidate.untyped_storage()._cdata in written
+                names += [name] * (1 + late + fresh if self.biased else 1)
         return self.choice(names) if names else None
 
     def pick_writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:

@@ -36,8 +36,7 @@ def dense(size: Sequence[int]) -> tuple[int, ...]:
 
 def cells_of(tensor: torch.Tensor) -> list[int]:
     """The storage cell of each element, in the order of the elements; in units of the tensor's own dtype."""
-    numbers = torch.arange(tensor.storage_offset(), tensor.storage_offset() + 1)
-    grid = numbers
+    grid = torch.tensor([int(tensor.storage_offset())])
     for n, st in zip(tensor.size(), tensor.stride()):
         grid = (grid.unsqueeze(-1) + torch.arange(n) * st)
     return [int(cell) for cell in grid.reshape(-1).tolist()]
@@ -167,7 +166,8 @@ def _empty(d: Draw) -> Layout:
 
 def _size_one(d: Draw) -> Layout:
     size = d.choice(((1,), (1, 3), (3, 1), (2, 1, 3), (1, 1)))
-    return Layout(size, tuple(d.choice((0, 1, 5, 7)) if n == 1 else st for n, st in zip(size, dense(size))), d.integer(0, 2))
+    strides = tuple(d.choice((0, 1, 5, 7)) if n == 1 else st for n, st in zip(size, dense(size), strict=True))
+    return Layout(size, strides, d.integer(0, 2))
 
 
 LAYOUTS: dict[str, Callable[[Draw], Layout]] = {

@@ -6,7 +6,8 @@ form knows two things, how to run a call and how to print it as Python, so a pro
 
 Arguments are JSON values; a dict with one key is a marker: `{"t": name}` a tensor of the program, `{"tensor": values,
 "dtype": d}` a constant on the device (`"host": true` leaves it on the CPU), `{"slice": [start, stop, step]}`,
-`{"tuple": [...]}`, `{"dtype": d}`, `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"i": [m, c]}` the loop's index `m*i + c`.
+`{"tuple": [...]}`, `{"dtype": d}`, `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"i": [m, c]}` the loop's
+index `m*i + c`.
 """
 from __future__ import annotations
 
@@ -249,9 +250,10 @@ class Op:
     """A row of the step table.
 
     `writes` is the position of the argument that is written in place, or "out", or None. `constant` says that every
-    element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may read
-    exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `draw` draws arguments from what
-    the shadow holds: it returns steps, or None when nothing there fits. `may_raise` lets CPU's error be the answer.
+    element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may
+    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `draw`
+    draws a step from what the shadow holds, or None when nothing there fits. `may_raise` lets CPU's error be the
+    answer.
     """
 
     name: str

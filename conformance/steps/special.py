@@ -82,7 +82,8 @@ OUT = [
     out_row("sum", COMPUTE, _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
     out_row("cumsum", COMPUTE, lambda k, t: [k.constant(t.size(), t.dtype), k.dim(t)]),
     out_row("gather", MOVE, lambda k, t: [k.constant(t.size(), t.dtype), 0, {
-        "tensor": torch.zeros(t.size(), dtype=torch.int64).tolist(), "dtype": "int64"}], lambda t: t.dim() > 0 and t.numel() > 0),
+        "tensor": torch.zeros(t.size(), dtype=torch.int64).tolist(), "dtype": "int64"}],
+        lambda t: t.dim() > 0 and t.numel() > 0),
     # torch CPU (2.13) takes one stride for all batch dims of a tril's out, and writes outside a 4-d view.
     out_row("tril", MOVE, _one, lambda t: number_like(t) and t.dim() in (2, 3)),
 ]
@@ -210,15 +211,16 @@ ERRORS = [
     error_row("select.range", lambda k, t: [k.dim(t), max(t.size()) + 1], has_dims(1), call="select"),
     error_row("transpose.range", lambda k, t: [t.dim(), 0], has_dims(1), call="transpose"),
     error_row("as_strided.range", _too_large, call="as_strided"),
-    error_row("expand.error", lambda k, t: [[n + 1 for n in t.size()]], lambda t: any(n > 1 for n in t.size()), call="expand"),
-    error_row("view.dtype.error", lambda k, t: [{"dtype": "float64"}], lambda t: t.dtype is torch.float32 and t.dim() > 0
-              and t.size(-1) % 2 == 1, call="view"),
+    error_row("expand.error", lambda k, t: [[n + 1 for n in t.size()]], lambda t: any(n > 1 for n in t.size()),
+              call="expand"),
+    error_row("view.dtype.error", lambda k, t: [{"dtype": "float64"}],
+              lambda t: t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) % 2 == 1, call="view"),
     Op("setitem.range", "errors", METADATA, _bad("setitem.range", lambda k, t: [t.size(0), 1], has_dims(1)), SETITEM,
        may_raise=True),
     error_row("add_.size", lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)],
               lambda t: number_like(t) and t.dim() > 0, call="add_", writes=0),
-    error_row("add_.dtype", lambda k, t: [k.constant((), torch.float32)], lambda t: t.dtype in (torch.int64, torch.uint8),
-              call="add_", writes=0),
+    error_row("add_.dtype", lambda k, t: [k.constant((), torch.float32)],
+              lambda t: t.dtype in (torch.int64, torch.uint8), call="add_", writes=0),
     error_row("copy_.size", lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)], has_dims(1), call="copy_",
               writes=0),
     error_row("index_select.range", lambda k, t: [0, {"tensor": [t.size(0)], "dtype": "int64"}], has_dims(1),

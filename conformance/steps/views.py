@@ -122,9 +122,11 @@ def _view_dtype(k: Situation, t: torch.Tensor) -> list[Json] | None:
 def _reinterprets(t: torch.Tensor, dtype: torch.dtype) -> bool:
     if dtype is torch.bool or t.dtype is torch.bool or t.is_complex() or dtype.is_complex or dtype == t.dtype:
         return False
-    ratio = dtype.itemsize / t.element_size()
-    if ratio <= 1:
-        return (t.dim() > 0 and t.stride(-1) == 1) or ratio == 1
+    if dtype.itemsize == t.element_size():
+        return True
+    if dtype.itemsize < t.element_size():
+        return t.dim() > 0 and t.stride(-1) == 1
+    ratio = dtype.itemsize // t.element_size()
     divides = all(st * t.element_size() % dtype.itemsize == 0 for st in t.stride()[:-1])
     return (t.dim() > 0 and t.stride(-1) == 1 and t.size(-1) % ratio == 0 and divides
             and t.storage_offset() % ratio == 0 and t.untyped_storage().nbytes() % dtype.itemsize == 0)

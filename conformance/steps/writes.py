@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -157,7 +158,7 @@ def set_basic(k: Situation, t: torch.Tensor) -> Drawn | None:
     return [index, k.number(t.dtype) if k.chance(1, 3) else k.operand(size, t.dtype, host=True)], {}
 
 
-def basic(index: Json) -> object:
+def basic(index: Json) -> Any:
     """The Python index that a basic index stands for."""
     if isinstance(index, dict) and "tuple" in index:
         return tuple(basic(part) for part in index["tuple"])

@@ -1,4 +1,4 @@
-"""Any torch device, `device:NAME[,import=MODULE]`: cuda, mps, xpu, or an out-of-tree backend once MODULE is imported."""
+"""Any torch device, `device:NAME[,import=MODULE]`: cuda, mps, xpu, or an out-of-tree backend that MODULE registers."""
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,4 @@
-"""The `tiny` device that this package ships: everything observed is computed in one schedule, and kernels are counted."""
+"""The `tiny` device that this package ships: all that is observed is computed in one schedule, kernels are counted."""
 from __future__ import annotations
 
 import contextlib
