@@ -74,8 +74,8 @@ def run(
     """
     begin = time.monotonic()
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
-    with Pool(target, jobs, timeout, memory) as pool:
-        try:
+    try:
+        with Pool(target, jobs, timeout, memory) as pool:
             catalog, made.environment = pool.catalog()
             chosen = plan.select(catalog, ops=ops, dtypes=dtypes, variants=variants, layouts=layouts, shard=shard)
             started(made, len(chosen))
@@ -87,11 +87,16 @@ def run(
                 made.results.append(declared)
                 found(declared)
             for _ in range(reruns):
-                flaky = {result.id: result for result in pool.run(again, samples) if result.outcome is Outcome.PASS}
+                flaky = {result.id for result in pool.run(again, samples) if result.outcome is Outcome.PASS}
                 made.results = [_flaky(result) if result.id in flaky else result for result in made.results]
                 again = [case for case in again if case.id not in flaky]
-        except KeyboardInterrupt:
-            made.complete = False
+    except KeyboardInterrupt:
+        made.complete = False
+    except PoolError as error:
+        if not made.results:
+            raise
+        made.complete = False
+        made.notes.append(str(error))
     made.seconds = time.monotonic() - begin
     return made
 
@@ -154,8 +159,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     expected = expectations.load(expected_file)
     baseline = model.load(baseline_file) if options.baseline or baseline_file.exists() else None
     console = Console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _Journal(options.reports) as journal, _progress(console) as progress:
+    with _interrupted_once(), _Journal(options.reports) as journal, _progress(console) as progress:
         made = run(
             options.target,
             **chosen,
@@ -165,15 +169,17 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         )
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
         made.environment |= _environment(chosen)
-        with _uninterrupted():
-            changes = compare.diff(baseline, made) if baseline else None
-            _write(made, options.reports, baseline)
-            journal.done()
+        if not made.complete and not made.results:
+            print("opinfo_runner: interrupted before anything was compared; no report is written.", file=sys.stderr)
+            return INTERRUPTED
+        changes = compare.diff(baseline, made) if baseline else None
+        _write(made, options.reports, baseline)
+        journal.done()
     if options.update_baseline and made.complete:
         model.save(model.slim(_over(baseline, made)), baseline_file)
     _print(console, made, changes, options)
     if not made.complete:
-        return INTERRUPTED
+        return 1 if made.notes else INTERRUPTED
     regressed = options.fail_on_regression and changes is not None and changes.regressions
     return max(made.exit_code(), int(bool(regressed)))
 
@@ -245,13 +251,21 @@ def _write(made: Run, folder: Path, baseline: Run | None) -> None:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not lose the report that the first one asked for."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupted_once() -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM is a KeyboardInterrupt; later ones do not lose the report that it asked for."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupt(*_: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, interrupt) for each in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 class _Journal:
@@ -367,7 +381,8 @@ def _print(console: Console, made: Run, changes: compare.Diff | None, options: a
     if not made.compared:
         print(f"opinfo_runner: nothing was compared in {len(made.results)} cases, so nothing passed.", file=sys.stderr)
     if not made.complete:
-        print("opinfo_runner: interrupted; the results so far are in the report.", file=sys.stderr)
+        why = "; ".join(made.notes) or "interrupted"
+        print(f"opinfo_runner: {why}; the results so far are in the report.", file=sys.stderr)
     print(summary_line(made), flush=True)
 
 
