@@ -18,6 +18,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from . import layout, storage
+from .bare import bare_tensor
 from .dtypes import COMPUTED, element
 
 
@@ -89,8 +90,7 @@ def new_tensor(spec: Spec, index: int) -> torch.Tensor:
 
 def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """A tensor with exactly this geometry on an existing storage."""
-    empty = torch._C._acc.create_empty_tensor([0], dtype)  # type: ignore[attr-defined]
-    return SET(empty, store, offset, size, stride)
+    return SET(bare_tensor(dtype, store.device.index or 0), store, offset, size, stride)
 
 
 CPU = torch._C.DispatchKey.CPU

@@ -38,7 +38,8 @@ def borrowed(op: Any) -> Callable[..., Any]:
 
 
 def _index(device: Any) -> int:
-    return (torch.device(device).index or 0) if device is not None else 0
+    index = torch.device(device).index if device is not None else None
+    return torch.tiny.current_device() if index is None else index  # type: ignore[attr-defined]
 
 
 def empty(

@@ -216,6 +216,19 @@ class TestReadsBeforeWrites:
             both(program)
 
 
+class TestTinygrad:
+    """Where tinygrad 0.14 itself goes wrong, and the device must not."""
+
+    def test_sum_of_a_tensor_joined_with_itself(self) -> None:
+        """A reduction over a stack of one value with itself counted elements several times."""
+        both(lambda d: torch.cat([x := torch.arange(6.0, device=d).view(2, 3), x]).sum())
+        both(lambda d: torch.stack([x := torch.arange(6.0, device=d).view(2, 3), x], 1).sum(0))
+
+    def test_bits_of_a_computed_value(self) -> None:
+        """A change of element size inside a kernel was merged with the change back."""
+        both(lambda d: (torch.arange(6.0, device=d) * 2).view(torch.uint8).clone().view(torch.float32).mul_(1))
+
+
 class TestCrossDevice:
     """CPU tensors written into device views."""
 
