@@ -70,11 +70,11 @@ class TestFunctional:
     @pytest.mark.parametrize(
         "transform",
         [
-            lambda x: torch.func.vmap(lambda r: r.sin().sum())(x),
-            lambda x: torch.func.grad(lambda t: (t * t).sum())(x),
+            torch.func.vmap(lambda r: r.sin().sum()),
+            torch.func.grad(lambda t: (t * t).sum()),
             lambda x: torch.func.jvp(torch.exp, (x,), (torch.ones_like(x),))[1],
-            lambda x: torch.func.vmap(torch.func.grad(lambda r: (r**3).sum()))(x),
-            lambda x: torch.func.jacrev(lambda t: t.sum(0))(x),
+            torch.func.vmap(torch.func.grad(lambda r: (r**3).sum())),
+            torch.func.jacrev(lambda t: t.sum(0)),
         ],
     )
     def test_agrees_with_cpu(self, transform: Callable[[torch.Tensor], torch.Tensor]) -> None:
