@@ -115,7 +115,8 @@ def hosted(name: str) -> Callable[..., Any]:
     return kernel
 
 
-HOSTED = ("nonzero", "nonzero.out", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+HOSTED = ("nonzero", "nonzero.out", "nonzero_static", "nonzero_static.out",
+          "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
           "repeat_interleave.Tensor")  # fmt: skip
 
 KERNELS: dict[str, Callable[..., Any]] = {

@@ -323,3 +323,23 @@ def embedding_dense_backward(
         rows = elements(rows, ctx.data(np.flatnonzero(kept))) if kept.any() else rows
         place = place[kept]
     return combined(ctx, UOp.const(0, rows.dtype).expand((num_weights, width)), place, rows, "sum")
+
+
+@value("embedding_renorm")
+def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, norm_type: float) -> UOp:
+    """Rows that are looked up and whose norm is above `max_norm` scaled down to it (Embedding.cpp)."""
+    rows = self.shape[0]
+    used = np.zeros(rows, dtype=np.bool_)
+    used[_integers(ctx, ctx.args[1], 0, rows).reshape(-1)] = True
+    work = opmath(self.dtype)
+    x = cast(self, work)
+    if norm_type == math.inf:
+        norm = x.abs().max(1)
+    elif norm_type == 2:
+        norm = (x * x).sum(1).sqrt()
+    else:
+        norm = x.abs().pow(norm_type).sum(1).pow(1 / norm_type) if norm_type else (x != 0).cast(work).sum(1)
+    scaled = x * (max_norm / (norm + 1e-7)).reshape((rows, 1)).expand(self.shape)
+    return (
+        (ctx.data(used) & (norm > max_norm)).reshape((rows, 1)).expand(self.shape).where(cast(scaled, self.dtype), self)
+    )

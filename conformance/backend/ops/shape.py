@@ -182,9 +182,13 @@ def trace(ctx: Context, self: UOp) -> UOp:
 
 @value("linalg_cross")
 def cross(ctx: Context, self: UOp, other: UOp, *, dim: int = -1) -> UOp:
-    """The cross product of vectors of three along one dimension, other dimensions broadcast."""
-    size = ctx.out.size
+    """The cross product of vectors of three along one dimension; 16-bit floats round each product, as on CPU."""
+    size, dtype = ctx.out.size, ctx.out.computed
     dim %= len(size)
-    work = opmath(ctx.out.computed)
+    work = opmath(dtype)
     a, b = cast(self, work).expand(size), cast(other, work).expand(size)
-    return _rolled(a, -1, dim) * _rolled(b, -2, dim) - _rolled(a, -2, dim) * _rolled(b, -1, dim)
+
+    def products(shift: int) -> UOp:
+        return (_rolled(a, -shift, dim) * _rolled(b, shift, dim)).cast(dtype).cast(work)
+
+    return products(1) - products(-1)
