@@ -28,7 +28,7 @@ from conformance.report.model import write_atomic
 from conformance.script import script
 from conformance.steps.op import Json
 from conformance.target import describe_target
-from conformance.worker import CRASH, TIMEOUT, Finding, Result, Shard
+from conformance.worker import CRASH, INVALID, TIMEOUT, Finding, Result, Shard
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
@@ -179,6 +179,8 @@ class Campaign:
 
     def _shrink(self, pool: ProcessPool, group: Group) -> None:
         finding = group.finding
+        if finding.kind == INVALID:
+            return
         if finding.kind in (CRASH, TIMEOUT):
             small = self._shrunk_outside(pool, finding)
         else:

@@ -251,6 +251,7 @@ FAULTS: dict[str, Fault] = {
     "alpha is ignored": Fault("add_ sub_", _without("alpha"), "add_(alpha=)"),
     "tril_ is off by one": Fault("tril_ triu_", lambda call: call.func(
         call.first, (call.args[1] if len(call.args) > 1 else 0) + 1), "pytorch tril"),
-    "fill_diagonal_ ignores wrap": Fault("fill_diagonal_", lambda call: call.func(*call.args[:2]), "fill_diagonal_"),
+    "diagonal ignores the offset": Fault("diagonal", lambda call: call.func(call.first, 0, *call.args[2:]),
+                                         "tinygrad#10945"),
     "cumsum_ is lost on gaps": Fault("cumsum_", _not_when(_gappy), "in-place on a view"),
 }

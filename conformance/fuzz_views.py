@@ -174,7 +174,7 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool) -> Program:
             storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
         else:
             at = len(storages)
-            values = {"seed": d.integer(0, 99)} if d.chance(1, 3) else "arange"
+            values = {"seed": d.integer(0, 99)} if d.chance(1, 2) else "arange"
             storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
         grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))

@@ -205,6 +205,11 @@ class Execution:
         else:
             if step.raises is not None:
                 self.answers[f"step {self.done}"] = "no error"
+        # A view whose base has come to require grad learns of it only when somebody looks, and until then torch rejects
+        # in-place writes to it: look, so that a program means the same whoever watches.
+        for tensor in self.env.values():
+            if isinstance(tensor, torch.Tensor):
+                _ = tensor.grad_fn
 
     def perform(self, step: Step, i: int = 0) -> None:
         """Run one step, whatever it raises."""

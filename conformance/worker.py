@@ -18,14 +18,15 @@ from typing import Any
 
 from conformance.fuzz_views import Drawing, Tally
 from conformance.oracle import Mismatch
-from conformance.program import Program
+from conformance.program import Program, ProgramError
 from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.steps.op import Json
 from conformance.target import Target, load_target
 from conformance.verdict import Verdict, judge, signature
 
-FAIL, FLAKY, CRASH, TIMEOUT = "FAIL", "FLAKY", "CRASH", "TIMEOUT"
+FAIL, FLAKY, CRASH, TIMEOUT, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "INVALID"
+"""What can be found; INVALID is a fault of the drawing: a program that means nothing on torch CPU."""
 
 
 class ProgramTimeout(BaseException):
@@ -130,6 +131,8 @@ def run_shard(shard: Shard) -> Result:
             result.kernels += verdict.kernels or 0
             result.allowed += verdict.allowed or 0
             found = None if verdict.passed else confirmed(shard, number, program, verdict)
+        except ProgramError as error:
+            found = Finding(INVALID, shard.seed, number, f"invalid / {error}", program)
         except ProgramTimeout:
             found = ended(TIMEOUT, shard.seed, number, program, at[0])
         if found is not None:

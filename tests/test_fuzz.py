@@ -43,7 +43,7 @@ def targets(tmp_path, monkeypatch) -> str:
             def act(self, call): os.abort()
 
         class Exits(Bad):
-            def act(self, call): os._exit(0)
+            def act(self, call): os._exit(3)
 
         class Hangs(Bad):
             def act(self, call): time.sleep(1000)

@@ -128,7 +128,7 @@ COPIES = [
     row("reshape", "copies", VIEW, _reshape, weight=4),
     row("flatten", "copies", VIEW),
     row("ravel", "copies", VIEW),
-    row("to", "copies", MOVE, _to, weight=2),
+    row("to", "copies", MOVE, _to, weight=4),
     row("through_host", "copies", MOVE, fits=lambda t: not t.is_conj(), form=DEFINED),
     row("repeat", "copies", MOVE, lambda k, t: [*([k.integer(1, 2) for _ in range(t.dim() or 1)])], _small),
     row("flip", "copies", MOVE, lambda k, t: [k.subset(t.dim())]),

@@ -177,7 +177,7 @@ def _settled(name: str, fits: Fits = always) -> Callable[[Situation], Step | Non
 
 
 QUERIES = [
-    Op("item", "questions", QUERY, _settled("item", lambda t: t.numel() == 1 and not t.is_complex()), weight=2),
+    Op("item", "questions", QUERY, _settled("item", lambda t: t.numel() == 1 and not t.is_complex()), weight=4),
     Op("tolist", "questions", QUERY, _settled("tolist", lambda t: t.numel() < 30 and not t.is_complex()), weight=2),
     Op("same_base", "questions", QUERY, _relation, DEFINED),
     Op("is_contiguous", "questions", QUERY, on("is_contiguous")),
