@@ -130,15 +130,28 @@ def scale(x: UOp, k: UOp) -> UOp:
     return x * power_of_two(half, x.dtype) * power_of_two(k - half, x.dtype)
 
 
+def nearest(x: UOp) -> tuple[UOp, UOp]:
+    """The nearest integer, halves to even, as a float and as an integer, for |x| < 2**21 (float64: 2**50).
+
+    Adding 1.5 * 2**23 leaves no room for a fraction, and the integer stands in the sum's last bits.
+    """
+    mantissa = dtypes.finfo(x.dtype)[1]
+    magic = 1.5 * 2.0**mantissa
+    kind = bits_dtype(x.dtype)
+    shifted = x + magic
+    return subtract(shifted, magic), shifted.bitcast(kind) - UOp.const(magic, x.dtype).bitcast(kind)
+
+
 def _reduced(x: UOp) -> tuple[UOp, UOp]:
     """(k, r) with x = k ln 2 + r, |r| <= ln(2)/2 (Cody and Waite, Software Manual for the Elementary Functions, 1980).
 
-    ln 2 is split so that k times its high part is exact.
+    ln 2 is split so that k times its high part is exact. Arguments whose exponential is 0 or inf are clipped.
     """
+    least, most = (-104.0, 89.0) if _narrow(x) else (-746.0, 710.0)
     high, low = (0.693359375, -2.12194440e-4) if _narrow(x) else (6.93145751953125e-1, 1.42860682030941723212e-6)
-    k = rint(x * (1 / LN2))
-    r = subtract(subtract(x, k * high), k * low)
-    return k, r
+    x = (x < least).where(least, (x > most).where(most, x))
+    k, whole = nearest(x * (1 / LN2))
+    return whole, subtract(subtract(x, k * high), k * low)
 
 
 def _expm1_series(r: UOp) -> UOp:
@@ -146,30 +159,19 @@ def _expm1_series(r: UOp) -> UOp:
     return r * horner(r, [1 / math.factorial(n) for n in range(terms, 0, -1)])
 
 
-def _exp_range(x: UOp) -> tuple[float, float]:
-    """Below the first exp is 0, above the second it is inf."""
-    return (-104.0, 89.0) if _narrow(x) else (-746.0, 710.0)
-
-
 def exp(x: UOp) -> UOp:
     """e**x."""
-    low, high = _exp_range(x)
-    clipped = (x < low).where(low, (x > high).where(high, x.ne(x).where(0.0, x)))
-    k, r = _reduced(clipped)
-    result = scale(1.0 + _expm1_series(r), k.cast(bits_dtype(x.dtype)))
-    return x.ne(x).where(x, (x > high).where(INF, (x < low).where(0.0, result)))
+    k, r = _reduced(x)
+    return scale(1.0 + _expm1_series(r), k)
 
 
 def expm1(x: UOp) -> UOp:
     """e**x - 1 without cancellation."""
-    low, high = _exp_range(x)
-    clipped = (x < low).where(low, (x > high).where(high, x.ne(x).where(0.0, x)))
-    k, r = _reduced(clipped)
-    series, whole = _expm1_series(r), k.cast(bits_dtype(x.dtype))
-    grown = scale(1.0 + series, whole)
-    near = power_of_two((whole > 64).where(64, (whole < -64).where(-64, whole)), x.dtype)
-    result = (whole > 64).where(grown, series * near + subtract(near, 1.0))
-    return x.ne(x).where(x, (x > high).where(INF, (x < low).where(-1.0, x.eq(0).where(x, result))))
+    k, r = _reduced(x)
+    series = _expm1_series(r)
+    near = power_of_two((k > 64).where(64, (k < -64).where(-64, k)), x.dtype)
+    result = (k > 64).where(scale(1.0 + series, k), series * near + subtract(near, 1.0))
+    return x.eq(0).where(x, result)
 
 
 def log(x: UOp) -> UOp:
@@ -212,14 +214,14 @@ def _quadrant(x: UOp) -> tuple[UOp, UOp, UOp]:
 
     pi/2 is split into parts so short that their products with k are exact up to `_TRIG_LIMIT`.
     """
-    k = rint(x * (2 / math.pi))
+    k, whole = nearest(x * (2 / math.pi))
     r = x
     for part in _split(_HALF_PI, 11 if _narrow(x) else 24, 4):
         r = subtract(r, k * part)
     terms, z = 5 if _narrow(x) else 9, r * r
     sine = r * horner(z, [(-1) ** n / math.factorial(2 * n + 1) for n in range(terms, -1, -1)])
     cosine = horner(z, [(-1) ** n / math.factorial(2 * n) for n in range(terms + 1, -1, -1)])
-    return k.cast(bits_dtype(x.dtype)), sine, cosine
+    return whole, sine, cosine
 
 
 def _small_angle(x: UOp) -> UOp:

@@ -16,35 +16,56 @@ from typing import Any
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from .elementary import bits_dtype
+
+def _unsigned(dtype: DType) -> DType:
+    return {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}[dtype.itemsize]
+
+
+def _top_bit(dtype: DType) -> int:
+    return 1 << (dtype.bitsize - 1)
 
 
 def key(x: UOp, nan_last: bool = True) -> UOp:
-    """Integers that order as the elements do: nan above (or below) everything, -0 equal to 0.
+    """Unsigned integers that order as the elements do: nan above (or below) everything, -0 equal to 0.
 
-    float16 and bfloat16 go by their float32, which is exact; booleans by a byte; integers are their own keys.
+    float16 and bfloat16 go by their float32, which is exact; booleans by a byte.
     """
     if x.dtype is dtypes.bool:
         return x.cast(dtypes.uint8)
-    if not dtypes.is_float(x.dtype):
+    if dtypes.is_unsigned(x.dtype):
         return x
-    if x.dtype.itemsize == 2:
+    if x.dtype in (dtypes.float16, dtypes.bfloat16):
         x = x.cast(dtypes.float32)
-    kind = bits_dtype(x.dtype)
+    kind = _unsigned(x.dtype)
+    top = _top_bit(kind)
+    if not dtypes.is_float(x.dtype):
+        return x.bitcast(kind) ^ top
     bits = x.eq(0).where(0.0, x).bitcast(kind)
-    ordered = (bits < 0).where(bits ^ kind.max, bits)
-    return x.ne(x).where(kind.max if nan_last else -kind.max - 1, ordered)
+    ordered = (bits < top).where(bits | top, ~bits)
+    return x.ne(x).where(kind.max if nan_last else 0, ordered)
 
 
 def unkey(ordered: UOp, dtype: DType) -> UOp:
     """The elements of `dtype` whose keys these are; nan for the keys at the ends."""
     if dtype is dtypes.bool:
         return ordered.ne(0)
+    if dtypes.is_unsigned(dtype):
+        return ordered
+    top = _top_bit(ordered.dtype)
     if not dtypes.is_float(dtype):
-        return ordered.cast(dtype)
-    wide = dtypes.float32 if dtype.itemsize == 2 else dtype
-    kind = bits_dtype(wide)
-    return (ordered < 0).where(ordered ^ kind.max, ordered).bitcast(wide).cast(dtype)
+        return (ordered ^ top).bitcast(dtype)
+    wide = dtypes.float64 if dtype is dtypes.float64 else dtypes.float32
+    return (ordered < top).where(~ordered, ordered ^ top).bitcast(wide).cast(dtype)
+
+
+def packed(ordered: UOp, place: UOp) -> UOp:
+    """Keys of at most 32 bits with a position of 32 bits below each."""
+    return ordered.cast(dtypes.uint64) * (1 << 32) + place.cast(dtypes.uint64)
+
+
+def unpacked(pairs: UOp, kind: DType) -> tuple[UOp, UOp]:
+    """(keys of dtype `kind`, int64 positions)."""
+    return (pairs >> 32).cast(kind), (pairs & 0xFFFFFFFF).cast(dtypes.int64)
 
 
 def positions(shape: Sequence[Any], dim: int) -> UOp:
@@ -57,7 +78,7 @@ def reduce_max(ordered: UOp, dims: Sequence[int], largest: bool = True) -> UOp:
     """The largest (or smallest) key along `dims`, which are kept with size 1."""
     if largest:
         return ordered.max(tuple(dims), keepdim=True)
-    return (~(~ordered).max(tuple(dims), keepdim=True)).cast(ordered.dtype)
+    return ~(~ordered).max(tuple(dims), keepdim=True)
 
 
 def extreme(x: UOp, dims: Sequence[int], largest: bool) -> UOp:
@@ -68,15 +89,14 @@ def extreme(x: UOp, dims: Sequence[int], largest: bool) -> UOp:
 def first_extreme(x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
     """(values, int64 indices) of the first largest or smallest element along `dim`, which is kept with size 1.
 
-    Up to 32 bits the key and the position fit into one int64, so one reduction finds both.
+    Up to 32 bits the key and the position fit into 64, so one reduction finds both.
     """
     ordered = key(x, nan_last=largest)
     size, place = x.shape[dim], positions(x.shape, dim)
     if ordered.dtype.itemsize <= 4:
         late = place if not largest else (size - 1) - place
-        best = reduce_max(ordered.cast(dtypes.int64) * (1 << 32) + late, (dim,), largest)
-        late = best & 0xFFFFFFFF
-        return unkey((best >> 32).cast(ordered.dtype), x.dtype), late if not largest else (size - 1) - late
+        best, late = unpacked(reduce_max(packed(ordered, late), (dim,), largest), ordered.dtype)
+        return unkey(best, x.dtype), late if not largest else (size - 1) - late
     best = reduce_max(ordered, (dim,), largest)
-    index = ordered.eq(best).where(place, size)
-    return unkey(best, x.dtype), reduce_max(index, (dim,), largest=False)
+    late = ordered.eq(best).where((size - 1) - place, 0).cast(dtypes.uint32)
+    return unkey(best, x.dtype), (size - 1) - reduce_max(late, (dim,)).cast(dtypes.int64)

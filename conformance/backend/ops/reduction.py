@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import torch
 from tinygrad.dtype import DType, dtypes
-from tinygrad.uop.ops import UOp
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
 
 from ..dispatch import Context, decomposition, value
 from ..dtypes import opmath
@@ -24,8 +25,19 @@ from .elementary import INF, divide, subtract
 aten = torch.ops.aten
 
 
+# Operations of an expression that a reduction may unroll; with the copies of a longer one compiling takes seconds.
+LONGEST_UNROLLED = 32
+
+
+def settled(x: UOp) -> UOp:
+    """A value for a kernel that reads each element many times or unrolls: a long expression is computed first."""
+    nodes = x.toposort(gate=lambda node: node.op not in (Ops.REDUCE, Ops.CONTIGUOUS))
+    return x.contiguous() if sum(node.op in GroupOp.ALU for node in nodes) > LONGEST_UNROLLED else x
+
+
 def along(x: UOp, dim: int | Sequence[int] | None) -> tuple[UOp, tuple[int, ...]]:
     """(x, dims) with a 0-d value as a vector of one and the dimensions counted from 0; none given means all."""
+    x = settled(x)
     if x.ndim == 0:
         x = x.reshape((1,))
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
@@ -196,7 +208,8 @@ def norm(x: UOp, ord: float, dims: Sequence[int]) -> UOp:
         return total(x, dims)
     if ord == 2:
         return total(x * x, dims).sqrt()
-    return e.power(total(e.power(x, x.const_like(float(ord))), dims), UOp.const(1 / ord, x.dtype))
+    powers = settled(e.power(x, x.const_like(float(ord))))
+    return e.power(total(powers, dims), UOp.const(1 / ord, x.dtype))
 
 
 @value("linalg_vector_norm")
@@ -263,27 +276,30 @@ def logsumexp(ctx: Context, x: UOp, dim: Sequence[int], keepdim: bool = False) -
         return constant(-INF, x.dtype)
     largest = x.max(dims, keepdim=True)
     shift = e.absolute(largest).eq(INF).where(0.0, largest)
-    return (e.log(total(e.exp(subtract(x, shift)), dims)) + shift).reshape(ctx.out.size)
+    return (e.log(total(subtract(x, shift).exp(), dims)) + shift).reshape(ctx.out.size)
 
 
-def _shifted(x: UOp, dim: int) -> tuple[UOp, UOp, tuple[int, ...]]:
-    """(x - max x, sum of its exponentials, dims)."""
+def _shifted(x: UOp, dim: int) -> tuple[UOp, UOp]:
+    """(x - max x, the sum of its exponentials).
+
+    tinygrad's own exponential is enough: its error grows with the argument, and here only arguments near 0 count.
+    """
     x, dims = along(x, dim)
     shifted = subtract(x, x.max(dims, keepdim=True))
-    return shifted, total(e.exp(shifted), dims), dims
+    return shifted, total(shifted.exp(), dims)
 
 
 @value("_softmax")
 def softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
     """e**(x - max) over its sum along a dimension."""
-    shifted, s, _ = _shifted(cast(x, opmath(ctx.out.computed)), dim)
-    return divide(e.exp(shifted), s).reshape(ctx.out.size)
+    shifted, s = _shifted(cast(x, opmath(ctx.out.computed)), dim)
+    return divide(shifted.exp(), s).reshape(ctx.out.size)
 
 
 @value("_log_softmax")
 def log_softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
     """x - max - log sum e**(x - max) along a dimension."""
-    shifted, s, _ = _shifted(cast(x, opmath(ctx.out.computed)), dim)
+    shifted, s = _shifted(cast(x, opmath(ctx.out.computed)), dim)
     return subtract(shifted, e.log(s)).reshape(ctx.out.size)
 
 

@@ -20,7 +20,7 @@ from . import order
 
 
 def _running(x: UOp, dim: int, op: Ops) -> UOp:
-    return x._split_cumalu(dim, op)
+    return x.contiguous()._split_cumalu(dim, op)
 
 
 def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
@@ -52,11 +52,10 @@ def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp
     keys, place = order.key(x, nan_last=largest), order.positions(x.shape, dim)
     keys = keys if largest else ~keys
     if keys.dtype.itemsize <= 4:
-        best = _running(keys.cast(dtypes.int64) * (1 << 32) + place, dim, Ops.MAX)
-        found, indices = (best >> 32).cast(keys.dtype), best & 0xFFFFFFFF
+        found, indices = order.unpacked(_running(order.packed(keys, place), dim, Ops.MAX), keys.dtype)
     else:
         found = _running(keys, dim, Ops.MAX)
-        indices = _running(keys.eq(found).where(place, -1), dim, Ops.MAX)
+        indices = _running(keys.eq(found).where(place, 0).cast(dtypes.uint32), dim, Ops.MAX)
     values = order.unkey(found if largest else ~found, x.dtype)
     return values.reshape(ctx.out.size), indices.reshape(ctx.out.size)
 

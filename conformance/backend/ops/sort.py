@@ -38,11 +38,11 @@ def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
     size = int(x.shape[dim])
     _affordable(x, size)
     keys = order.key(x)
-    keys = ~keys if descending else keys
+    keys = (~keys if descending else keys).contiguous()
     place = order.positions(x.shape, dim)
     keys, place = keys.transpose(dim, -1), place.transpose(dim, -1)
     if keys.dtype.itemsize <= 4:
-        packed = (keys.cast(dtypes.int64) * (1 << 32) + place).contiguous()
+        packed = order.packed(keys, place).contiguous()
         before = packed.unsqueeze(-2) < packed.unsqueeze(-1)
     else:
         mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
@@ -143,7 +143,7 @@ def _search(ctx: Context, edges: UOp, x: UOp, right: bool) -> UOp:
     if 0 in edges.shape:
         return UOp.const(0, dtypes.int64)
     dtype = ctx.common_dtype()
-    edges, x = cast(edges, dtype), cast(x, dtype)
+    edges, x = cast(edges, dtype).contiguous(), cast(x, dtype).contiguous()
     if edges.ndim == 1:
         edges = edges.reshape((1,) * x.ndim + edges.shape)
     else:
@@ -177,7 +177,7 @@ def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0)
     _affordable(x, bins)
     if 0 in x.shape or dtypes.is_int(x.dtype):
         raise Declined
-    flat = x.reshape((math.prod(x.shape),))
+    flat = x.reshape((math.prod(x.shape),)).contiguous()
     low, high = UOp.const(float(min), x.dtype), UOp.const(float(max), x.dtype)
     if min == max:
         low, high = (order.extreme(flat, (0,), largest=which).reshape(()) for which in (False, True))
