@@ -59,6 +59,22 @@ class Plan:
         return value.permute(tuple(place[d] for d in self.order)) if len(place) > 1 else value
 
 
+def elements(flat: UOp, index: UOp) -> UOp:
+    """`flat[index]` along the first dimension, indices in range, none negative; shape `index.shape + flat.shape[1:]`.
+
+    Booleans go through a byte: tinygrad folds a gather into a load for sums, and a sum of booleans is another thing.
+    """
+    if flat.dtype is dtypes.bool:
+        return elements(flat.cast(dtypes.uint8), index) != 0
+    if flat.shape[0] == 1:
+        return flat.reshape((1,) * index.ndim + flat.shape[1:]).expand(index.shape + flat.shape[1:])
+    count = dtypes.int32 if flat.shape[0] < 1 << 31 else dtypes.int64
+    index = index.cast(count)
+    position = UOp.arange(flat.shape[0], dtype=count).reshape((flat.shape[0],) + (1,) * (flat.ndim - 1))
+    spread = index.reshape(index.shape + (1,) * flat.ndim)
+    return position.eq(spread).where(flat, flat.const_like(0)).sum(index.ndim, dtype=flat.dtype)
+
+
 def _reshaped(value: UOp, shape: Ints) -> UOp:
     return value if value.shape == shape else value.reshape(shape)
 
@@ -117,7 +133,7 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     for i, d in enumerate(p.order):
         step = UOp.arange(p.size[d]).cast(dtypes.int64) * p.stride[d]
         index = index + step.reshape((p.size[d],) + (1,) * (len(p.order) - i - 1))
-    return p.to_logical(flat[index.expand(p.core)])
+    return p.to_logical(elements(flat, index.expand(p.core)))
 
 
 def _starts(p: Plan, offset: int) -> Ints | None:
@@ -196,7 +212,7 @@ def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: C
     source = np.full(p.extent, -1, dtype=np.int64)
     source[positions(size, stride).reshape(-1)] = np.arange(p.numel)  # numpy keeps the last of repeated positions
     index = table(source)
-    gathered = value.reshape((p.numel,))[(index < 0).where(0, index)]
+    gathered = elements(value.reshape((p.numel,)), (index < 0).where(0, index))
     window = (index < 0).where(flat.shrink(((offset, offset + p.extent),)), gathered)
     around = ((offset, length - offset - p.extent),)
     inside = UOp.const(True, dtypes.bool).expand((p.extent,)).pad(around)

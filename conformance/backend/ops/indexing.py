@@ -15,23 +15,8 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dispatch import Context, value
+from ..layout import elements
 from .bounds import checked
-
-
-def elements(flat: UOp, index: UOp) -> UOp:
-    """`flat[index]` along the first dimension, indices in range, none negative; shape `index.shape + flat.shape[1:]`.
-
-    Booleans go through a byte: tinygrad folds a gather into a load for sums, and a sum of booleans is another thing.
-    """
-    if flat.dtype is dtypes.bool:
-        return elements(flat.cast(dtypes.uint8), index) != 0
-    if flat.shape[0] == 1:
-        return flat.reshape((1,) * index.ndim + flat.shape[1:]).expand(index.shape + flat.shape[1:])
-    count = dtypes.int32 if flat.shape[0] < 1 << 31 else dtypes.int64
-    index = index.cast(count)
-    position = UOp.arange(flat.shape[0], dtype=count).reshape((flat.shape[0],) + (1,) * (flat.ndim - 1))
-    spread = index.reshape(index.shape + (1,) * flat.ndim)
-    return position.eq(spread).where(flat, flat.const_like(0)).sum(index.ndim, dtype=flat.dtype)
 
 
 def wrapped(index: UOp, size: int) -> UOp:

@@ -22,9 +22,10 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch import Context, Refused, value
 from ..dtypes import opmath
+from ..layout import elements
 from ..tensors import cast, constant
 from .bounds import check, look
-from .indexing import adjacent, elements, indexed_dims, lines
+from .indexing import adjacent, indexed_dims, lines
 
 WIDTH = 32  # writes to one place that are combined in one round
 
