@@ -153,7 +153,10 @@ class Campaign:
             note = json.loads(first)
             number = int(note["number"])
             finding = Finding(kind, shard.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
-            step = int((steps or "0")[-1])
+            if steps and int(steps[-1]) == worker.TIMED_OUT:
+                kind = TIMEOUT
+                steps.pop()
+            step = int(steps[-1]) if steps else 0
             finding = worker.ended(kind, shard.seed, number, Program.from_json(note["program"]), step)
         shard.running.unlink(missing_ok=True)
         lost = Result(done=number + 1 - shard.first)

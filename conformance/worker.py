@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import time
 import warnings
@@ -27,6 +28,10 @@ from conformance.verdict import Verdict, judge, signature
 
 FAIL, FLAKY, CRASH, TIMEOUT, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "INVALID"
 """What can be found; INVALID is a fault of the drawing: a program that means nothing on torch CPU."""
+
+
+TIMED_OUT = -1
+"""Written down instead of a step when the worker ends itself because a program ran too long."""
 
 
 class ProgramTimeout(BaseException):
@@ -117,10 +122,9 @@ def run_shard(shard: Shard) -> Result:
         shard.running.write_text(json.dumps({"number": number}), encoding="utf-8")
         program = shard.drawing.numbered(shard.seed, number, result.tally)
         shard.running.write_text(json.dumps({"number": number, "program": program.to_json()}), encoding="utf-8")
-        began, at = time.perf_counter(), [0]
+        began = time.perf_counter()
 
-        def watch(step: int, at: list[int] = at) -> None:
-            at[0] = step
+        def watch(step: int) -> None:
             with shard.running.open("a", encoding="utf-8") as note:
                 note.write(f"\n{step}")
 
@@ -134,7 +138,9 @@ def run_shard(shard: Shard) -> Result:
         except ProgramError as error:
             found = Finding(INVALID, shard.seed, number, f"invalid / {error}", program)
         except ProgramTimeout:
-            found = ended(TIMEOUT, shard.seed, number, program, at[0])
+            # Whatever the alarm interrupted, an import perhaps, is left half done: this process is not to be trusted.
+            watch(TIMED_OUT)
+            os._exit(1)
         if found is not None:
             write_atomic(shard.found(number), json.dumps(found.to_json()))
             result.findings.append(found)

@@ -73,7 +73,7 @@ class TestCampaign:
         assert done["findings"][0]["steps"] == 1
         saved = sorted((tmp_path / "failures").glob("*.json"))
         assert len(saved) == len(done["findings"]) == len(list((tmp_path / "failures").glob("*.py")))
-        assert len(read_program(saved[0]).steps) == 1
+        assert min(len(read_program(path).steps) for path in saved) == 1
         assert fuzz("--target", target, "--replay", saved[0], reports=tmp_path) == 1
         assert fuzz("--target", target, "--minimize", saved[0], reports=tmp_path) == 1
         assert fuzz("--target", "cpu", "--replay", saved[0], reports=tmp_path) == 0
@@ -108,7 +108,7 @@ class TestIsolation:
 
     def test_a_hang_is_a_finding(self, targets, tmp_path):
         """A program that runs too long is a TIMEOUT."""
-        words = ("--programs", 8, "--limit", 1, "--only", "setitem")
+        words = ("--programs", 8, "--limit", 10, "--only", "setitem")
         assert fuzz("--target", targets + "Hangs", *words, reports=tmp_path) == 1
         done = result(tmp_path)
         assert done["programs"] == 8

@@ -23,6 +23,11 @@ class TinyTarget(Target):
             raise TargetError(f"the tiny device needs tinygrad: {error}; run `pip install tinygrad==0.14.0`") from error
         self.backend = backend
         self.device = torch.device("tiny")
+        try:
+            torch.ones(1, device=self.device).cpu()
+        except (RuntimeError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise TargetError(f"the tiny device is registered but cannot compute: {reason}") from error
 
     def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compute every storage in one schedule, then copy each to the host."""
