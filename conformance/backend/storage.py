@@ -109,12 +109,23 @@ class Cell:
     only when something needs that; the next operator mostly reads it in the same geometry.
     """
 
-    __slots__ = ("__weakref__", "_addresses", "_flat", "_view", "_waiting", "device", "nbytes", "serial", "version")
+    __slots__ = (
+        "__weakref__",
+        "_addresses",
+        "_flat",
+        "_fresh",
+        "_view",
+        "_waiting",
+        "device",
+        "nbytes",
+        "serial",
+        "version",
+    )
 
     def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
         self.nbytes, self.device, self.serial = nbytes, device, next(_serials)
-        # New memory reads as zeros: torch promises nothing, and a constant costs nothing.
-        self._flat: UOp | None = _zeros(nbytes, dtype)
+        self._fresh = dtype  # while there is neither a flat value nor a view
+        self._flat: UOp | None = None
         self._view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and what it reads
         self._waiting: list[tuple[Ints, Ints, int, Number]] = []
         self._addresses: list[tuple[int, int]] = []
@@ -127,15 +138,18 @@ class Cell:
     @property
     def dtype(self) -> DType:
         """The dtype in which the content is held now."""
-        return self.value.dtype
+        return self._fresh if self._flat is None and self._view is None else self.value.dtype
 
     @property
     def value(self) -> UOp:
         """The content without the waiting writes, flat or in the geometry it was computed in."""
         if self._flat is not None:
             return self._flat
-        assert self._view is not None
-        return self._view[3]
+        if self._view is not None:
+            return self._view[3]
+        # New memory reads as zeros: torch promises nothing, and a constant costs nothing.
+        self._flat = _zeros(self.nbytes, self._fresh)
+        return self._flat
 
     def learn(self, value: UOp) -> None:
         """Hold an equal value instead: what `value` was, rewritten to read what has been computed meanwhile."""
@@ -148,10 +162,11 @@ class Cell:
     def flat(self) -> UOp:
         """The content as a value of shape (length,), all writes applied."""
         if self._flat is None:
-            assert self._view is not None
-            size, stride, _, value = self._view
-            p = layout.plan(size, stride)
-            self._flat = _reshaped(p.to_core(value), (p.numel,))
+            value = self.value
+            if self._view is not None:
+                p = layout.plan(*self._view[:2])
+                self._flat = _reshaped(p.to_core(value), (p.numel,))
+        assert self._flat is not None
         if self._waiting:
             self._apply_waiting()
         return self._flat
