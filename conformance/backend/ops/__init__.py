@@ -28,6 +28,7 @@ from . import (
     shape,
     sort,
     special,
+    upsample,
 )
 
 KERNELS: dict[str, Callable[..., Any]] = {**dynamic.KERNELS, **factory.KERNELS, **norm.KERNELS, **random.KERNELS}
@@ -59,4 +60,5 @@ __all__ = [
     "shape",
     "sort",
     "special",
+    "upsample",
 ]

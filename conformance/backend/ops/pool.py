@@ -1,8 +1,8 @@
 """Pooling and its gradients: averages and maxima over the windows of an image.
 
-Defines the avg_pool and max_pool families. The key insight: the gradient of a pool is again a pool, over the windows
-that reach an input element: a maximum passes its gradient to the element whose position it remembers, so nothing is
-scattered. Must not know strides in memory: they are the caller's.
+Defines the avg_pool, max_pool and adaptive_max_pool families. The key insight: the gradient of a pool is again a pool,
+over the windows that reach an input element: a maximum passes its gradient to the element whose position it remembers,
+so nothing is scattered. Must not know strides in memory: they are the caller's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..dispatch import Context, value
 from ..dtypes import opmath
 from ..tensors import cast
 from .conv import windows
+from .upsample import across, gather, table
 
 Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly symbolic
 
@@ -138,8 +139,8 @@ def _avg_pool(dims: int) -> tuple[Callable[..., UOp], Callable[..., UOp]]:
     return forward, backward
 
 
-def highest(patches: UOp, dims: int) -> tuple[UOp, UOp, UOp]:
-    """(maxima, row-major places in the window, which are nan) over the last `dims` dimensions, as CPU chooses.
+def highest(patches: UOp, dims: int) -> tuple[UOp, UOp]:
+    """(maxima, row-major places in the window) over the last `dims` dimensions, as CPU chooses.
 
     A nan is larger than anything, and of several the last counts; of equal numbers the first
     (aten/src/ATen/native/cpu/MaxPoolKernel.cpp).
@@ -162,7 +163,7 @@ def highest(patches: UOp, dims: int) -> tuple[UOp, UOp, UOp]:
     else:
         place = taps - 1 - place
     found = chosen.where(place, -1).max(axes)
-    return largest, missing.where(found, taps - 1 - found) if floating else taps - 1 - found, missing
+    return largest, missing.where(found, taps - 1 - found) if floating else taps - 1 - found
 
 
 def _max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp]]:
@@ -173,7 +174,7 @@ def _max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp]]:
         stride, padding, dilation = each(stride, dims, kernel), each(padding, dims), each(dilation, dims)
         size, counts = x.shape[-dims:], ctx.out.size[-dims:]
         least = x.dtype.min
-        largest, place, _ = highest(windows(x, kernel, stride, padding, dilation, counts, least), dims)
+        largest, place = highest(windows(x, kernel, stride, padding, dilation, counts, least), dims)
         lowest = largest.eq(largest.const_like(least))
         at = place.const_like(0)
         step = math.prod(kernel)
@@ -208,3 +209,45 @@ for _dims in (2, 3):
     _forward, _backward = _max_pool(_dims)
     value(f"max_pool{_dims}d_with_indices")(_forward)
     value(f"max_pool{_dims}d_with_indices_backward")(_backward)
+
+
+def _adaptive_max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp]]:
+    def forward(ctx: Context, x: UOp, output_size: Ints) -> tuple[UOp, UOp]:
+        """(maxima, their positions in the image) of each region."""
+        sizes, counts = x.shape[-dims:], ctx.out.size[-dims:]
+        tables = [
+            table("regions", i, o, False, None, False, dtypes.float32, ctx.device)
+            for i, o in zip(sizes, counts, strict=True)
+        ]
+        patches = gather(x, [at for at, _ in tables])
+        for d, (_, weight) in enumerate(tables):
+            patches = across(weight, d, dims).ne(0).where(patches, patches.const_like(x.dtype.min))
+        largest, place = highest(patches, dims)
+        taps = patches.shape[-dims:]
+        at, step = place.const_like(0), math.prod(taps)
+        for d, (i, o, t) in enumerate(zip(sizes, counts, taps, strict=True)):
+            step //= t
+            at = at * i + along(arange(o) * i // o, d, dims) + place // step % t
+        return largest, at.cast(dtypes.int64)
+
+    def backward(ctx: Context, grad: UOp, x: UOp, indices: UOp) -> UOp:
+        """Each region's gradient goes to the element whose position it remembers."""
+        sizes, counts = x.shape[-dims:], grad.shape[-dims:]
+        tables = [
+            table("regions", i, o, False, None, True, dtypes.float32, ctx.device)
+            for i, o in zip(sizes, counts, strict=True)
+        ]
+        grads = gather(cast(grad, opmath(grad.dtype)), [at for at, _ in tables])
+        mine = gather(indices.cast(dtypes.int32), [at for at, _ in tables])
+        mine = mine.eq(positions(sizes).reshape((*sizes, *[1] * dims)))
+        for d, (_, weight) in enumerate(tables):
+            mine = mine & across(weight, d, dims).ne(0)
+        return mine.where(grads, grads.const_like(0)).sum(last(grads, dims), dtype=grads.dtype)
+
+    return forward, backward
+
+
+for _dims in (2, 3):
+    _forward, _backward = _adaptive_max_pool(_dims)
+    value(f"adaptive_max_pool{_dims}d")(_forward)
+    value(f"adaptive_max_pool{_dims}d_backward")(_backward)
