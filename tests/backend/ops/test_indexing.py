@@ -1,0 +1,226 @@
+"""Reading and writing by index: what OpInfo's samples leave out. Every answer is the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import conformance.backend as backend
+
+Call = Callable[..., torch.Tensor]
+
+
+def on_both(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(CPU's result, tiny's result on the host) of a call on copies of the inputs."""
+    expected = call(*[x.clone() for x in inputs])
+    return expected, call(*[x.to("tiny") for x in inputs]).cpu()
+
+
+def check(call: Call, *inputs: torch.Tensor) -> None:
+    """The call gives the same bits, dtype, size and strides on both devices."""
+    expected, actual = on_both(call, *inputs)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+X = torch.arange(24.0).reshape(2, 3, 4)
+
+
+class TestIndex:
+    """x[...] with tensors."""
+
+    @pytest.mark.parametrize(
+        "index",
+        [
+            (torch.tensor([1, -2]),),
+            (slice(None), torch.tensor([[2, 0], [1, -1]])),
+            (torch.tensor([0, 1]), slice(None), torch.tensor([3, 0])),
+            (None, torch.tensor([1]), slice(1), torch.tensor([[0], [3]])),
+            (slice(None), torch.tensor([True, False, True])),
+            (torch.tensor([1]), torch.tensor([True, False, True]), slice(2, 3)),
+            (torch.tensor([[True, False, True], [False, True, False]]), torch.tensor(2)),
+            (torch.zeros(0, dtype=torch.int64),),
+            (torch.tensor([False, False]),),
+        ],
+        ids=str,
+    )
+    def test_mix_of_indices(self, index: tuple[object, ...]) -> None:
+        """Integers, masks, slices and None mix as on CPU."""
+        on_device = tuple(i.to("tiny") if isinstance(i, torch.Tensor) else i for i in index)
+        torch.testing.assert_close(X.to("tiny")[on_device].cpu(), X[index], rtol=0, atol=0)
+
+    def test_index_on_the_cpu_is_taken(self) -> None:
+        """An index tensor may be on the CPU."""
+        assert X.to("tiny")[:, torch.tensor([2, 0])].cpu().equal(X[:, [2, 0]])
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, i: x[i],
+            lambda x, i: x.gather(0, i),
+            lambda x, i: x.index_select(0, i),
+            lambda x, i: x.take(i),
+            lambda x, i: x.scatter(0, i, 1.0),
+            lambda x, i: x.index_add(0, i, x[:1]),
+            lambda x, i: x.index_put((i,), x[0]),
+            lambda x, i: torch.nn.functional.embedding(i, x[:, None]),
+        ],
+    )
+    @pytest.mark.parametrize("lazy", [False, True])
+    def test_out_of_range_raises_as_cpu(self, call: Call, lazy: bool) -> None:
+        """An index out of range raises the CPU's error at the call, also where it has not been computed yet."""
+        x, i = torch.arange(5.0), torch.tensor([5])
+        with pytest.raises((IndexError, RuntimeError)) as expected:
+            call(x, i)
+        index = i.to("tiny") + 1 - 1 if lazy else i.to("tiny")
+        with pytest.raises(type(expected.value)) as actual:
+            call(x.to("tiny"), index)
+        assert str(actual.value) == str(expected.value)
+
+    def test_gather_is_one_kernel(self) -> None:
+        """Indexing what is not computed yet costs one kernel, which computes only what is chosen."""
+        x, i = torch.rand(100, 8).to("tiny"), torch.randint(0, 100, (16,)).to("tiny")
+        y = (x * 2 + 1)[i]
+        backend.reset_stats()
+        y.cpu()
+        assert backend.stats()["kernels"] == 1
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float64, torch.bfloat16])
+    def test_nan_and_signed_zero_survive(self, dtype: torch.dtype) -> None:
+        """Moving elements keeps nan, inf and -0.0."""
+        x = torch.tensor([0.0, 1.0, 3.0]).to(dtype) if not dtype.is_floating_point else torch.tensor(
+            [float("nan"), -0.0, float("inf")], dtype=dtype
+        )  # fmt: skip
+        i = torch.tensor([1, 0, 2, 1])
+        expected, actual = on_both(lambda a, b: a[b], x, i)
+        assert str(actual.tolist()) == str(expected.tolist())
+
+
+class TestWrite:
+    """Writes at repeated, masked and overlapping places."""
+
+    def test_last_of_repeated_writes_wins(self) -> None:
+        """Of several writes to one place the last stays."""
+        i = torch.tensor([1, 1, 0, 1])
+        check(lambda x, i, v: x.index_put((i,), v), torch.zeros(3), i, torch.arange(4.0) + 1)
+        check(lambda x, i, v: x.scatter(0, i, v), torch.zeros(3), i, torch.arange(4.0) + 1)
+        check(lambda x, i, v: x.index_copy(0, i, v), torch.zeros(3), i, torch.arange(4.0) + 1)
+
+    @pytest.mark.parametrize("count", [1, 31, 32, 33, 1500])
+    def test_many_writes_to_one_place_add_up(self, count: int) -> None:
+        """Any number of additions to one place is right, beside places with none and with one."""
+        i = torch.cat([torch.zeros(count, dtype=torch.int64), torch.tensor([3])])
+        v = torch.arange(count + 1, dtype=torch.int64)
+        check(lambda x, i, v: x.index_put((i,), v, accumulate=True), torch.ones(5, dtype=torch.int64), i, v)
+        check(lambda x, i, v: x.scatter_reduce(0, i, v, "amax"), torch.ones(5, dtype=torch.int64), i, v)
+
+    def test_untouched_elements_keep_their_bits(self) -> None:
+        """-0.0 where nothing is added stays -0.0."""
+        _, actual = on_both(
+            lambda x, i, v: x.index_add(0, i, v), torch.full((3,), -0.0), torch.tensor([1]), torch.ones(1)
+        )
+        assert str(actual.tolist()) == "[-0.0, 1.0, -0.0]"
+
+    @pytest.mark.parametrize("reduce", ["amax", "amin"])
+    def test_extremes_propagate_nan(self, reduce: str) -> None:
+        """nan wins over every number, in what is written and in what was there."""
+        x = torch.tensor([float("nan"), 1.0, 2.0])
+        i, v = torch.tensor([0, 1, 1]), torch.tensor([5.0, float("nan"), 7.0])
+        check(lambda x, i, v: x.scatter_reduce(0, i, v, reduce), x, i, v)
+
+    def test_integer_mean_rounds_down(self) -> None:
+        """The mean of integers is floored, also below zero."""
+        i, v = torch.tensor([0, 0, 1]), torch.tensor([-2, -3, 4])
+        check(lambda x, i, v: x.scatter_reduce(0, i, v, "mean"), torch.zeros(2, dtype=torch.int64), i, v)
+
+    def test_fill_by_mask_needs_no_look(self) -> None:
+        """x[mask] = number stays lazy: nothing runs before the result is read."""
+        x, mask = torch.rand(6).to("tiny"), torch.rand(6).to("tiny") > 0.5
+        backend.reset_stats()
+        x[mask] = 3.0
+        assert backend.stats()["kernels"] == 0
+        x.cpu()
+        assert backend.stats()["kernels"] == 1
+
+    def test_write_through_a_view(self) -> None:
+        """index_put_ and scatter_ write through a strided view into its base, and nowhere else."""
+
+        def call(base: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            base.t()[1:, ::2][i] = v
+            base[:, 1].scatter_(0, i, 9.0)
+            return base
+
+        check(call, torch.arange(12.0).reshape(3, 4), torch.tensor([2, 0]), -torch.ones(2, 2))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, i: x.scatter_(0, i, x),
+            lambda x, i: torch.gather(x, 0, i, out=x),
+            lambda x, i: torch.cat([x, x], out=x),
+            lambda x, i: x.index_add_(0, i, x),
+        ],
+    )
+    def test_write_over_what_is_read_raises_as_cpu(self, call: Call) -> None:
+        """torch refuses to write over an input; so does the device, in the same words."""
+        x, i = torch.arange(3.0), torch.tensor([0, 2, 1])
+        with pytest.raises(RuntimeError) as expected:
+            call(x.clone(), i)
+        with pytest.raises(RuntimeError) as actual:
+            call(x.to("tiny"), i.to("tiny"))
+        assert str(actual.value) == str(expected.value)
+
+
+class TestCopies:
+    """cat and its relatives."""
+
+    def test_cat_keeps_bits(self) -> None:
+        """Joining parts of different sizes keeps nan and -0.0."""
+        parts = [torch.tensor([-0.0, float("nan")]), torch.tensor([-0.0]), torch.tensor([1.0, -0.0, 2.0])]
+        actual = torch.cat([p.to("tiny") for p in parts]).cpu()
+        assert str(actual.tolist()) == str(torch.cat(parts).tolist())
+
+    def test_cat_promotes(self) -> None:
+        """Parts of different dtypes promote."""
+        check(lambda a, b: torch.cat([a, b]), torch.tensor([True, False]), torch.tensor([1.5]))
+        check(lambda a, b: torch.cat([a, b]), torch.tensor([1 + 2j]), torch.tensor([1.5]))
+
+    def test_cat_of_many_is_one_kernel(self) -> None:
+        """Twenty parts of different sizes are one kernel."""
+        parts = [torch.full((n % 3 + 1,), float(n)) for n in range(20)]
+        result = torch.cat([p.to("tiny") for p in parts])
+        backend.reset_stats()
+        assert result.cpu().equal(torch.cat(parts))
+        assert backend.stats()["kernels"] == 1
+
+    @pytest.mark.parametrize("shift", [0, 1, -1, 7, -13])
+    def test_roll(self, shift: int) -> None:
+        """Shifts beyond the size wrap around."""
+        check(lambda x: x.roll(shift, 1), X)
+        check(lambda x: x.roll(shift), X)
+
+
+class TestRandom:
+    """Random numbers are the CPU's."""
+
+    @pytest.mark.parametrize(
+        "draw",
+        [
+            torch.bernoulli,
+            lambda x: torch.poisson(x * 9),
+            lambda x: torch.multinomial(x, 3),
+            lambda x: torch.nn.functional.dropout(x, 0.4),
+            lambda x: torch.native_dropout(x, 0.4, True)[0],
+            lambda x: torch.normal(x, 2.0),
+            torch.rand_like,
+            lambda x: torch.randint_like(x, 9),
+        ],
+    )
+    def test_seed_gives_the_cpu_s_numbers(self, draw: Call) -> None:
+        """After the same seed a draw has the CPU's bits."""
+        x = torch.rand(3, 5)
+        torch.manual_seed(7)
+        expected = draw(x)
+        torch.manual_seed(7)
+        assert draw(x.to("tiny")).cpu().equal(expected)
