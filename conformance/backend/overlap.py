@@ -21,7 +21,7 @@ def _dense(t: torch.Tensor) -> bool:
 
 
 def _span(t: torch.Tensor) -> tuple[int, int]:
-    begin = t.storage_offset() * t.dtype.itemsize
+    begin = int(t.storage_offset()) * t.dtype.itemsize
     return begin, begin + t.numel() * t.dtype.itemsize
 
 

@@ -14,14 +14,17 @@ from typing import Any, NoReturn
 import torch
 from tinygrad.uop.ops import UOp
 
-from .. import fallback, storage, transfer
+from .. import engine, fallback, storage, transfer
 from ..dispatch import Context
 from ..tensors import is_tiny, read
 
 # Least and greatest element of values that were looked at. Buffers are never written in place, so an equal graph over
 # the same buffers (the labels of a training loop) has the same bounds at every step, and is not realized to learn them.
-_LOOKED_AT: OrderedDict[UOp, tuple[int, ...]] = OrderedDict()
+_LOOKED_AT: OrderedDict[UOp, tuple[float, ...]] = OrderedDict()
 _KEPT = 64
+
+
+Size = Any  # an int; tinygrad types the sizes of shapes as possibly symbolic
 
 
 def look(t: torch.Tensor) -> torch.Tensor:
@@ -33,18 +36,19 @@ def look(t: torch.Tensor) -> torch.Tensor:
     return transfer.on_host(t, transfer.host_bytes(cell))
 
 
-def checked(ctx: Context, index: torch.Tensor, low: int, high: int) -> UOp:
+def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size) -> UOp:
     """The value of an integer tensor whose elements lie in [low, high); raises the CPU's error where one does not."""
     value = read(index)
     if not index.numel() or (value.vmin >= low and value.vmax < high):
         return value
     known = _LOOKED_AT.get(value)
-    if known is not None and known[0] >= low and known[1] < high:
+    if known is not None and known[0] >= low and known[1] < high and known[2] == engine.COUNTERS.stored:
         _LOOKED_AT.move_to_end(value)
         return value
     host = look(index)
     check(ctx, host, low, high)
-    _LOOKED_AT[value] = tuple(bound.item() for bound in torch.aminmax(host))
+    least, most = torch.aminmax(host)
+    _LOOKED_AT[value] = (int(least), int(most), engine.COUNTERS.stored)
     if len(_LOOKED_AT) > _KEPT:
         _LOOKED_AT.popitem(last=False)
     return read(index)  # what the look has realized

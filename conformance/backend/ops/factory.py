@@ -27,6 +27,7 @@ Formula = Callable[..., UOp]
 def into_out(name: str, formula: Formula) -> Callable[..., Any]:
     """A kernel for an out= overload: the meta kernel checks and sizes, `formula(size, dtype, *args)` gives values."""
     op = find(name)
+    assert op is not None
     text = str(op)
 
     def kernel(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:

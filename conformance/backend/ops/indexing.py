@@ -16,15 +16,15 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch import Context, value
 from ..layout import elements
-from .bounds import checked
+from .bounds import Size, checked
 
 
-def wrapped(index: UOp, size: int) -> UOp:
+def wrapped(index: UOp, size: Size) -> UOp:
     """Negative indices counted from the end."""
     return index if index.vmin >= 0 else (index < 0).where(index + size, index)
 
 
-def coordinates(shape: Sequence[int], dim: int) -> UOp:
+def coordinates(shape: Sequence[Size], dim: int) -> UOp:
     """0, 1, ... along one dimension of `shape`, with size 1 in the others."""
     return UOp.arange(shape[dim]).reshape(tuple(s if d == dim else 1 for d, s in enumerate(shape)))
 

@@ -24,7 +24,7 @@ from ..dispatch import Context, Refused, value
 from ..dtypes import opmath
 from ..layout import elements
 from ..tensors import cast, constant
-from .bounds import check, look
+from .bounds import Size, check, look
 from .indexing import adjacent, indexed_dims, lines
 
 WIDTH = 32  # writes to one place that are combined in one round
@@ -104,7 +104,7 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
         if reduce == "mean":
             reduce = "sum"
         wide = combined(ctx, base.cast(dtypes.int32), place, source.cast(dtypes.int32), reduce, include_self)
-        return wide != 0
+        return wide.ne(0)
     identity, reduction, combination = REDUCTIONS[reduce]
     work = opmath(dtype)
     neutral = constant(identity(work), work)
@@ -133,7 +133,7 @@ def _floor_divided(a: UOp, b: UOp) -> UOp:
     return ((a < 0) & (quotient * b != a)).where(quotient - 1, quotient)
 
 
-def _integers(ctx: Context, index: torch.Tensor, low: int, high: int, **kwargs: Any) -> np.ndarray:
+def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> np.ndarray:
     """An index tensor on the host as int64, checked, negative ones counted from the end."""
     host = look(index).to(torch.int64)
     check(ctx, host, low, high, **kwargs)
@@ -152,7 +152,7 @@ def _scatter(
     dim %= len(shape)
     needed = {"reduce": reduce} if reduce in ALIASES else {}  # keyword-only in the overloads with these names
     host = _integers(ctx, index, 0, shape[dim], **needed).reshape(tuple(index.shape) or (1,))
-    place = np.zeros((), dtype=np.int64)
+    place: Any = 0
     for d, s in enumerate(shape):
         own = np.arange(host.shape[d]).reshape((-1,) + (1,) * (len(shape) - d - 1))
         place = place * s + (host if d == dim else own)
@@ -277,7 +277,8 @@ def index_put(
     rest = [d for d in range(self.ndim) if d not in dims]
     place = np.zeros((), dtype=np.int64)
     for d in dims:
-        place = place * self.shape[d] + _integers(ctx, ctx.args[1][d], -self.shape[d], self.shape[d])
+        size: Size = self.shape[d]
+        place = place * size + _integers(ctx, ctx.args[1][d], -size, size)
     if not place.size:
         return self
     inner = tuple(self.shape[d] for d in rest)
@@ -339,7 +340,7 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
     elif norm_type == 2:
         norm = (x * x).sum(1).sqrt()
     else:
-        norm = x.abs().pow(norm_type).sum(1).pow(1 / norm_type) if norm_type else (x != 0).cast(work).sum(1)
+        norm = x.abs().pow(norm_type).sum(1).pow(1 / norm_type) if norm_type else x.ne(0).cast(work).sum(1)
     scaled = x * (max_norm / (norm + 1e-7)).reshape((rows, 1)).expand(self.shape)
     return (
         (ctx.data(used) & (norm > max_norm)).reshape((rows, 1)).expand(self.shape).where(cast(scaled, self.dtype), self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
@@ -29,7 +30,7 @@ def joined(parts: Sequence[UOp], dim: int) -> UOp:
     middle = len(parts) // 2
     low, high = joined(parts[:middle], dim), joined(parts[middle:], dim)
     before, after = low.shape[dim], high.shape[dim]
-    around = [(0, 0)] * low.ndim
+    around: list[tuple[Any, Any]] = [(0, 0)] * low.ndim
     around[dim] = (0, after)
     inside = UOp.const(True, dtypes.bool).expand(low.shape).pad(tuple(around))
     left = low.pad(tuple(around))
