@@ -24,8 +24,9 @@ class TinyTarget(Target):
         self.backend = backend
         self.device = torch.device("tiny")
         try:
-            torch.ones(1, device=self.device).cpu()
-        except (RuntimeError, OSError) as error:
+            backend.ensure_compiler()
+            (torch.ones(2).to(self.device) * 3).cpu()
+        except (RuntimeError, OSError, backend.ToolchainError) as error:
             reason = str(error).partition("\n")[0]
             raise TargetError(f"the tiny device is registered but cannot compute: {reason}") from error
 
