@@ -43,6 +43,7 @@ class Counters:
 
     kernels: int = 0
     schedules: int = 0
+    stored: int = 0  # writes into a buffer's own memory
     copies_in: int = 0
     copies_out: int = 0
     bytes_in: int = 0
@@ -89,6 +90,27 @@ def from_host(data: memoryview, dtype: DType, device: str) -> UOp:
         COUNTERS.copies_in += 1
         COUNTERS.bytes_in += data.nbytes
         return value
+
+
+_generation = 0
+
+
+def generation() -> int:
+    """How many writes into buffers there have been: what was learnt of a buffer's content holds within one."""
+    return _generation
+
+
+def count_store() -> None:
+    """A buffer's own memory has been written."""
+    global _generation
+    _generation += 1
+    COUNTERS.stored += 1
+
+
+def memory(value: UOp) -> memoryview:
+    """The memory of a realized flat value itself, where the host can address it."""
+    buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]
+    return buffer.as_memoryview(force_zero_copy=True)
 
 
 def to_host(value: UOp) -> memoryview:

@@ -1,7 +1,6 @@
 """One flat value per torch storage, the writes that wait for it, and when it is realized.
 
-Defines `Cell` (what hangs on an UntypedStorage), `allocate`, `cell_of`, `resize`, `observe`, and the address space that
-gives every storage a data pointer of its own.
+Defines `Cell` (what hangs on an UntypedStorage), `allocate`, `cell_of`, `resize`, and `observe`.
 
 The key insight: a Python attribute of an UntypedStorage lives exactly as long as the storage, so every view of it,
 however it was made, finds the same cell, and a write through one is seen by all.
@@ -11,11 +10,7 @@ Must not know ops: it reads and writes geometries.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
-import mmap
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -27,6 +22,7 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from . import engine, layout
+from .addresses import ADDRESSES
 from .dtypes import TORCH, element
 
 Ints = tuple[int, ...]
@@ -41,60 +37,11 @@ MAX_COST = 2048
 FEW_WRITES = 4
 # Constant writes which a cell remembers before it replays them.
 MANY_WRITES = 4096
+# A write is stored in the buffer itself when that has at least so many bytes and the write is at most this share of it.
+IN_PLACE_BYTES = 1 << 20
+IN_PLACE_SHARE = 16
 
 
-class AddressSpace:
-    """Unique addresses in reserved, never readable memory, so that pointer arithmetic and overlap checks are right.
-
-    Sizes are rounded up to powers of two, of at least 64 bytes, and reused after `release`.
-    """
-
-    REGION = 1 << 40
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[int]] = {}
-        self._next = self._end = 0
-        self._lock = threading.Lock()
-
-    def reserve(self, nbytes: int) -> tuple[int, int]:
-        """(address, size class) of `nbytes` bytes nobody else has; the class is what `release` wants back."""
-        size = max(64, 1 << (max(nbytes, 1) - 1).bit_length())
-        with self._lock:
-            if self._free.get(size):
-                return self._free[size].pop(), size
-            if self._next + size > self._end:
-                self._next, length = _map_unreadable(size, self.REGION)
-                self._end = self._next + length
-            address = self._next
-            self._next += size
-            return address, size
-
-    def release(self, address: int, size: int) -> None:
-        """Give an address back for reuse."""
-        with self._lock:
-            self._free.setdefault(size, []).append(address)
-
-
-def _map_unreadable(least: int, most: int) -> tuple[int, int]:
-    """(address, length) of fresh PROT_NONE memory, as near to `most` bytes as the process's limits allow.
-
-    Raises MemoryError when not even `least` bytes of address space are left.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
-    no_reserve = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
-    length = max(least, most)
-    while length >= least:
-        address = libc.mmap(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve, -1, 0)
-        if address != ctypes.c_void_p(-1).value:
-            return address, length
-        length = length >> 2 if length > least else 0
-        length = max(length, least) if length else 0
-    raise MemoryError(f"tiny: no address space left for a storage of {least} bytes")
-
-
-ADDRESSES = AddressSpace()
 # By serial number, so that they are met in the order of creation: an equal program then makes an equal graph.
 _cells: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # lazy: they learn of realizations
 _by_address: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # by data pointer
@@ -225,7 +172,10 @@ class Cell:
             if len(self._waiting) >= MANY_WRITES:
                 self._apply_waiting()
             return
-        self._flat = layout.write(self.flat_as(real), size, stride, offset, value, self._table)
+        flat = self.flat_as(real)
+        if self._stored([(size, stride, offset, value)]):
+            return
+        self._flat = layout.write(flat, size, stride, offset, value, self._table)
         self._view = None
         _cells[self.serial] = self
         self.cut()
@@ -245,6 +195,45 @@ class Cell:
         self.version += 1
         _cells[self.serial] = self
 
+    def _stored(self, writes: Sequence[tuple[Ints, Ints, int, Number | UOp]]) -> bool:
+        """Store small writes in a large buffer's own memory, in time of their size; False where that cannot be done.
+
+        Whoever else reads the buffer gets its old content first: lazy values are computed, copies become real ones.
+        """
+        flat = self._flat
+        count = sum(layout.plan(size, stride).numel for size, stride, _, _ in writes)
+        if flat is None or self.nbytes < IN_PLACE_BYTES or count * IN_PLACE_SHARE > flat.shape[0] or _recording:
+            return False
+        if not engine.host_addressable(self.device) or not engine.is_realized(flat) or flat.dtype not in TORCH:
+            return False
+        dtype = TORCH[flat.dtype]
+        contents: list[Number | torch.Tensor] = []
+        for size, _, _, value in writes:
+            if isinstance(value, UOp):
+                (done,), _ = engine.realize([value], self.device)
+                value = torch.frombuffer(engine.memory(done), dtype=dtype).view(size)
+            contents.append(value)
+        self._leave(flat.base)
+        memory = torch.frombuffer(engine.memory(flat), dtype=dtype)
+        for (size, stride, offset, _), content in zip(writes, contents, strict=True):
+            target = memory.as_strided(size, stride, offset)
+            target.copy_(content) if isinstance(content, torch.Tensor) else target.fill_(content)
+        self._view = None
+        self.version += 1
+        engine.count_store()
+        return True
+
+    def _leave(self, buffer: UOp) -> None:
+        """Make every other cell independent of a buffer that is about to be written."""
+        readers = []
+        for cell in {id(c): c for c in _by_address.values()}.values():
+            if cell is not self and buffer in cell.value.toposort():
+                if engine.is_realized(cell.value):
+                    cell.replace(cell.flat().clone(cell.device), cell.nbytes)
+                readers.append(cell)
+        if readers:
+            observe(readers, dirty=False)
+
     def _table(self, positions: np.ndarray) -> UOp:
         return engine.from_host(memoryview(np.ascontiguousarray(positions)), dtypes.int64, self.device)
 
@@ -253,6 +242,8 @@ class Cell:
         waiting, self._waiting = self._waiting, []
         flat = self.flat()
         dtype = flat.dtype
+        if self._stored(waiting):
+            return
         if len(waiting) <= FEW_WRITES or dtype not in TORCH or dtype is dtypes.bfloat16:
             for size, stride, offset, number in waiting:
                 value = UOp.const(number, dtype).expand(size)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conformance import backend
 from conformance.backend import storage
@@ -367,3 +369,49 @@ class TestLoops:
                 largest = max(largest, storage.graph_size())
         assert x.tolist() == [2000.0] * 4
         assert largest < 3 * storage.MAX_DEPTH
+
+
+class TestStoredInPlace:
+    """Small writes into large buffers go to the buffer's own memory, and nobody who read it before notices."""
+
+    @pytest.fixture(autouse=True)
+    def _every_buffer_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(storage, "IN_PLACE_BYTES", 1)
+        monkeypatch.setattr(storage, "IN_PLACE_SHARE", 1)
+
+    @settings(max_examples=25)
+    @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=8))
+    def test_any_order_of_reads_and_writes(self, moves: list[tuple[int, int, int]]) -> None:
+        """Reads, copies and writes of rows and columns in any order, observed at the end, against the CPU."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.arange(16.0).to(device).view(4, 4)
+            kept: list[torch.Tensor] = []
+            for kind, i, j in moves:
+                if kind == 0:
+                    a[i] = a[j].clone() * 2
+                elif kind == 1:
+                    a[:, j] = float(i)
+                elif kind == 2:
+                    kept.append(a[i] + a[:, j])
+                elif kind == 3:
+                    kept.append(a.clone())
+                elif kind == 4:
+                    a[i, 1:3].add_(kept[-1].flatten()[:2] if kept else 1)
+                else:
+                    kept.append(a.t() * 1)
+            return [*kept, a]
+
+        both(program)
+
+    def test_it_happens(self) -> None:
+        """A write of a realized buffer's row runs no kernel over the rest."""
+        a = torch.arange(64.0).to("tiny").view(8, 8)
+        b = a.clone()
+        backend.reset_stats()
+        a[3] = 5
+        a[4, 2:4] = 6
+        assert a.cpu()[3:5, 2:4].tolist() == [[5, 5], [6, 6]]
+        assert b.cpu().tolist() == torch.arange(64.0).view(8, 8).tolist()
+        assert backend.stats()["stored"] >= 1
+        assert backend.stats()["kernels"] <= 1

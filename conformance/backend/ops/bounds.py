@@ -42,13 +42,13 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size) -> UOp:
     if not index.numel() or (value.vmin >= low and value.vmax < high):
         return value
     known = _LOOKED_AT.get(value)
-    if known is not None and known[0] >= low and known[1] < high and known[2] == engine.COUNTERS.stored:
+    if known is not None and known[0] >= low and known[1] < high and known[2] == engine.generation():
         _LOOKED_AT.move_to_end(value)
         return value
     host = look(index)
     check(ctx, host, low, high)
     least, most = torch.aminmax(host)
-    _LOOKED_AT[value] = (int(least), int(most), engine.COUNTERS.stored)
+    _LOOKED_AT[value] = (int(least), int(most), engine.generation())
     if len(_LOOKED_AT) > _KEPT:
         _LOOKED_AT.popitem(last=False)
     return read(index)  # what the look has realized
