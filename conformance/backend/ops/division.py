@@ -14,7 +14,7 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from .. import engine
-from ..dispatch import Context, operand, pointwise, value
+from ..dispatch import Context, Declined, operand, pointwise, value
 from ..dtypes import opmath
 from . import elementary as e
 from .elementary import INF, NAN, divide, subtract
@@ -112,7 +112,12 @@ pointwise(
 
 
 def gcd(a: UOp, b: UOp) -> UOp:
-    """The greatest common divisor by Euclid's algorithm, as many steps as the width can need (Lame's bound)."""
+    """The greatest common divisor by Euclid's algorithm, as many steps as the width can need (Lame's bound).
+
+    From 32 bits on so many divisions take seconds to compile, and the CPU is asked.
+    """
+    if a.dtype.itemsize > 2:
+        raise Declined
     a, b = ((x if dtypes.is_unsigned(x.dtype) else (x < 0).where(x * -1, x)) for x in (a, b))
     for _ in range(int(a.dtype.bitsize * 1.4405) + 2):
         done = b.eq(0)
@@ -143,6 +148,8 @@ def integer_power(base: UOp, exponent: UOp) -> UOp:
     """base ** exponent of integers, wrapping; for a negative exponent 0 but of 1 and -1 (ATen/native/Pow.h, powi)."""
     if base.dtype is dtypes.bool:
         return base | exponent.logical_not()
+    if base.device is None:  # tinygrad folds integer constants without wrapping
+        raise Declined
     result, square = base.const_like(1), base
     for bit in range(base.dtype.bitsize - (0 if dtypes.is_unsigned(base.dtype) else 1)):
         result = ((exponent >> bit) & 1).ne(0).where(result * square, result)

@@ -131,15 +131,12 @@ def scale(x: UOp, k: UOp) -> UOp:
 
 
 def nearest(x: UOp) -> tuple[UOp, UOp]:
-    """The nearest integer, halves to even, as a float and as an integer, for |x| < 2**21 (float64: 2**50).
+    """An integer nearest to x as a float and as an integer of the same width.
 
-    Adding 1.5 * 2**23 leaves no room for a fraction, and the integer stands in the sum's last bits.
+    No trick that leans on a sum's rounding: tinygrad folds constants in double precision.
     """
-    mantissa = dtypes.finfo(x.dtype)[1]
-    magic = 1.5 * 2.0**mantissa
-    kind = bits_dtype(x.dtype)
-    shifted = x + magic
-    return subtract(shifted, magic), shifted.bitcast(kind) - UOp.const(magic, x.dtype).bitcast(kind)
+    k = (x + 0.5).floor()
+    return k, k.cast(bits_dtype(x.dtype))
 
 
 def _reduced(x: UOp) -> tuple[UOp, UOp]:

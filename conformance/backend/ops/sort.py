@@ -22,10 +22,18 @@ from .reduction import total
 
 # Pairs that one counting reduction compares at most: about a tenth of a second.
 MOST_PAIRS = 1 << 26
+# Up to this length the CPU's sort is an insertion sort, which is stable whether it was asked to be or not.
+SHORT = 16
 
 
 def _affordable(x: UOp, others: int) -> None:
     if math.prod(int(n) for n in x.shape) * others > MOST_PAIRS:
+        raise Declined
+
+
+def _decline_ties(x: UOp) -> None:
+    """Decline dtypes in which equals are common, where the order of equals is an accident of the CPU's algorithm."""
+    if not dtypes.is_float(x.dtype) or x.dtype.itemsize == 2:
         raise Declined
 
 
@@ -60,13 +68,16 @@ def sort(ctx: Context, x: UOp, dim: int = -1, descending: bool = False, *, stabl
     """Elements in order along a dimension, and where they were; always stable."""
     size, x = ctx.out.size, _flat(x)
     dim %= x.ndim
+    if not stable and int(x.shape[dim]) > SHORT:
+        _decline_ties(x)
     indices = permutation(x, dim, descending)
     return along(x, dim, indices).reshape(size), indices.reshape(size)
 
 
 @value("topk")
 def topk(ctx: Context, x: UOp, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[UOp, UOp]:
-    """The first k in order; without `sorted` the order is an accident of the CPU's algorithm, which is asked."""
+    """The first k in order; without `sorted` the order is an accident too."""
+    _decline_ties(x)
     if not sorted:
         raise Declined
     size, x = ctx.out.size, _flat(x)
@@ -88,6 +99,7 @@ def _line_shape(x: UOp, dim: int) -> tuple[int, ...]:
 @value("kthvalue")
 def kthvalue(ctx: Context, x: UOp, k: int, dim: int = -1, keepdim: bool = False) -> tuple[UOp, UOp]:
     """The k-th smallest along a dimension, counted from 1."""
+    _decline_ties(x)
     x = _flat(x)
     dim %= x.ndim
     return _at_rank(x, dim, UOp.const(k - 1, dtypes.int64).expand(_line_shape(x, dim)), ctx.out.size)
@@ -111,12 +123,14 @@ def _median(ctx: Context, x: UOp, dim: int, ignore_nan: bool) -> tuple[UOp, UOp]
 @value("median.dim")
 def median_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, UOp]:
     """The median along a dimension and its index."""
+    _decline_ties(x)
     return _median(ctx, x, dim, ignore_nan=False)
 
 
 @value("nanmedian.dim")
 def nanmedian_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, UOp]:
     """The median of what is not nan along a dimension, and its index."""
+    _decline_ties(x)
     return _median(ctx, x, dim, ignore_nan=True)
 
 
