@@ -15,6 +15,12 @@ import torch
 from . import layout, storage
 
 
+REFUSED = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
+    "location. Please clone() the tensor before performing the operation."
+)
+
+
 def _dense(t: torch.Tensor) -> bool:
     plan = layout.plan(tuple(t.size()), tuple(t.stride()))
     return plan.dense and not plan.expanded

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from tinygrad.dtype import DType, dtypes
-from tinygrad.uop.ops import UOp
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
 
 from . import layout, storage
 from .bare import bare_tensor
@@ -50,11 +51,30 @@ def cast(x: UOp, dtype: DType) -> UOp:
     """Convert as torch's CPU does (c10/core/TypeCast.h): to bool by comparing with 0, float to narrow ints by int64."""
     if x.dtype == dtype:
         return x
+    if x.dtype is dtypes.float16 and dtype is dtypes.float32 and _is_rounded(x):
+        return _decoded(x)
     if dtype is dtypes.bool:
         return x != 0
     if dtypes.is_float(x.dtype) and dtypes.is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
         return x.cast(dtypes.int64).cast(dtype)
     return x.cast(dtype)
+
+
+def _is_rounded(x: UOp) -> bool:
+    """Whether a half is the rounding of a float within the same kernel."""
+    while x.op in GroupOp.Movement:
+        x = x.src[0]
+    return x.op is Ops.CAST and x.src[0].dtype is dtypes.float32
+
+
+def _decoded(half: UOp) -> UOp:
+    """half -> float32 by its bits: tinygrad drops a cast to half that is cast back, and with it the rounding."""
+    bits = half.bitcast(dtypes.uint16).cast(dtypes.uint32)
+    magnitude = (bits & 0x7FFF) << 13
+    finite = magnitude.bitcast(dtypes.float32) * float(2**112)  # the exponents' biases differ by 112
+    special = (magnitude | 0x7F800000).bitcast(dtypes.float32)  # inf and nan
+    value = (magnitude < 0x7C00 << 13).where(finite, special).bitcast(dtypes.uint32)
+    return (value | ((bits & 0x8000) << 16)).bitcast(dtypes.float32)
 
 
 def is_tiny(x: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from . import engine, layout, storage
+from . import engine, layout, overlap, storage
 from .dtypes import COMPUTED, TORCH, element
 from .storage import Cell
 from .tensors import assign, check_writable, geometry, is_tiny, read
@@ -83,6 +83,8 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     check_writable(self)
     if not self.numel():
         return self
+    if is_tiny(self) and is_tiny(src) and overlap.overlap(self, src) == "partial":
+        raise RuntimeError(overlap.REFUSED)
     if self.is_conj():  # what is written to a conjugate view is the conjugate
         copy_(self.conj(), src.conj())
     elif self.is_neg():

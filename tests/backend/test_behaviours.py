@@ -230,6 +230,36 @@ class TestTinygrad:
         """A change of element size inside a kernel was merged with the change back."""
         both(lambda d: (torch.arange(6.0, device=d) * 2).view(torch.uint8).clone().view(torch.float32).mul_(1))
 
+    def test_rounding_to_half_survives_fusion(self) -> None:
+        """A cast to half that is cast back within one kernel was dropped, and with it the rounding."""
+        special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 65504, 65520, 6e-8, 3e-8, 1.0001, -2.3457])
+        both(lambda d: (special.to(d) * 1).half().float())
+        both(lambda d: (special.half().to(d) + 1) * 3)
+
+
+class TestOverlap:
+    """Copies between views that share some of their memory."""
+
+    @pytest.mark.parametrize(
+        "write",
+        [lambda a: a.mT.copy_(a), lambda a: a[1:].copy_(a[:-1]), lambda a: a.view(-1)[:1].copy_(a.view(-1)[0])],
+    )
+    def test_partial_overlap_raises(self, write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """torch refuses a copy between views that overlap in part, and so does the device."""
+        for device in DEVICES:
+            with pytest.raises(RuntimeError, match="refer to a single memory location"):
+                write(torch.arange(9.0).view(3, 3).to(device))
+
+    def test_bool_fill_through_an_indexed_layout(self) -> None:
+        """zero_ of a bool tensor whose strides do not nest."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            memory = torch.tensor([False, True] * 4).to(device)
+            memory.as_strided((2, 3), (3, 2)).zero_()
+            return [memory]
+
+        both(program)
+
 
 class TestCrossDevice:
     """CPU tensors written into device views."""
