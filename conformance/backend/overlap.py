@@ -14,7 +14,6 @@ import torch
 
 from . import layout, storage
 
-
 REFUSED = (
     "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
     "location. Please clone() the tensor before performing the operation."
