@@ -368,6 +368,8 @@ class Overload:
         self._check_overlap([target], [*args[1:], *kwargs.values()])
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, kwargs, self.row.keep_floats)
+        if outs[0].size != tuple(target.shape):
+            raise Refused("the result would be larger than what it is written to")
         if not computes(self.row, [*args, *kwargs.values()], [*checked, *outs]):
             return fallback.on_cpu(self.op, args, kwargs)
         assign(target, self._compute(outs, index, args, kwargs)[0])
