@@ -172,28 +172,50 @@ def across(x: UOp, d: int, dims: int) -> UOp:
     return x.reshape(tuple(shape))
 
 
+def bounded(index: UOp, size: Any) -> UOp:
+    """`index`, which lies within `size`, so that tinygrad knows it: else every load is checked and compiles slowly."""
+    return index.maximum(0).minimum(size - 1)
+
+
 def gather(x: UOp, positions: Sequence[UOp]) -> UOp:
     """(..., *sizes) -> (..., *counts, *taps): the elements at positions (n, t) of each of the last dimensions."""
     dims = len(positions)
-    lead, sizes = x.shape[:-dims], x.shape[-dims:]
+    lead: Ints = x.shape[:-dims]
+    sizes: Ints = x.shape[-dims:]
     flat: Any = 0
     for d, at in enumerate(positions):
         flat = flat * sizes[d] + across(at, d, dims)
-    found = x.reshape((math.prod(lead), math.prod(sizes)))[:, flat]
+    found = x.reshape((math.prod(lead), math.prod(sizes)))[:, bounded(flat, math.prod(sizes))]
     return found.reshape((*lead, *flat.shape))
+
+
+FEW_TAPS = 8  # in one kernel; more are summed one dimension after the other, which reads less and compiles faster
 
 
 def resample(x: UOp, tables: Sequence[tuple[UOp, UOp]], ragged: bool) -> UOp:
     """Weighted sum over the taps of each of the last dimensions; where `ragged`, a tap of weight 0 is no tap."""
     dims = len(tables)
+    if math.prod(weight.shape[1] for _, weight in tables) > FEW_TAPS:
+        for d in reversed(range(dims)):
+            x = _resample_one(x, x.ndim - dims + d, *tables[d], ragged)
+        return x
     found = gather(x, [positions for positions, _ in tables])
     weights: Any = 1
     for d, (_, weight) in enumerate(tables):
         weights = across(weight, d, dims) * weights
-    products = found * weights
-    if ragged:
-        products = weights.ne(0).where(products, products.const_like(0))
-    return products.sum(tuple(range(found.ndim - dims, found.ndim)), dtype=x.dtype)
+    return _weighted(found, weights, ragged).sum(tuple(range(found.ndim - dims, found.ndim)), dtype=x.dtype)
+
+
+def _resample_one(x: UOp, axis: int, positions: UOp, weights: UOp, ragged: bool) -> UOp:
+    after = (1,) * (x.ndim - axis - 1)
+    index: list[Any] = [slice(None)] * axis + [bounded(positions, x.shape[axis])]
+    found = x[tuple(index)]
+    products = _weighted(found, weights.reshape((*weights.shape, *after)), ragged)
+    return products.sum((axis + 1,), dtype=x.dtype).contiguous()
+
+
+def _weighted(found: UOp, weights: UOp, ragged: bool) -> UOp:
+    return weights.ne(0).where(found * weights, found.const_like(0)) if ragged else found * weights
 
 
 def _tables(
