@@ -209,14 +209,12 @@ def _strides_of_cpu(
 ) -> tuple[Any, tuple[Spec, ...]]:
     """The CPU's own strides where its kernels and the meta kernels order dimensions differently.
 
-    They disagree about dimensions of size 1 or 0, whose strides mean nothing, when an argument gives them strides that
-    a contiguous tensor would not have (docs/notes/meta-and-cpu.md has the cases). The call runs on ones then.
+    They disagree where an argument is not contiguous, or gives dimensions of size 1 or 0 strides that a contiguous
+    tensor would not have (docs/notes/meta-and-cpu.md has cases). The call runs on ones then, if the arguments are small.
     """
     tensors = list(_tensors([*args, *kwargs.values()]))
-    if (
-        not any(_is_ambiguous(t) for t in tensors)
-        or sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED
-    ):
+    usual = all(geometry(t)[1] == layout.contiguous_strides(geometry(t)[0]) for t in tensors)
+    if usual or sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED:
         return known
     try:
         call = fallback.callable_with_numbers(op, args)
@@ -227,12 +225,6 @@ def _strides_of_cpu(
     if same and all(a is not None and b is not None and a[:2] == b[:2] for a, b in zip(specs_, known[1], strict=True)):
         return structure, specs_
     return known
-
-
-def _is_ambiguous(t: torch.Tensor) -> bool:
-    size, stride, _ = geometry(t)
-    expected = layout.contiguous_strides(size)
-    return any(s <= 1 and st != e for s, st, e in zip(size, stride, expected, strict=True))
 
 
 def _ones(x: Any) -> Any:

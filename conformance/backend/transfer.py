@@ -80,9 +80,9 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if self.size() != src.size():
         # Elementwise operators check broadcasting into an existing tensor the way copy_ does, with the same messages.
         torch.empty(self.size(), device="meta").add_(torch.empty(src.size(), device="meta"))
-    check_writable(self)
     if not self.numel():
         return self
+    check_writable(self)
     if is_tiny(self) and is_tiny(src) and overlap.overlap(self, src) == "partial":
         raise RuntimeError(overlap.REFUSED)
     if self.is_conj():  # what is written to a conjugate view is the conjugate
