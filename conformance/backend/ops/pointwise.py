@@ -87,13 +87,6 @@ def xlogy(x: UOp, y: UOp, logarithm: Callable[[UOp], UOp]) -> UOp:
     return is_nan(y).where(NAN, x.eq(0).where(0.0, x * logarithm(y)))
 
 
-def logit(x: UOp, eps: UOp | None) -> UOp:
-    """log(x / (1 - x)), of x clamped to [eps, 1 - eps] where eps is given."""
-    if eps is not None:
-        high = subtract(1.0, eps)
-        x = (x < eps).where(eps, (x > high).where(high, x))
-    return e.log(divide(x, subtract(1.0, x)))
-
 
 pointwise(
     {
@@ -160,7 +153,6 @@ pointwise(
         "special_xlog1py": lambda x, y: xlogy(x, y, e.log1p),
         "special_xlog1py.self_scalar": lambda x, y: xlogy(x, y, e.log1p),
         "special_xlog1py.other_scalar": lambda x, y: xlogy(x, y, e.log1p),
-        "logit": lambda x, eps=None: logit(x, eps),
         "special_entr": lambda x: is_nan(x).where(x, (x > 0).where(x * -e.log(x), x.eq(0).where(x, -e.INF))),
         "logaddexp2": lambda a, b: e.logaddexp(a * e.LN2, b * e.LN2) * (1 / e.LN2),
     }
@@ -207,6 +199,18 @@ pointwise(
         "frac": lambda x: subtract(x, x.trunc()),
     }
 )
+
+
+@value("logit")
+def logit(ctx: Context, x: UOp, eps: float | None = None) -> UOp:
+    """log(x / (1 - x)), of x clamped to [eps, 1 - eps] where eps is given; each step in the tensor's own dtype."""
+    dtype = opmath(ctx.out.computed)
+    kept = ctx.out.computed
+    x = cast(cast(x, kept), dtype)
+    if eps is not None:
+        x = (x < eps).where(eps, (x > 1 - eps).where(1 - eps, x))
+    rest = subtract(1.0, x).cast(kept).cast(dtype)
+    return e.log(divide(x, rest).cast(kept).cast(dtype))
 
 
 @value("round.decimals")

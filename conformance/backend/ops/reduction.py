@@ -298,9 +298,16 @@ def softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
 
 @value("_log_softmax")
 def log_softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
-    """x - max - log sum e**(x - max) along a dimension."""
-    shifted, s = _shifted(cast(x, opmath(ctx.out.computed)), dim)
-    return subtract(shifted, e.log(s)).reshape(ctx.out.size)
+    """x - max - log sum e**(x - max) along a dimension.
+
+    Along the last one the CPU keeps the sum and its logarithm in the tensor's dtype (vec_log_softmax_lastdim_kernel).
+    """
+    dtype = opmath(ctx.out.computed)
+    last = dim % max(x.ndim, 1) == max(x.ndim, 1) - 1
+    shifted, s = _shifted(cast(x, dtype), dim)
+    kept = ctx.out.computed if last else dtype
+    logarithm = e.log(s.cast(kept).cast(dtype)).cast(kept).cast(dtype)
+    return subtract(shifted, logarithm).reshape(ctx.out.size)
 
 
 @value("_softmax_backward_data")
