@@ -142,6 +142,7 @@ class Campaign:
         self.result.kernels += result.kernels
         self.result.allowed += result.allowed
         self.result.seconds += result.seconds
+        self.result.unsupported += result.unsupported
         for finding in result.findings:
             self.add(finding)
 
@@ -274,6 +275,7 @@ class Campaign:
             "kernels": self.result.kernels, "kernels_allowed": self.result.allowed,
             "coverage_cells": len(tally.cells), "undefined_avoided": sum(
                 count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")),
+            "unsupported": dict(self.result.unsupported.most_common()),
             "environment": self.environment, "avoided": dict(tally.avoided.most_common()),
             "coverage": {family: dict(cells) for family, cells in coverage.items()},
             "findings": [{"signature": group.finding.group, "kind": group.finding.kind, "count": len(group.numbers),

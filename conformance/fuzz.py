@@ -20,7 +20,8 @@ from conformance.fuzz_views import DTYPES, STEPS, Drawing, UnknownFamily
 from conformance.program import ProgramError, dump, read_program
 from conformance.report.model import ReportError, write_atomic
 from conformance.steps.table import FAMILIES
-from conformance.target import TargetError, load_target
+from conformance.support import not_drawn
+from conformance.target import TargetError, describe_target, load_target
 
 MOST_SCRIPTS = 5
 """So many scripts are printed; the rest are named."""
@@ -111,7 +112,8 @@ def dtypes(text: str) -> tuple[str, ...]:
 def plan_of(given: argparse.Namespace) -> Plan:
     """The plan that the options describe."""
     programs = given.programs if given.programs is not None or given.minutes is not None else 200
-    drawing = Drawing(given.steps, tuple(given.only), tuple(given.without), given.dtype)
+    without = (*given.without, *not_drawn(describe_target(given.target)))
+    drawing = Drawing(given.steps, tuple(given.only), without, given.dtype)
     if given.jobs < 1:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
     return Plan(given.target, given.seed, programs, given.minutes, drawing, given.jobs, Path(given.reports),
@@ -138,8 +140,8 @@ def campaign(plan: Plan) -> int:
         return 130
     if running.groups:
         return 1
-    if not running.result.done:
-        print("conformance.fuzz: no program was run, so nothing was compared", file=sys.stderr)
+    if running.result.done == running.result.unsupported.total():
+        print("conformance.fuzz: no program was run that the target supports, so nothing was compared", file=sys.stderr)
         return 2
     return 0
 
@@ -187,7 +189,10 @@ def summarize(running: Campaign, console: Console) -> None:
     undefined = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
     kernels = f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}); " if result.allowed else ""
     console.print(f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
-                  f"{kernels}{undefined} undefined or rejected steps not run")
+                  f"{kernels}{undefined} undefined or rejected steps not run"
+                  + (f"; {result.unsupported.total()} programs not run, since the target leaves out: "
+                     f"{', '.join(f'{name} ({count})' for name, count in result.unsupported.most_common())}"
+                     if result.unsupported else ""))
 
 
 def replay_folder(folder: Path, spec: str) -> int:
@@ -196,13 +201,18 @@ def replay_folder(folder: Path, spec: str) -> int:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
-    target, failed = load_target(spec), 0
+    target, failed, skipped = load_target(spec), 0, 0
     for path in paths:
         verdict = judge(read_program(path), target)
-        failed += not verdict.passed
-        print(f"{'ok  ' if verdict.passed else 'FAIL'} {path.stem}"
+        failed += bool(verdict.mismatches)
+        skipped += bool(verdict.unsupported)
+        print(f"{'ok  ' if verdict.passed else 'SKIP' if verdict.unsupported else 'FAIL'} {path.stem}"
+              + (f": {target.name} leaves out {verdict.unsupported}" if verdict.unsupported else "")
               + "".join(f"\n     {mismatch}" for mismatch in verdict.mismatches[:1]))
-    print(f"{len(paths) - failed} of {len(paths)} programs agree with torch CPU")
+    print(f"{len(paths) - failed - skipped} of {len(paths)} programs agree with torch CPU"
+          + (f", {skipped} were not run" if skipped else ""))
+    if skipped == len(paths):
+        raise ProgramError(f"{folder}: {target.name} leaves out every program, so there is nothing to compare")
     return 1 if failed else 0
 
 
@@ -214,6 +224,8 @@ def replay(path: Path, spec: str, reports: Path, smaller: bool) -> int:
     program = read_program(path)
     target = load_target(spec)
     verdict = judge(program, target)
+    if verdict.unsupported:
+        raise ProgramError(f"{path}: {target.name} leaves out {verdict.unsupported}, so there is nothing to compare")
     if verdict.passed:
         print(f"{path}: {target.name} agrees with torch CPU on all {len(program.steps)} steps")
         return 0

@@ -87,8 +87,10 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 
 @functools.cache
 def _families(only: tuple[str, ...], without: tuple[str, ...], biased: bool) -> dict[str, list[Op]]:
-    return {family: [op for op in OPS.values() if op.family == family for _ in range(op.weight if biased else 1)]
-            for family in FAMILIES if (not only or family in only or family == "view") and family not in without}
+    drawn = {family: [op for op in OPS.values() if op.family == family and op.name not in without
+                      for _ in range(op.weight if biased else 1)]
+             for family in FAMILIES if (not only or family in only or family == "view") and family not in without}
+    return {family: ops for family, ops in drawn.items() if ops}
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Drawing:
     biased: bool = True
 
     def __post_init__(self) -> None:
-        unknown = {*self.only, *self.without} - set(FAMILIES)
+        unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - {*FAMILIES, *OPS})
         if unknown:
             raise UnknownFamily(f"unknown step family {min(unknown)!r}: choose from {', '.join(FAMILIES)}")
 

@@ -16,6 +16,7 @@ from conformance.program import LOOP, Program, Storage, make_inputs, table
 from conformance.steps.layouts import cells_of
 from conformance.steps.op import DEFINED, Step, definition, dtype_of
 from conformance.target import Target
+from conformance.whole import source
 
 MOST_CELLS = 48
 """Storages with more cells get no picture."""
@@ -58,6 +59,21 @@ for name in dict.fromkeys([*cpu, *target]):
             print(f"  {DEVICE}: {two.get(key)}   <-- DIFFERS")
 '''
 
+VALUES = '''"values": tensor.detach().cpu().tolist(), "storage": whole.cpu().tolist(),
+            **({"grad": tensor.grad.cpu().tolist()} if tensor.is_leaf and tensor.grad is not None else {})'''
+METADATA_TAIL = TAIL.replace(VALUES, "").replace(
+    'cpu, target = answers("cpu"), answers(DEVICE)', 'cpu = answers("cpu")\nwith MODE:\n    target = answers(DEVICE)')
+"""For targets that have no values; their script defines MODE, which the target's run happens in."""
+
+WHOLE_TAIL = '''
+def whole(device):
+    made = inputs("cpu")
+    run = program if device == "cpu" else transform(program)
+    yield from {**made, **run(*made.values())}.items()
+
+''' + TAIL.replace("program(device)", "whole(device)")
+"""For targets that take whole programs; their script defines `transform`."""
+
 
 def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = (), command: str = "") -> str:
     """The program as Python source. `mismatches` become its docstring; `command` says how it was found."""
@@ -66,9 +82,16 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
             *([f"\nFound by: {_inert(command)}"] if command else []), '"""', "import torch"]
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(table()[step.op].call or step.op for step in steps if table()[step.op].form is DEFINED)
+    names = [one.name for one in program.inputs]
     functions = [f"\n\n{definition(name).rstrip()}" for name in used]
+    if target.whole:
+        given = f"return {{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+        body = textwrap.indent("\n".join([*_inputs(program), given]), "    ")
+        parts = ["device = 'cpu'", *functions, "\n", "def inputs(device):", body, "\n", source(program), WHOLE_TAIL]
+        return "\n".join([*head, "", target.script(), *parts])
     body = textwrap.indent("\n".join([*_inputs(program), *_steps(program.steps)]), "    ")
-    return "\n".join([*head, "", target.script(), *functions, "\n", "def program(device):", body, TAIL])
+    tail = TAIL if "value" in target.oracles else METADATA_TAIL
+    return "\n".join([*head, "", target.script(), *functions, "\n", "def program(device):", body, tail])
 
 
 def _inert(text: str) -> str:

@@ -25,6 +25,11 @@ BUILTIN = {
     "cpu": "conformance.targets.cpu:CpuTarget",
     "tiny": "conformance.targets.tiny:TinyTarget",
     "device": "conformance.targets.device:DeviceTarget",
+    "meta": "conformance.targets.meta:MetaTarget",
+    "fake": "conformance.targets.fake:FakeTarget",
+    "functionalize": "conformance.targets.functionalize:FunctionalizeTarget",
+    "aot_eager": "conformance.targets.aot_eager:AotEagerTarget",
+    "inductor": "conformance.targets.inductor:InductorTarget",
     "mutant": "conformance.mutants:MutantTarget",
 }
 ENTRY_POINTS = "conformance.targets"
@@ -53,7 +58,9 @@ class Target:
     dtypes: frozenset[torch.dtype] | None = None
     """The dtypes that the device can hold; None means all."""
     without: frozenset[str] = frozenset()
-    """Step families that the target declares it does not support."""
+    """What the target declares it does not support: step families, steps, and traits of `conformance.support`."""
+    whole: bool = False
+    """Whether a program runs as one function that `transform` is given, and not step by step."""
 
     def __init__(self, argument: str = "") -> None:
         if argument:
@@ -96,6 +103,10 @@ class Target:
     def active(self) -> Iterator[None]:
         """Surrounds each step of a program on the target, not the moves: a mode or a planted fault goes here."""
         yield
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of the function that a whole program is; only for targets that are `whole`."""
+        return function
 
     def environment(self) -> dict[str, str]:
         """What a report should say about the target: versions, compiler, renderer."""

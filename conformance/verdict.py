@@ -14,7 +14,9 @@ from conformance.program import Program, run
 from conformance.shadow import Shadow, reference
 from conformance.steps.layouts import layout_class
 from conformance.steps.op import dtype_name
+from conformance.support import left_out
 from conformance.target import Target
+from conformance.whole import run_whole
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,20 @@ class Signature:
 @dataclass(frozen=True)
 class Verdict:
     """The mismatches (none: it passed), the number of the first bad step (None: only the lazy run is wrong), and the
-    kernels that the target ran against the most that it may run (None where it cannot count)."""
+    kernels that the target ran against the most that it may run (None where it cannot count). `unsupported` says what
+    the target had declared that it leaves out; then nothing ran, and nothing passed."""
 
     mismatches: tuple[Mismatch, ...] = ()
     bad_step: int | None = None
     lazy_only: bool = False
     kernels: int | None = None
     allowed: int | None = None
+    unsupported: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether every oracle agreed."""
-        return not self.mismatches
+        """Whether it ran and every oracle agreed."""
+        return not self.mismatches and not self.unsupported
 
 
 def judge(program: Program, target: Target, *, locate: bool = True,
@@ -54,9 +58,12 @@ def judge(program: Program, target: Target, *, locate: bool = True,
     `watch` is told each step before the target runs it.
 
     Raises ProgramError when the program has no defined meaning on torch CPU."""
+    unsupported = left_out(program, target)
+    if unsupported:
+        return Verdict(unsupported=unsupported)
     count = "kernels" in target.oracles
     expected = reference(program, count=count)
-    outcome = run(program, target, count=count, watch=watch)
+    outcome = run_whole(program, target) if target.whole else run(program, target, count=count, watch=watch)
     actual = outcome.observations[-1]
     mismatches = compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
     if actual.error is not None and outcome.failed_step is not None:
@@ -74,9 +81,10 @@ def first_bad_step(program: Program, target: Target) -> int | None:
     already differ, None when no step does."""
     oracles = target.oracles - {"kernels"}
     start = program.with_steps(())
-    if compare(reference(start).observation, run(start, target).observations[-1], oracles=oracles, exact=True):
+    runs = run_whole if target.whole else run
+    if compare(reference(start).observation, runs(start, target).observations[-1], oracles=oracles, exact=True):
         return 0
-    observations = run(program, target, eager=True).observations
+    observations = runs(program, target, eager=True).observations
     shadow = Shadow(program)
     for number, (step, actual) in enumerate(zip(program.steps, observations, strict=False), 1):
         shadow.step(step)

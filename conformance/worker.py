@@ -11,6 +11,7 @@ import os
 import signal
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -96,6 +97,8 @@ class Result:
     kernels: int = 0
     allowed: int = 0
     seconds: list[float] = field(default_factory=list)
+    unsupported: Counter[str] = field(default_factory=Counter)
+    """Programs that were not run, by what the target had declared that it leaves out."""
 
 
 def start() -> None:
@@ -134,7 +137,8 @@ def run_shard(shard: Shard) -> Result:
             result.seconds.append(time.perf_counter() - began)
             result.kernels += verdict.kernels or 0
             result.allowed += verdict.allowed or 0
-            found = None if verdict.passed else confirmed(shard, number, program, verdict)
+            result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+            found = confirmed(shard, number, program, verdict) if verdict.mismatches else None
         except ProgramError as error:
             found = Finding(INVALID, shard.seed, number, f"invalid / {error}", program)
         except ProgramTimeout:
@@ -183,7 +187,7 @@ def shrink(spec: str, finding: Finding, trials: int) -> Finding:
 
     small = reduce_program(finding.program, fails, trials)
     verdict = judge(small, target)
-    if verdict.passed:
+    if not verdict.mismatches:
         return finding
     return Finding(finding.kind, finding.seed, finding.number, str(signature(small, verdict)), small,
                    verdict.mismatches, verdict.bad_step)

@@ -1,0 +1,41 @@
+"""What a target leaves out: decided from the program and the target's own words, before anything runs.
+
+The key insight: "unsupported" read off an exception hides bugs, since every bug may call itself unsupported. So a
+target names families, steps and traits of programs beforehand, and a program that has one of them is counted apart: it
+is neither run nor passed.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance.program import Program
+from conformance.steps.op import dtype_of
+from conformance.steps.table import FAMILIES, OPS
+from conformance.target import Target
+
+TRAITS: dict[str, Callable[[Program], bool]] = {
+    "a step that raises": lambda program: any(step.raises for step in program.steps),
+    "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
+    "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
+}
+"""What a target may leave out beside families and steps, each with the question that is asked of a program."""
+
+
+def left_out(program: Program, target: Target) -> str:
+    """Why the target does not take the program, or the empty string when it does."""
+    for op in (inner.op for step in program.steps for inner in (step, *step.body)):
+        for name in (op, OPS[op].family):
+            if name in target.without:
+                return name
+    for trait, has in TRAITS.items():
+        if trait in target.without and has(program):
+            return trait
+    if target.dtypes is not None:
+        missing = [one.dtype for one in program.inputs if dtype_of(one.dtype) not in target.dtypes]
+        return f"dtype {missing[0]}" if missing else ""
+    return ""
+
+
+def not_drawn(target: Target) -> tuple[str, ...]:
+    """The families and steps that need not be drawn for this target."""
+    return tuple(sorted(target.without & {*FAMILIES, *OPS}))

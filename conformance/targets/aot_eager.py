@@ -1,0 +1,42 @@
+"""torch.compile with the backend `aot_eager` on the CPU: Dynamo and AOTAutograd, and then torch's own kernels.
+
+What differs is the fault of tracing, functionalization, fake tensors or aliasing; no code generator takes part.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.target import ORACLES, Target, TargetError
+
+
+class AotEagerTarget(Target):
+    name = "aot_eager"
+    whole = True
+    oracles = frozenset(ORACLES) - {"kernels", "version"}
+    without = frozenset({"autograd", "an input that requires grad", "errors", "a step that raises", "same_base"})
+    """Programs for inference, and none that raise: Dynamo documents that errors differ. `same_base` asks for views'
+    bases and addresses, which a compiler does not promise."""
+
+    def prepare(self) -> None:
+        """Compile one function, so that a Dynamo that does not work here is one sentence."""
+        try:
+            self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3))
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise TargetError(f"torch.compile with backend {self.name!r} does not work here on Python "
+                              f"{sys.version.split()[0]}: {reason}") from error
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled function; what was compiled before is forgotten, so that memory stays flat."""
+        torch._dynamo.reset()
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, dynamic=False)
+        return compiled
+
+    def script(self) -> str:
+        """The compiler."""
+        return (f"DEVICE = {self.name!r}\n\n\ndef transform(function):\n"
+                f"    return torch.compile(function, backend={self.name!r}, dynamic=False)")

@@ -1,0 +1,49 @@
+"""FakeTensorMode: what compilers believe of each kernel's metadata, on the CPU; there are no values to compare."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from conformance.target import Target, map_tensors, storage_key
+from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
+
+
+class FakeTarget(Target):
+    name = "fake"
+    oracles = METADATA
+    without = NEEDS_VALUES
+
+    def prepare(self) -> None:
+        """One mode for all programs."""
+        self.mode = FakeTensorMode()
+
+    def send(self, tree: Any) -> Any:
+        """Fake tensors on fake storages: same geometry, same aliasing, `requires_grad` kept."""
+        flats: dict[int, torch.Tensor] = {}
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            size = tensor.untyped_storage().nbytes()
+            with self.mode, torch.no_grad():
+                flat = flats.setdefault(storage_key(tensor), torch.empty(size, dtype=torch.uint8))
+                made = torch.empty(0, dtype=tensor.dtype)
+                made.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+            return made.requires_grad_(tensor.requires_grad)
+        return map_tensors(tree, fake)
+
+    def fetch(self, tree: Any) -> Any:
+        """Stand-ins full of zeros: same geometry, same aliasing."""
+        return stand_ins(tree)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Each step runs in the mode."""
+        with self.mode:
+            yield
+
+    def script(self) -> str:
+        """The device and the mode."""
+        return "from torch._subclasses.fake_tensor import FakeTensorMode\n\nDEVICE, MODE = 'cpu', FakeTensorMode()"

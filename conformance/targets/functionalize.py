@@ -1,0 +1,30 @@
+"""torch.func.functionalize: the whole program with its writes and views taken out, and its inputs written at the end.
+
+It promises the values and metadata of results and the content of inputs, not that results alias each other.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.target import ORACLES, Target
+
+
+class FunctionalizeTarget(Target):
+    name = "functionalize"
+    whole = True
+    oracles = frozenset(ORACLES) - {"kernels", "version", "grad", "alias", "storage_offset"}
+    without = frozenset({"autograd", "an input that requires grad", "inputs that share a storage", "errors",
+                         "a step that raises", "same_base", "tolist", "set_data", "set_view_"})
+    """The transform takes inputs for independent tensors, and torch documents that it refuses `.data` and `set_`."""
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function without mutations."""
+        transformed: Callable[..., Any] = torch.func.functionalize(function)
+        return transformed
+
+    def script(self) -> str:
+        """The transform."""
+        return "DEVICE, transform = 'functionalize', torch.func.functionalize"

@@ -1,0 +1,47 @@
+"""torch's meta device: the shape, dtype, strides and offset that each kernel promises, with no values to compare."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from conformance.target import ORACLES, Target, map_tensors, storage_key
+
+METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad"}
+"""What can be judged without values. Whether a result requires grad is left to targets that compute gradients."""
+
+NEEDS_VALUES = frozenset({"questions", "item.error", "index_select.range", "through_host"})
+"""Steps whose answer, or whose error, depends on values; and the way to the host and back."""
+
+
+class MetaTarget(Target):
+    name = "meta"
+    oracles = METADATA
+    without = NEEDS_VALUES
+    device = torch.device("meta")
+
+    def fetch(self, tree: Any) -> Any:
+        """Stand-ins full of zeros on the CPU: same geometry, same aliasing."""
+        return stand_ins(tree)
+
+    def synchronize(self) -> None:
+        """Nothing ever runs."""
+
+    def script(self) -> str:
+        """The device, and no mode."""
+        return "import contextlib\n\nDEVICE, MODE = 'meta', contextlib.nullcontext()"
+
+
+def stand_ins(tree: Any) -> Any:
+    """The tree with each tensor replaced by zeros on the CPU of the same geometry, one storage for each of its own.
+
+    A tensor that reaches past the end of its storage raises RuntimeError, as such a tensor would."""
+    flats: dict[int, torch.Tensor] = {}
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        flat = flats.setdefault(storage_key(tensor), torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8))
+        made = torch.empty(0, dtype=tensor.dtype)
+        return made.set_(flat.untyped_storage(), int(tensor.storage_offset()), tensor.size(), tensor.stride())
+
+    with torch.no_grad():
+        return map_tensors(tree, stand_in)
