@@ -122,7 +122,8 @@ def count(workload: Workload) -> dict[str, int]:
     backend.reset_stats()
     workload().cpu()
     stats = backend.stats()
-    return {**{k: stats[k] for k in ("kernels", "copies_in", "copies_out")}, "fallback": sum(stats["fallback"].values())}
+    counts = {k: stats[k] for k in ("kernels", "copies_in", "copies_out")}
+    return {**counts, "fallback": sum(stats["fallback"].values())}
 
 
 def setitem_loop(n: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -66,6 +67,7 @@ def tinygrad_step(convolutional: bool, jit: bool) -> Callable[[], float]:
 
     Tensor.manual_seed(0)
     relu, flat = Tensor.relu, (lambda t: t.flatten(1))
+    layers: list[Any]
     if convolutional:
         first = [tnn.Conv2d(1, 16, 3), tnn.BatchNorm(16), relu, Tensor.max_pool2d]
         second = [tnn.Conv2d(16, 32, 3), tnn.BatchNorm(32), relu, Tensor.max_pool2d]

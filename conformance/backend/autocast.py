@@ -50,7 +50,8 @@ def _widest(tensors: list[torch.Tensor]) -> torch.dtype:
 
 
 def _kernel(op: Any, choose: Callable[[list[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    autocast: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
+    keys = torch._C.DispatchKeySet(autocast)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):

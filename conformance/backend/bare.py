@@ -37,7 +37,7 @@ class _ManagedTensor(ctypes.Structure):
 def bare_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
     """A new tensor of no elements on `tiny:index`."""
     if index == 0:
-        return torch._C._acc.create_empty_tensor([0], dtype)
+        return torch._C._acc.create_empty_tensor((0,), dtype)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.aten.alias.default(_template(dtype, index))
 

@@ -134,7 +134,7 @@ def register() -> None:
 
 def _serve_untyped_storage() -> None:
     """PrivateUse1 has no allocator, so torch's own constructor would crash on device="tiny"."""
-    original = torch.UntypedStorage.__new__
+    original: Any = torch.UntypedStorage.__new__
 
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "tiny":

@@ -65,7 +65,7 @@ class Context:
         """A host array as a realized value of the array's shape (dtype bool, int or float)."""
         array = np.ascontiguousarray(array)
         dtype = COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array).dtype]
-        flat = engine.from_host(memoryview(array.reshape(-1)), dtype, self.device)
+        flat = engine.from_host(array.reshape(-1), dtype, self.device)
         return flat.reshape(array.shape)
 
 
@@ -144,7 +144,7 @@ def _pointwise(function: Callable[..., UOp], dtype_of: Callable[[Context], DType
     return compute
 
 
-_SEEN_NUMBERS: OrderedDict[tuple, set[float]] = OrderedDict()
+_SEEN_NUMBERS: OrderedDict[tuple[Any, ...], set[float]] = OrderedDict()
 _CHANGING = 3  # distinct values after which a number counts as changing
 
 
@@ -169,7 +169,7 @@ def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
     return argument
 
 
-_specs: OrderedDict[tuple, tuple[Any, tuple[Spec, ...]]] = OrderedDict()
+_specs: OrderedDict[tuple[Any, ...], tuple[Any, tuple[Spec, ...]]] = OrderedDict()
 _SPECS_KEPT = 16384
 _INT8, _FLOAT16 = torch.empty(1, dtype=torch.int8), torch.empty(1, dtype=torch.float16)
 
@@ -210,7 +210,7 @@ def _strides_of_cpu(
     """The CPU's own strides where its kernels and the meta kernels order dimensions differently.
 
     They disagree where an argument is not contiguous, or gives dimensions of size 1 or 0 strides that a contiguous
-    tensor would not have (docs/notes/meta-and-cpu.md has cases). The call runs on ones then, if the arguments are small.
+    tensor would not have (docs/notes/meta-and-cpu.md has cases). The call runs on ones then, if it is a small one.
     """
     tensors = list(_tensors([*args, *kwargs.values()]))
     usual = all(geometry(t)[1] == layout.contiguous_strides(geometry(t)[0]) for t in tensors)
@@ -448,7 +448,7 @@ def variants(functional: OpOverload) -> Iterable[OpOverload]:
                 yield op
 
 
-def find(name: str) -> OpOverload | None:
+def find(name: str) -> Any:
     """The aten overload of a name such as "add.Tensor", None where this torch has none."""
     packet, _, overload = name.partition(".")
     try:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tinygrad.device import Buffer, Device
 from tinygrad.dtype import DType
@@ -76,8 +76,9 @@ def host_addressable(device: str) -> bool:
     return device.split(":")[0] == "CPU"
 
 
-def from_host(data: memoryview, dtype: DType, device: str) -> UOp:
-    """A realized flat value of `dtype` which holds a copy of the contiguous bytes of `data`."""
+def from_host(data: Any, dtype: DType, device: str) -> UOp:
+    """A realized flat value of `dtype` which holds a copy of `data`, a contiguous array or buffer."""
+    data = memoryview(data)
     with LOCK:
         _open(device)
         size = data.nbytes // dtype.itemsize

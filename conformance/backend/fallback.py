@@ -62,7 +62,7 @@ class _Call:
                     return t
             for t, host in self.moved:
                 if host.untyped_storage()._cdata == x.untyped_storage()._cdata:
-                    return tensor_on(t.untyped_storage(), x.dtype, x.size(), x.stride(), x.storage_offset())
+                    return tensor_on(t.untyped_storage(), x.dtype, x.size(), x.stride(), int(x.storage_offset()))
             return upload(x, self.index)
         if isinstance(x, (list, tuple)):
             made = [self.to_tiny(y) for y in x]

@@ -28,15 +28,15 @@ def install() -> None:
     kernels[torch.ops.aten.copy_.default] = transfer.copy_
     kernels[torch.ops.aten._local_scalar_dense.default] = transfer.item
     for name, kernel in ops.KERNELS.items():
-        op = dispatch.find(name)
-        kernels[op] = dispatch.or_cpu(op, kernel)
+        known = dispatch.find(name)
+        kernels[known] = dispatch.or_cpu(known, kernel)
     for overload in dispatch.overloads():
         kernels.setdefault(overload.op, overload.kernel)
     for op, kernel in dispatch.own_decompositions():
         kernels.setdefault(op, kernel)
-    for op, function in torch._decomp.decomposition_table.items():
-        if isinstance(op, torch._ops.OpOverload) and op not in kernels and decomposes(op, function):
-            kernels[op] = dispatch.decomposed(op, function)
+    for listed, function in torch._decomp.decomposition_table.items():
+        if isinstance(listed, torch._ops.OpOverload) and listed not in kernels and decomposes(listed, function):
+            kernels[listed] = dispatch.decomposed(listed, function)
     for op, kernel in kernels.items():
         if loses_gradients(op):
             raise RuntimeError(

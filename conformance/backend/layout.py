@@ -65,7 +65,7 @@ def elements(flat: UOp, index: UOp) -> UOp:
     Booleans go through a byte: tinygrad folds a gather into a load for sums, and a sum of booleans is another thing.
     """
     if flat.dtype is dtypes.bool:
-        return elements(flat.cast(dtypes.uint8), index) != 0
+        return elements(flat.cast(dtypes.uint8), index).ne(0)
     if flat.shape[0] == 1:
         return flat.reshape((1,) * index.ndim + flat.shape[1:]).expand(index.shape + flat.shape[1:])
     count = dtypes.int32 if flat.shape[0] < 1 << 31 else dtypes.int64
@@ -165,7 +165,7 @@ def _take(flat: UOp, p: Plan, offset: int) -> UOp:
     """Nested read: at each level keep the view's cells and split the last axis into them; shape `core`."""
     starts = _starts(p, offset)
     if starts is None:
-        flat, starts = _fit(flat, offset, flat.shape[0]), (0,) * (len(p.order) + 1)
+        flat, starts = _fit(flat, offset, int(flat.shape[0])), (0,) * (len(p.order) + 1)
     x = flat
     for d, start in zip(p.order, starts[:-1], strict=True):
         size, stride = p.size[d], p.stride[d]
@@ -187,7 +187,7 @@ def _place(core: UOp, p: Plan, offset: int, length: int) -> UOp:
         x = x.reshape((*x.shape[:-2], p.size[d] * p.stride[d]))
         outer = p.stride[p.order[level - 1]] if level else length
         before = starts[level] * p.stride[d]
-        after = outer - before - x.shape[-1]
+        after = outer - before - int(x.shape[-1])
         if after < 0:  # the last cell's unused end reaches past the enclosing cell
             x, after = _fit(x, 0, outer - before), 0
     return x.pad(((0, 0),) * (x.ndim - 1) + ((before, after),)).reshape((length,))
@@ -200,7 +200,7 @@ def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: C
     Where several elements of the view are one element of memory the last in row-major order is kept.
     """
     p = plan(size, stride)
-    (length,) = flat.shape
+    length = int(flat.shape[0])
     if p.numel == 0:
         return flat
     if p.nested:

@@ -137,7 +137,7 @@ class Cell:
         if spare:  # a storage whose size is no multiple of the element's: the rest is never in a view
             bits = bits.bitcast(dtypes.uint8).pad(((0, spare),))
         if dtype is dtypes.bool:
-            return bits.bitcast(dtypes.uint8) != 0
+            return bits.bitcast(dtypes.uint8).ne(0)
         return bits.bitcast(dtype) if bits.dtype != dtype else bits
 
     def read(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> UOp:
@@ -211,8 +211,9 @@ class Cell:
         for size, _, _, value in writes:
             if isinstance(value, UOp):
                 (done,), _ = engine.realize([value], self.device)
-                value = torch.frombuffer(engine.memory(done), dtype=dtype).view(size)
-            contents.append(value)
+                contents.append(torch.frombuffer(engine.memory(done), dtype=dtype).view(size))
+            else:
+                contents.append(value)
         self._leave(flat.base)
         memory = torch.frombuffer(engine.memory(flat), dtype=dtype)
         for (size, stride, offset, _), content in zip(writes, contents, strict=True):
@@ -235,7 +236,7 @@ class Cell:
             observe(readers, dirty=False)
 
     def _table(self, positions: np.ndarray) -> UOp:
-        return engine.from_host(memoryview(np.ascontiguousarray(positions)), dtypes.int64, self.device)
+        return engine.from_host(np.ascontiguousarray(positions), dtypes.int64, self.device)
 
     def _apply_waiting(self) -> None:
         """Apply the constant writes: a few as movement ops, many replayed on the host into one table."""
@@ -265,10 +266,10 @@ class Cell:
             values[place] = number
             written[place] = True
         if (old is not None or written.all()) and high - low == length:
-            return engine.from_host(memoryview(values), dtype, self.device)
+            return engine.from_host(values, dtype, self.device)
         around = ((low, length - high),)
-        table = engine.from_host(memoryview(values), dtype, self.device).pad(around)
-        mask = engine.from_host(memoryview(written), dtypes.bool, self.device).pad(around)
+        table = engine.from_host(values, dtype, self.device).pad(around)
+        mask = engine.from_host(written, dtypes.bool, self.device).pad(around)
         return mask.where(table, flat)
 
     def cut(self) -> None:
@@ -372,7 +373,7 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
 
 def cell_of(tensor: torch.Tensor) -> Cell:
     """The cell of a tiny tensor's storage."""
-    store = tensor.untyped_storage()
+    store: Any = tensor.untyped_storage()
     try:
         return store._cell
     except AttributeError:

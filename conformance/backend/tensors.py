@@ -54,7 +54,7 @@ def cast(x: UOp, dtype: DType) -> UOp:
     if x.dtype is dtypes.float16 and dtype is dtypes.float32 and _is_rounded(x):
         return _decoded(x)
     if dtype is dtypes.bool:
-        return x != 0
+        return x.ne(0)
     if dtypes.is_float(x.dtype) and dtypes.is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
         return x.cast(dtypes.int64).cast(dtype)
     return x.cast(dtype)
@@ -84,7 +84,7 @@ def is_tiny(x: Any) -> bool:
 
 def geometry(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """(size, stride, storage offset) in elements."""
-    return tuple(t.size()), tuple(t.stride()), t.storage_offset()
+    return tuple(t.size()), tuple(t.stride()), int(t.storage_offset())
 
 
 def read(t: torch.Tensor) -> UOp:

@@ -27,6 +27,7 @@ def host_bytes(cell: Cell) -> torch.Tensor:
     """
     memory, number = cell.host()
     if memory is None:
+        assert number is not None
         real = TORCH[cell.dtype]
         return torch.full((-(-cell.nbytes // real.itemsize),), number, dtype=real).view(torch.uint8)[: cell.nbytes]
     if not len(memory):
@@ -65,7 +66,7 @@ def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
     flat = host.contiguous().view(-1)
     if not flat.numel():
         return UOp.const(0, real).expand((0,))
-    return engine.from_host(memoryview(flat.view(torch.uint8).numpy()), real, device)
+    return engine.from_host(flat.view(torch.uint8).numpy(), real, device)
 
 
 def item(tensor: torch.Tensor) -> Any:

@@ -88,13 +88,13 @@ def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
         )
     made = shape.view(dtype)
-    return tensor_on(self.untyped_storage(), dtype, made.size(), made.stride(), self.storage_offset() * old // new)
+    return tensor_on(self.untyped_storage(), dtype, made.size(), made.stride(), int(self.storage_offset()) * old // new)
 
 
 def view_as_real(self: torch.Tensor) -> torch.Tensor:
     """aten::view_as_real: a last dimension of 2, strides and offset counted in reals."""
     made = torch.view_as_real(torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta"))
-    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), 2 * self.storage_offset())
+    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), 2 * int(self.storage_offset()))
 
 
 def view_as_complex(self: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def view_as_complex(self: torch.Tensor) -> torch.Tensor:
         base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
     )
     made = torch.view_as_complex(shape)
-    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), made.storage_offset())
+    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), int(made.storage_offset()))
 
 
 def _reach(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
@@ -117,7 +117,7 @@ def resize_(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = Non
     if tuple(self.size()) == tuple(size) and memory_format is None:
         return self
     made = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    need = _reach(made.size(), made.stride(), self.storage_offset(), self.dtype.itemsize)
+    need = _reach(made.size(), made.stride(), int(self.storage_offset()), self.dtype.itemsize)
     store = self.untyped_storage()
     if need > store.nbytes():
         storage.resize(store, need)
