@@ -172,6 +172,30 @@ class TestPlanted:
         assert stride.layouts["expected"]["stride"] != stride.layouts["actual"]["stride"]
 
 
+class TestSkip:
+    """A sample that cannot be compared."""
+
+    def test_undeclared_skip_fails(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An input that cannot be moved fails by the oracle `skip`, also beside samples that pass, until declared."""
+        import torch
+
+        from conformance.expectations import Expectation, apply
+        from conformance.opinfo import case as module
+        from conformance.opinfo.sampling import Sample
+
+        opaque = torch.ones(2, 2).to_mkldnn()
+        drawn = [Sample(0, torch.ones(2), (), {}), Sample(1, opaque, (), {})]
+        monkeypatch.setattr(module, "samples", lambda *_: iter(drawn))
+        result = run_case(cpu, "sin")
+        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("skip",), 1)
+        assert Run("cpu", [result]).exit_code() == 1
+        entry = Expectation("sin", ("*",), ("*",), ("*",), ("skip",), "opaque tensors cannot be looked at")
+        (declared,) = apply([result], [entry])
+        assert (declared.outcome, Run("cpu", [declared]).exit_code()) == (Outcome.SKIP, 0)
+        (passed,) = apply([result.replace(outcome=Outcome.PASS, failures=())], [entry])
+        assert passed.outcome is Outcome.XPASS
+
+
 class TestSampling:
     """Where inputs lie and how they are laid out."""
 

@@ -39,8 +39,9 @@ ORACLES = (
     *("structure", "dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "value", "storage"),
     *("error", "grad", "version", "kernels"),
 )
-# Oracles beyond those that a result can fail by.
-RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness")
+# Oracles beyond those of a result; "skip" is a sample that could not be compared though neither OpInfo nor
+# torch CPU nor the target's declared dtypes say why.
+RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", "skip")
 
 
 class UsageError(Exception):
