@@ -23,6 +23,7 @@ from . import (
     pool,
     random,
     reduction,
+    rnn,
     scan,
     scatter,
     shape,
@@ -31,7 +32,13 @@ from . import (
     upsample,
 )
 
-KERNELS: dict[str, Callable[..., Any]] = {**dynamic.KERNELS, **factory.KERNELS, **norm.KERNELS, **random.KERNELS}
+KERNELS: dict[str, Callable[..., Any]] = {
+    **dynamic.KERNELS,
+    **factory.KERNELS,
+    **norm.KERNELS,
+    **random.KERNELS,
+    **rnn.KERNELS,
+}
 
 # Operators whose torch decomposition is not used: it calls back into the operator, or costs more than the fallback.
 NOT_DECOMPOSED: frozenset[str] = frozenset({"alias", "copy", "detach", "lift", "lift_fresh"})
@@ -55,6 +62,7 @@ __all__ = [
     "pool",
     "random",
     "reduction",
+    "rnn",
     "scan",
     "scatter",
     "shape",

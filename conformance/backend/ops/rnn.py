@@ -1,0 +1,129 @@
+"""The fused cells in which torch's LSTM and GRU step on every device but the CPU.
+
+The key insight: a recurrence must not be fused through time, or each step's kernel holds all the steps before it; so a
+cell stores its activations and its states, and everything else fuses around them. What the workspaces hold is ours to
+choose, as only the backward cells read them; the order of the gates is torch's (aten/src/ATen/native/cuda/RNN.cu).
+Must not know strides in memory: they are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from .. import dispatch
+from ..dtypes import COMPUTED, opmath
+from ..stats import STATS
+from ..tensors import Spec, cast, make, read
+from .elementary import sigmoid, tanh
+
+aten = torch.ops.aten
+Results = Sequence[tuple[tuple[int, ...], UOp] | None]
+
+
+def _cell(op: Any, compute: Callable[..., Results]) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+    """A kernel from a function on values, which gives (size, value) of each contiguous result."""
+    name = str(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
+        index = dispatch.device_index(args, kwargs)
+        dtype = next(a.dtype for a in args if isinstance(a, torch.Tensor))
+        STATS.native[name] += 1
+        results = compute(*(_value(a) for a in args), **{k: _value(a) for k, a in kwargs.items()})
+        made: list[torch.Tensor | None] = []
+        for result in results:
+            if result is None:
+                made.append(None)
+                continue
+            size, elements = result
+            strides = torch.empty(size, device="meta").stride()
+            made.append(make(Spec(dtype, size, strides), elements.reshape(size), index))
+        return tuple(made)
+
+    return kernel
+
+
+def _value(x: Any) -> Any:
+    return cast(read(x), opmath(COMPUTED[x.dtype])) if isinstance(x, torch.Tensor) else x
+
+
+def _gates(gates: UOp, bias: UOp | None, count: int) -> UOp:
+    """(batch, count * hidden) as (batch, count, hidden), with its bias."""
+    shape = (gates.shape[0], count, gates.shape[1] // count)
+    gates = gates.reshape(shape)
+    return gates if bias is None else gates + bias.reshape((1, *shape[1:]))
+
+
+def _part(x: UOp, i: int) -> UOp:
+    return x.shrink((None, (i, i + 1), None)).reshape((x.shape[0], x.shape[2]))
+
+
+def _joined(parts: Sequence[UOp]) -> UOp:
+    return parts[0].cat(*parts[1:], dim=1)
+
+
+def lstm(gates: UOp, hidden: UOp, cx: UOp, bias: UOp | None = None, hidden_bias: UOp | None = None) -> Results:
+    """(hy, cy, workspace); gates (batch, 4 * hidden) in the order in, forget, cell, out; the workspace: active."""
+    raw = _gates(gates, bias, 4) + _gates(hidden, hidden_bias, 4)
+    is_cell = UOp.arange(4).eq(2).reshape((1, 4, 1)).expand(raw.shape)
+    active = is_cell.where(tanh(raw), sigmoid(raw)).contiguous()
+    i, f, g, o = (_part(active, n) for n in range(4))
+    cy = (f * cx + i * g).contiguous()
+    size: Any = cx.shape
+    return (size, (o * tanh(cy)).contiguous()), (size, cy), ((size[0], 4 * size[1]), active)
+
+
+def lstm_backward(
+    grad_hy: UOp | None, grad_cy: UOp | None, cx: UOp, cy: UOp, workspace: UOp, has_bias: bool
+) -> Results:
+    """(gradient of the gates, of cx, of the bias)."""
+    active = _gates(workspace, None, 4)
+    i, f, g, o = (_part(active, n) for n in range(4))
+    hy = cy.const_like(0) if grad_hy is None else grad_hy
+    state = tanh(cy)
+    through = hy * o * (1 - state * state)
+    through = (through if grad_cy is None else through + grad_cy).contiguous()
+    gates = _joined([
+        through * g * i * (1 - i), through * cx * f * (1 - f), through * i * (1 - g * g), hy * state * o * (1 - o),
+    ]).contiguous()  # fmt: skip
+    size: Any = cx.shape
+    bias = ((4 * size[1],), gates.sum((0,), dtype=gates.dtype)) if has_bias else None
+    return ((size[0], 4 * size[1]), gates), (size, through * f), bias
+
+
+def gru(gates: UOp, hidden: UOp, hx: UOp, bias: UOp | None = None, hidden_bias: UOp | None = None) -> Results:
+    """(hy, workspace); gates (batch, 3 * hidden) in the order reset, update, new."""
+    inputs, states = _gates(gates, bias, 3), _gates(hidden, hidden_bias, 3)
+    both = sigmoid((inputs + states).shrink((None, (0, 2), None))).contiguous()
+    reset, update, hidden_new = _part(both, 0), _part(both, 1), _part(states, 2)
+    new = tanh(_part(inputs, 2) + reset * hidden_new).contiguous()
+    size: Any = hx.shape
+    workspace = _joined([reset, update, new, hx, hidden_new])
+    return (size, (new + update * (hx - new)).contiguous()), ((size[0], 5 * size[1]), workspace)
+
+
+def gru_backward(grad: UOp, workspace: UOp, has_bias: bool) -> Results:
+    """(gradient of the input gates, of the hidden gates, of hx, of the input bias, of the hidden bias)."""
+    reset, update, new, hx, hidden_new = (_part(_gates(workspace, None, 5), n) for n in range(5))
+    by_new = grad * (1 - update) * (1 - new * new)
+    by_update = grad * (hx - new) * update * (1 - update)
+    by_reset = by_new * hidden_new * reset * (1 - reset)
+    inputs = _joined([by_reset, by_update, by_new]).contiguous()
+    hidden = _joined([by_reset, by_update, by_new * reset]).contiguous()
+    batch, each = grad.shape
+    wide: Any = (batch, 3 * each)  # type: ignore[operator]
+    biases: list[Any] = [None, None]
+    if has_bias:
+        biases = [(wide[1:], side.sum((0,), dtype=side.dtype)) for side in (inputs, hidden)]
+    return (wide, inputs), (wide, hidden), ((batch, each), grad * update), *biases  # type: ignore[return-value]
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "_thnn_fused_lstm_cell": _cell(aten._thnn_fused_lstm_cell.default, lstm),
+    "_thnn_fused_lstm_cell_backward_impl": _cell(aten._thnn_fused_lstm_cell_backward_impl.default, lstm_backward),
+    "_thnn_fused_gru_cell": _cell(aten._thnn_fused_gru_cell.default, gru),
+    "_thnn_fused_gru_cell_backward": _cell(aten._thnn_fused_gru_cell_backward.default, gru_backward),
+}
