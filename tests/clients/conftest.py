@@ -1,0 +1,63 @@
+"""How a program that nobody here wrote is trained twice, on the CPU and on tiny, and its losses compared.
+
+The key insight: random numbers of tiny are the CPU's, so dropout and augmentation stay as the program has them, and a
+wrong gradient shows in the next step's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformance.backend as backend
+
+STEPS = 3
+
+Agree = Callable[..., None]
+
+
+@pytest.fixture
+def agree() -> Iterator[Agree]:
+    """`agree(make, loss, inputs)`: the losses of three steps on tiny are those of the CPU, and training did something.
+
+    `make` returns a module, `loss(model, *inputs)` a scalar, `inputs` is a tuple of CPU tensors.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    # Without it `Module.to` gives each user of a shared parameter its own copy, as on every device outside torch.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield _agree
+    torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def _agree(
+    make: Callable[[], nn.Module], loss: Callable[..., Tensor], inputs: tuple[Any, ...], *, lr: float = 0.1
+) -> None:
+    expected = _losses("cpu", make, loss, inputs, lr)
+    actual = _losses("tiny", make, loss, inputs, lr)
+    assert len(set(expected.tolist())) == STEPS, "the steps do not change the loss, so they show nothing"
+    torch.testing.assert_close(actual, expected)
+
+
+def _losses(
+    device: str, make: Callable[[], nn.Module], loss: Callable[..., Tensor], inputs: tuple[Any, ...], lr: float
+) -> Tensor:
+    torch.manual_seed(0)
+    model = make().to(device).train()
+    given = [tensor.to(device) for tensor in inputs]
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    found = []
+    before = backend.stats()["kernels"]
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        value = loss(model, *given)
+        value.backward()
+        optimizer.step()
+        assert value.device.type == device
+        found.append(value.detach().cpu())
+    assert (backend.stats()["kernels"] > before) == (device == "tiny")
+    return torch.stack(found)
