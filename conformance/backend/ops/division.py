@@ -17,6 +17,7 @@ from .. import engine
 from ..dispatch import Context, Declined, operand, pointwise, value
 from ..dtypes import opmath
 from . import elementary as e
+from . import order
 from .elementary import INF, NAN, divide, subtract
 
 
@@ -34,17 +35,33 @@ def _product_error(a: UOp, b: UOp, product: UOp) -> UOp:
     return subtract(al * bl, error)
 
 
-def float_fmod(a: UOp, b: UOp) -> UOp:
-    """a - trunc(a/b) * b in float64, with the sign of a; exact while the quotient has fewer than 2**53."""
+def _rest(a: UOp, b: UOp) -> UOp:
+    """a - trunc(a/b) * b for finite a and b > 0 in float64; exact while the quotient has fewer than 53 bits."""
     quotient = divide(a, b).trunc()
     product = quotient * b
     rest = subtract(subtract(a, product), _product_error(quotient, b, product))
     # A quotient that was rounded up to an integer leaves a rest of the wrong sign.
-    size = e.absolute(b)
-    rest = (rest.ne(0) & e.sign_bit(rest).ne(e.sign_bit(a))).where(rest + e.copy_sign(size, a), rest)
-    rest = (e.absolute(rest) < size).where(rest, subtract(rest, e.copy_sign(size, a)))
-    result = (e.absolute(a) < size).where(a, e.copy_sign(rest, a))
-    return (b.eq(0) | e.absolute(a).eq(INF) | a.ne(a) | b.ne(b)).where(NAN, result)
+    rest = (rest.ne(0) & e.sign_bit(rest).ne(e.sign_bit(a))).where(rest + e.copy_sign(b, a), rest)
+    rest = (e.absolute(rest) < b).where(rest, subtract(rest, e.copy_sign(b, a)))
+    return (e.absolute(a) < b).where(a, e.copy_sign(rest, a))
+
+
+def float_fmod(a: UOp, b: UOp, bits: int = 53) -> UOp:
+    """a - trunc(a/b) * b in float64, with the sign of a; exact while the quotient has fewer than `bits` bits.
+
+    A longer quotient is taken 50 bits at a time, by a divisor scaled with a power of two, which is exact.
+    """
+    rest, size = a, e.absolute(b)
+    for power in range((bits - 53) // 50, -1, -1):
+        rest = _rest(rest, size * 2.0 ** (50 * power))
+    rest = size.eq(INF).where(a, rest)
+    return (b.eq(0) | e.absolute(a).eq(INF) | a.ne(a) | b.ne(b)).where(NAN, rest)
+
+
+def _float_rest(a: UOp, b: UOp) -> tuple[UOp, UOp, UOp]:
+    """(the remainder of a by b with the sign of a, a, b), all in float64."""
+    x, y = a.cast(dtypes.float64), b.cast(dtypes.float64)
+    return float_fmod(x, y, 53 if a.dtype is dtypes.float64 else 103), x, y
 
 
 def _checked(divisor: UOp) -> UOp:
@@ -68,23 +85,22 @@ def fmod(a: UOp, b: UOp) -> UOp:
     """The remainder with the dividend's sign."""
     if not dtypes.is_float(a.dtype):
         return _integer(Ops.CMOD, a, b)
-    return float_fmod(a.cast(dtypes.float64), b.cast(dtypes.float64)).cast(a.dtype)
+    return _float_rest(a, b)[0].cast(a.dtype)
 
 
 def remainder(a: UOp, b: UOp) -> UOp:
     """The remainder with the divisor's sign."""
     if not dtypes.is_float(a.dtype):
         return _integer(Ops.FLOORMOD, a, b)
-    rest, wide = float_fmod(a.cast(dtypes.float64), b.cast(dtypes.float64)), b.cast(dtypes.float64)
-    return (rest.ne(0) & (rest < 0).ne(wide < 0)).where(rest + wide, rest).cast(a.dtype)
+    rest, _, y = _float_rest(a, b)
+    return (rest.ne(0) & (rest < 0).ne(y < 0)).where(rest + y, rest).cast(a.dtype)
 
 
 def floor_divide(a: UOp, b: UOp) -> UOp:
     """The largest integer not above a / b, by the remainder (c10::div_floor_floating)."""
     if not dtypes.is_float(a.dtype):
         return _integer(Ops.FLOORDIV, a, b)
-    x, y = a.cast(dtypes.float64), b.cast(dtypes.float64)
-    rest = float_fmod(x, y)
+    rest, x, y = _float_rest(a, b)
     quotient = divide(subtract(x, rest), y)
     quotient = (rest.ne(0) & (rest < 0).ne(y < 0)).where(subtract(quotient, 1.0), quotient)
     whole = quotient.floor()
@@ -150,10 +166,16 @@ def integer_power(base: UOp, exponent: UOp) -> UOp:
         return base | exponent.logical_not()
     if base.device is None:  # tinygrad folds integer constants without wrapping
         raise Declined
-    result, square = base.const_like(1), base
+    # Squares change between signed and unsigned: tinygrad bounds a product by its factors, and the bounds of a chain of
+    # squares have more digits than there is memory; a reinterpretation starts them afresh.
+    kind = order.unsigned(base.dtype)
+    signs = (kind, e.bits_dtype(base.dtype))
+    square = base.bitcast(kind)
+    result = square.const_like(1)
     for bit in range(base.dtype.bitsize - (0 if dtypes.is_unsigned(base.dtype) else 1)):
-        result = ((exponent >> bit) & 1).ne(0).where(result * square, result)
-        square = square * square
+        result = ((exponent >> bit) & 1).ne(0).where(result * square.bitcast(kind), result)
+        square = (square * square).bitcast(signs[(bit + 1) % 2])
+    result = result.bitcast(base.dtype)
     if dtypes.is_unsigned(base.dtype):
         return result
     odd = (exponent & 1).ne(0)

@@ -76,8 +76,8 @@ def _like(a: UOp, b: UOp | float) -> UOp:
 
 
 def bits_dtype(dtype: DType) -> DType:
-    """The signed integer dtype of a float dtype's width."""
-    return {2: dtypes.int16, 4: dtypes.int32, 8: dtypes.int64}[dtype.itemsize]
+    """The signed integer dtype of a dtype's width."""
+    return {1: dtypes.int8, 2: dtypes.int16, 4: dtypes.int32, 8: dtypes.int64}[dtype.itemsize]
 
 
 def sign_bit(x: UOp) -> UOp:
@@ -321,7 +321,7 @@ def atan(x: UOp) -> UOp:
     else:
         more = large.where(_MORE_BITS, middle.where(a.const_like(_MORE_BITS / 2), 0.0))
         series = t + (t * z * divide(horner(z, _ATAN64_P), horner(z, _ATAN64_Q)) + more)
-    return copy_sign(base + series, x)
+    return x.eq(0).where(x, copy_sign(base + series, x))
 
 
 def atan2(y: UOp, x: UOp) -> UOp:

@@ -17,7 +17,8 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 
-def _unsigned(dtype: DType) -> DType:
+def unsigned(dtype: DType) -> DType:
+    """The unsigned integer dtype of a dtype's width."""
     return {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}[dtype.itemsize]
 
 
@@ -36,7 +37,7 @@ def key(x: UOp, nan_last: bool = True) -> UOp:
         return x
     if x.dtype in (dtypes.float16, dtypes.bfloat16):
         x = x.cast(dtypes.float32)
-    kind = _unsigned(x.dtype)
+    kind = unsigned(x.dtype)
     top = _top_bit(kind)
     if not dtypes.is_float(x.dtype):
         return x.bitcast(kind) ^ top

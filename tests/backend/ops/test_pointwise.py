@@ -1,0 +1,132 @@
+"""Elementwise operators: what OpInfo's samples do not reach."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import conformance.backend as backend
+
+NAN, INF = math.nan, math.inf
+EDGES = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 3.5, -2.5, 1e-10, 1e20, 88.0, -104.0])
+UNARY = """
+    exp expm1 log log1p sin cos tan sinh cosh tanh sigmoid asin acos atan asinh acosh atanh sqrt rsqrt reciprocal
+    abs neg sign sgn signbit round floor ceil trunc frac erf erfc isnan isinf relu digamma nan_to_num
+""".split()
+BINARY = """
+    add sub mul div maximum minimum fmax fmin atan2 hypot copysign fmod remainder floor_divide pow xlogy lt le
+    gt ge eq ne logical_and logical_xor nextafter
+""".split()
+
+
+# Which zero the CPU takes of two depends on whether the element falls into a vector or into the rest.
+ANY_ZERO = {"maximum", "minimum", "fmax", "fmin"}
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor, signs: bool = True, **tolerance: float) -> None:
+    """Values and, of zeros too, signs."""
+    torch.testing.assert_close(actual.cpu(), expected, equal_nan=True, **tolerance)
+    if signs and expected.is_floating_point():
+        number = ~expected.isnan()
+        assert torch.equal(torch.signbit(actual.cpu())[number], torch.signbit(expected)[number])
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_edges(name):
+    """nan, infinities, signed zeros and extremes give what the CPU gives, with the sign of zero."""
+    same(getattr(torch, name)(EDGES.to("tiny")), getattr(torch, name)(EDGES))
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_edges(name):
+    """Every pair of edge values gives what the CPU gives, with the sign of zero."""
+    a, b = EDGES.unsqueeze(1), EDGES.unsqueeze(0)
+    same(getattr(torch, name)(a.to("tiny"), b.to("tiny")), getattr(torch, name)(a, b), signs=name not in ANY_ZERO)
+
+
+def test_arithmetic_is_not_simplified():
+    """x/x, x-x and x*0 are nan where IEEE 754 says so, and sums with constants round one by one."""
+    x = torch.tensor([1.0, 0.0, INF, NAN])
+    t = x.to("tiny")
+    same(t / t, x / x)
+    same(t - t, x - x)
+    same(t * 0, x * 0)
+    same((t + 1e8) - 1e8, (x + 1e8) - 1e8)
+
+
+def test_constants_fold_as_kernels_compute():
+    """A function of a constant tensor, which tinygrad folds, equals the same function of data."""
+    for name in ("exp", "tanh", "sin", "erf", "log1p", "round"):
+        f = getattr(torch, name)
+        same(f(torch.full((3,), 0.7, device="tiny")), f(torch.full((3,), 0.7)))
+        same(f(torch.ones(3, device="tiny") + 1), f(torch.ones(3) + 1))
+
+
+def test_subtracting_a_negated_value_compiles():
+    """The kernel's language has no a--b."""
+    x = torch.tensor([1.0, 2.0])
+    same(x.to("tiny") - (-x.to("tiny")), x - (-x))
+    same(x.to("tiny") + 3.5, x + 3.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_integer_division_by_sign(dtype):
+    """Quotients and remainders of integers follow the CPU for every pair of signs; the least by -1 does not trap."""
+    a = torch.tensor([-7, 7, -8, 8, 0, torch.iinfo(dtype).min], dtype=dtype).unsqueeze(1)
+    b = torch.tensor([3, -3, 4, -4, 1], dtype=dtype)
+    for f in (torch.floor_divide, torch.remainder, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode="trunc")):
+        same(f(a.to("tiny"), b.to("tiny")), f(a, b))
+    least = a[-1:].to("tiny")
+    assert torch.fmod(least, torch.full_like(least, -1)).item() == 0
+
+
+def test_integer_division_by_a_known_zero_raises():
+    """The CPU's error, as far as the divisor is known."""
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        torch.ones(2, dtype=torch.int32, device="tiny") // 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_integers_wrap(dtype):
+    """Sums, products and powers of integers wrap."""
+    x = torch.tensor([100, 127, 3], dtype=dtype)
+    for f in (lambda t: t + t, lambda t: t * t * t, lambda t: t**9, lambda t: t**t):
+        same(f(x.to("tiny")), f(x))
+
+
+def test_remainder_of_a_rounded_quotient():
+    """fmod(1, 0.1) is almost 0.1 although 1 / 0.1 rounds to 10."""
+    for dtype in (torch.float32, torch.float64):
+        a, b = torch.tensor([1.0, -1.0, 6.0, 5.5], dtype=dtype), torch.tensor([0.1, 0.1, 2.0, -0.7], dtype=dtype)
+        for f in (torch.fmod, torch.remainder, torch.floor_divide):
+            same(f(a.to("tiny"), b.to("tiny")), f(a, b), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_transcendental_accuracy(dtype):
+    """A dense sweep stays within a few ulp of the CPU's double precision, far below OpInfo's tolerances."""
+    x = torch.linspace(-9, 9, 2001, dtype=dtype)
+    rtol = 2e-6 if dtype is torch.float32 else 1e-13
+    atol = 5e-7 if dtype is torch.float32 else 1e-14
+    for name in ("exp", "tanh", "sin", "cos", "erf", "sigmoid", "atan", "expm1"):
+        f = getattr(torch, name)
+        torch.testing.assert_close(f(x.to("tiny")).cpu(), f(x.double()).to(dtype), rtol=rtol, atol=atol)
+
+
+def test_large_angles():
+    """Sine and cosine of float32 arguments beyond any table of multiples of pi."""
+    x = torch.tensor([1e4, -1e6, 1e10, 1e30])
+    same(x.to("tiny").sin(), x.double().sin().float())
+    same(x.to("tiny").cos(), x.double().cos().float())
+
+
+def test_foreach_and_in_place_need_no_fallback():
+    """Foreach operators and in-place forms run through the same functions."""
+    with backend.no_fallback():
+        xs = [torch.ones(3, device="tiny"), torch.ones(2, 2, device="tiny")]
+        torch._foreach_add_(xs, 2.0)
+        torch._foreach_mul_(xs, xs)
+        xs[0].exp_().clamp_(max=5.0)
+    assert xs[1].cpu().eq(9).all() and xs[0].cpu().eq(5).all()

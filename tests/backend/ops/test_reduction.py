@@ -1,0 +1,84 @@
+"""Reductions, scans, sorts and searches: nan, ties, empties and widths that OpInfo's samples do not reach."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+NAN, INF = math.nan, math.inf
+FLOATS = torch.tensor([[1.0, NAN, 3.0, NAN], [-INF, -0.0, 0.0, -1.0], [2.0, 2.0, -2.0, 2.0]])
+
+
+def both(f, x):
+    """What `f` gives on the device, and on the CPU."""
+    actual, expected = f(x.to("tiny")), f(x)
+    torch.testing.assert_close(torch.utils._pytree.tree_map(lambda t: t.cpu(), actual), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["amax", "amin", "argmax", "argmin", "sum", "prod", "mean"])
+def test_nan(name, dtype):
+    """nan wins, and its first position is the index."""
+    for dim in (0, 1):
+        both(lambda x, d=dim: getattr(x, name)(d), FLOATS.to(dtype))
+
+
+@pytest.mark.parametrize("name", ["max", "min", "cummax", "cummin"])
+def test_index_of_ties(name):
+    """A reduction points at the first of equals, a scan at the latest; in 32 and in 64 bits."""
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8):
+        x = (FLOATS if dtype.is_floating_point else FLOATS[2:].abs()).to(dtype)
+        both(lambda t: tuple(getattr(t, name)(1)), x)
+
+
+def test_sort_with_nan_and_zeros():
+    """nan sorts as the largest, zeros of both signs are equal, and a stable sort keeps the order of equals."""
+    for descending in (False, True):
+        both(lambda x, d=descending: tuple(x.sort(dim=1, descending=d, stable=True)), FLOATS)
+        both(lambda x, d=descending: tuple(x.double().sort(dim=0, descending=d, stable=True)), FLOATS)
+
+
+def test_integer_extremes():
+    """The ends of each integer range order right and survive."""
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
+        info = torch.iinfo(dtype)
+        x = torch.tensor([info.max, info.min, 0, info.max - 1], dtype=dtype)
+        both(lambda t: (t.max(), t.min(), t.argmax(), t.argmin(), *t.sort(stable=True)), x)
+
+
+@pytest.mark.filterwarnings("ignore:var")
+@pytest.mark.parametrize("name", ["sum", "prod", "any", "all", "mean", "var", "argmax", "amax"])
+def test_empty(name):
+    """A reduction of nothing gives what the CPU gives, or raises its error."""
+    f, x = getattr(torch, name), torch.empty(0, 3)
+    try:
+        expected = f(x, 0)
+    except (RuntimeError, IndexError) as error:
+        with pytest.raises(type(error), match=re.escape(str(error)[:20])):
+            f(x.to("tiny"), 0)
+    else:
+        torch.testing.assert_close(f(x.to("tiny"), 0).cpu(), expected, equal_nan=True)
+
+
+def test_softmax_of_infinities():
+    """A row of -inf gives nan, a row with some gives zeros, and large numbers do not overflow."""
+    x = torch.tensor([[-INF, -INF], [-INF, 1.0], [1e30, -1e30], [NAN, 0.0]])
+    both(lambda t: (t.softmax(1), t.log_softmax(1), t.logsumexp(1)), x)
+
+
+def test_sums_of_narrow_integers_are_wide():
+    """Integers are summed in int64, and wrap where a narrow dtype is asked for."""
+    x = torch.full((300,), 100, dtype=torch.uint8)
+    both(lambda t: (t.sum(), t.cumsum(0), t.sum(dtype=torch.uint8)), x)
+
+
+def test_long_rows_are_declined_not_wrong():
+    """A sort too long to be done by counting runs on the CPU, counted."""
+    import conformance.backend as backend
+
+    before = backend.stats()["fallback"].get("aten.sort.default", 0)
+    both(lambda t: t.sort()[0], torch.randn(20_000))
+    assert backend.stats()["fallback"]["aten.sort.default"] == before + 1
