@@ -32,7 +32,7 @@ from conformance.opinfo import plan
 from conformance.opinfo.isolation import Pool, PoolError
 from conformance.opinfo.plan import Case, UsageError
 from conformance.report import __main__ as report
-from conformance.report import compare, machine, model
+from conformance.report import compare, history, machine, model
 from conformance.report.model import UNEXPECTED, Outcome, ReportError, Result, Run, summary_line
 
 INTERRUPTED = 130
@@ -158,6 +158,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     baseline_file = options.baseline or BASELINES / f"{model.file_name(options.target)}.json.gz"
     expected = expectations.load(expected_file)
     baseline = model.load(baseline_file) if options.baseline or baseline_file.exists() else None
+    history.check(options.reports / report.HISTORY)
     console = Console()
     with _interrupted_once(), _Journal(options.reports) as journal, _progress(console) as progress:
         made = run(
@@ -168,7 +169,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             found=_each(journal.add, progress.add),
         )
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
-        made.environment |= _environment(chosen)
+        made.environment |= {**_environment(chosen), "selection": _selection(chosen)}
         if not made.complete and not made.results:
             print("opinfo_runner: interrupted before anything was compared; no report is written.", file=sys.stderr)
             return INTERRUPTED
@@ -234,6 +235,15 @@ def _environment(chosen: dict[str, Any]) -> dict[str, str]:
         )
         made["commit"] = commit.stdout.strip()
     return made
+
+
+def _selection(chosen: dict[str, Any]) -> str:
+    """What was asked for, in words: runs with the same words can be compared over time."""
+    names = (chosen["ops"] or ["all ops"], chosen["dtypes"], chosen["variants"], chosen["layouts"])
+    words = [",".join(each) for each in names]
+    words.append("all samples" if chosen["samples"] is None else f"{chosen['samples']} samples")
+    index, count = chosen["shard"]
+    return "; ".join([*words, *([f"shard {index}/{count}"] if count > 1 else [])])
 
 
 def _over(baseline: Run | None, made: Run) -> Run:

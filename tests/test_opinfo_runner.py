@@ -323,7 +323,8 @@ class TestCommand:
         done = runner(tmp_path, "--target", "cpu", "--op", "sin", "--samples", "2")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 passed, 0 failed, 0 skipped"), done.stderr
         names = {path.name for path in (tmp_path / "reports").iterdir()}
-        assert names == {"opinfo.json", "opinfo.xml", "opinfo-summary.md", "conformance.html"}
+        written = {"opinfo.json", "opinfo.xml", "opinfo.ctrf.json", "opinfo-summary.md", "conformance.html"}
+        assert names == written | {"history.sqlite"}
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

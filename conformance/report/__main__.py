@@ -10,8 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.report import compare, html, machine, model
+from conformance.report import compare, history, html, machine, model
 from conformance.report.model import ReportError
+
+HISTORY = "history.sqlite"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +51,9 @@ def _diff(options: argparse.Namespace) -> int:
 def _html(options: argparse.Namespace) -> int:
     fuzz = html.load_fuzz(options.fuzz or options.run.parent / "fuzz.json")
     output = options.output or options.run.parent / "conformance.html"
-    model.write_atomic(output, html.render(model.load(options.run), _baseline(options), fuzz))
+    run = model.load(options.run)
+    trends = history.trends(options.run.parent / HISTORY, run)
+    model.write_atomic(output, html.render(run, _baseline(options), fuzz, trends))
     print(output)
     return 0
 
@@ -73,10 +77,20 @@ def _baseline(options: argparse.Namespace) -> model.Run | None:
 
 
 def write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
-    """Write all forms of a run into `folder` and return the job summary. Raises ReportError."""
+    """Write all forms of a run into `folder`, add it to the history there, and return the job summary. Raises
+    ReportError."""
     run.results.sort(key=lambda result: result.id)
     model.save(run, folder / "opinfo.json")
     model.write_atomic(folder / "opinfo.xml", machine.junit(run))
+    model.write_atomic(folder / "opinfo.ctrf.json", machine.ctrf(run))
+    trends: list[history.Trend] = []
+    try:
+        # An interrupted run would draw a fall that is none.
+        if run.complete and run.compared:
+            history.append(folder / HISTORY, run)
+        trends = history.trends(folder / HISTORY, run)
+    except ReportError as error:
+        run.notes.append(f"Without history: {error}")
     summary = machine.markdown(run, compare.diff(baseline, run) if baseline else None)
     model.write_atomic(folder / "opinfo-summary.md", summary)
     try:
@@ -84,7 +98,7 @@ def write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
     except ReportError as error:
         run.notes.append(f"Without the fuzzer's results: {error}")
         fuzz = None
-    model.write_atomic(folder / "conformance.html", html.render(run, baseline, fuzz))
+    model.write_atomic(folder / "conformance.html", html.render(run, baseline, fuzz, trends))
     return summary
 
 

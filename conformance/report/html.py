@@ -17,6 +17,7 @@ import jinja2
 
 from conformance.report.compare import KINDS, REGRESSIONS, diff
 from conformance.report.foreign import visible
+from conformance.report.history import Trend
 from conformance.report.model import BROKEN, UNEXPECTED, Failure, Outcome, ReportError, Result, Run, summary_line
 
 DETAIL_BUDGET = 3_000_000
@@ -119,8 +120,10 @@ def _failure(failure: Failure, left: int) -> dict[str, Any]:
     }
 
 
-def render(run: Run, baseline: Run | None = None, fuzz: Mapping[str, Any] | None = None) -> str:
-    """The page for a run, compared with a baseline and with a fuzz campaign's results where given."""
+def render(
+    run: Run, baseline: Run | None = None, fuzz: Mapping[str, Any] | None = None, trends: Sequence[Trend] = ()
+) -> str:
+    """The page for a run, with a baseline, a fuzz campaign's results and earlier runs where given."""
     loader = jinja2.PackageLoader("conformance.report")
     environment = jinja2.Environment(
         loader=loader,
@@ -152,6 +155,7 @@ def render(run: Run, baseline: Run | None = None, fuzz: Mapping[str, Any] | None
         fallbacks=_fallbacks(run),
         fuzz=fuzz_view(fuzz),
         verdict=_verdict(run),
+        trends=trends,
     )
 
 

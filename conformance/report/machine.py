@@ -1,4 +1,4 @@
-"""A run for machines: JUnit XML, a GitHub job summary in Markdown, and GitHub's error annotations.
+"""A run for machines: JUnit XML, CTRF JSON, a GitHub job summary in Markdown, and GitHub's error annotations.
 
 The key insight: what a target prints in an exception is untrusted text; each form escapes it by its own rules, and
 drops characters that the form cannot hold at all.
@@ -6,7 +6,10 @@ drops characters that the form cannot hold at all.
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
+from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from conformance.report.compare import KINDS, Diff
@@ -51,6 +54,44 @@ def _case(result: Result) -> str:
     if result.outcome in (Outcome.SKIP, Outcome.XFAIL):
         return f"{start}><skipped message={_attribute(f'{result.outcome}: {result.reason}')}/></testcase>"
     return f"{start}/>"
+
+
+# Outcomes in the words of the Common Test Report Format; a pass on a rerun is a pass with `flaky` set.
+_CTRF = {Outcome.PASS: "passed", Outcome.FLAKY: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "skipped"}
+
+
+def ctrf(run: Run) -> str:
+    """The run in the Common Test Report Format (ctrf.io), version 0.0.0; durations are in milliseconds."""
+    tests = [_ctrf_test(result) for result in run.results]
+    counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped")}
+    start = _milliseconds(run.started)
+    summary = {"tests": len(tests), **counts, "pending": 0, "other": 0}
+    summary |= {"start": start, "stop": start + round(run.seconds * 1000)}
+    results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
+    extra = {"target": run.target, "complete": run.complete, **run.environment}
+    results["environment"] = {"appName": run.target, "extra": extra}
+    return json.dumps({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": results}, indent=1) + "\n"
+
+
+def _ctrf_test(result: Result) -> dict[str, Any]:
+    test: dict[str, Any] = {"name": result.id, "status": _CTRF.get(result.outcome, "failed")}
+    test |= {"duration": round(result.seconds * 1000), "rawStatus": str(result.outcome)}
+    test["tags"] = [tag for tag in (result.family, result.dtype, result.variant, result.layout) if tag]
+    if result.outcome is Outcome.FLAKY:
+        test["flaky"] = True
+    if result.outcome is not Outcome.PASS:
+        test["message"] = visible(_headline(result) if result.failures else result.reason)
+    if result.outcome in UNEXPECTED and result.failures:
+        test["trace"] = visible(result.failures[0].script)
+    return test
+
+
+def _milliseconds(moment: str) -> int:
+    """A run's start in milliseconds since 1970, 0 when it is not known."""
+    try:
+        return round(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
+    except ValueError:
+        return 0
 
 
 def _finding(failure: object) -> str:

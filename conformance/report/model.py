@@ -305,9 +305,12 @@ def merge(runs: Iterable[Run]) -> Run:
                 raise ReportError(f"{result.id} is in two of the merged files; merge the shards of one run only.")
             results[result.id] = result
     first = runs[0]
+    # What all shards together were asked for.
+    whole = first.environment.get("selection", "").partition("; shard ")[0]
     return dataclasses.replace(
         first,
         results=list(results.values()),
+        environment={**first.environment, **({"selection": whole} if whole else {})},
         seconds=sum(run.seconds for run in runs),
         complete=all(run.complete for run in runs),
         notes=list(dict.fromkeys(note for run in runs for note in run.notes)),

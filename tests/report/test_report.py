@@ -204,6 +204,27 @@ class TestMachine:
         assert line.startswith("::error title=")
 
 
+class TestCtrf:
+    """The Common Test Report Format."""
+
+    def test_every_case_is_a_test(self, hostile: Run) -> None:
+        """Each case has its status, and the summary counts them."""
+        data = json.loads(machine.ctrf(hostile))
+        assert (data["reportFormat"], data["specVersion"]) == ("CTRF", "0.0.0")
+        summary, tests = data["results"]["summary"], data["results"]["tests"]
+        assert [summary[word] for word in ("tests", "passed", "failed", "skipped")] == [2, 1, 1, 0]
+        assert summary["stop"] >= summary["start"]
+        assert {test["status"] for test in tests} == {"passed", "failed"}
+        assert not set("".join(test.get("message", "") for test in tests)) & {"\x1b", "\u202e"}
+
+    def test_flaky_and_declared(self) -> None:
+        """A pass on a rerun is a flaky pass; a declared failure is skipped, with its reason."""
+        given = run(result("a", outcome=Outcome.FLAKY, reason="r"), result("b", outcome=Outcome.XFAIL, reason="known"))
+        flaky, declared = json.loads(machine.ctrf(given))["results"]["tests"]
+        assert (flaky["status"], flaky["flaky"]) == ("passed", True)
+        assert (declared["status"], declared["rawStatus"], declared["message"]) == ("skipped", "XFAIL", "known")
+
+
 class Page(HTMLParser):
     """The page's elements and the text of its data."""
 
@@ -351,7 +372,7 @@ class TestCommand:
         words = ["merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--reports", str(tmp_path / "out")]
         assert command.main(words) == 1
         assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
-        assert len(list((tmp_path / "out").iterdir())) == 4
+        assert len(list((tmp_path / "out").iterdir())) == 6
 
     def test_bad_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A file that is not there is one sentence and exit code 2."""

@@ -1,0 +1,137 @@
+"""Runs over time: one row a run in an SQLite file, and the lines that are drawn from them.
+
+Defines `check`, `append` and `trends`. The key insight: only runs of one target that asked for the same cases can be
+put on one line, so a row carries what was asked for, and a trend is over the rows that agree in it. SQLite's
+transactions make two writers wait for each other and a killed one leave nothing behind. This module must not import
+torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.report.model import Outcome, ReportError, Run
+
+SCHEMA = 1
+PATIENCE = 30.0
+"""Seconds to wait for another writer."""
+LONGEST = 60
+"""Runs in a trend."""
+_COUNTS = ("samples", "kernels", "native", "decomposed", "fallback", "seconds")
+_OUTCOMES = tuple(str(outcome) for outcome in Outcome)
+_COLUMNS = ("target", "selection", "started", "version", *_OUTCOMES, *_COUNTS)
+_TABLE = f"""CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, target TEXT NOT NULL, selection TEXT NOT NULL, started TEXT NOT NULL, version TEXT NOT NULL,
+    {", ".join(f'"{word}" INTEGER NOT NULL' for word in _OUTCOMES)},
+    {", ".join(f'"{word}" REAL' for word in _COUNTS)}
+)"""
+# What is drawn: a label, the columns that are added up, and whether more of it is better, worse, or neither.
+LINES = (
+    ("passed", ("PASS", "FLAKY"), 1),
+    ("failed", ("CRASH", "TIMEOUT", "FAIL", "XPASS"), -1),
+    ("kernels", ("kernels",), -1),
+    ("CPU fallbacks", ("fallback",), -1),
+    ("seconds", ("seconds",), -1),
+)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One number over the runs, oldest first; `better` is 1, -1 or 0: the direction in which it improved at last."""
+
+    label: str
+    values: tuple[float, ...]
+    better: int
+
+    def points(self, width: int = 160, height: int = 28) -> str:
+        """The line as an SVG polyline's points, the largest value at the top; a line that never changes is level."""
+        low, high = min(self.values), max(self.values)
+        step = width / max(len(self.values) - 1, 1)
+        scale = (height - 4) / ((high - low) or 1)
+        return " ".join(f"{i * step:.1f},{height - 2 - (v - low) * scale:.1f}" for i, v in enumerate(self.values))
+
+
+def check(path: Path) -> None:
+    """Raise ReportError unless `path` is a history of this schema or does not exist, so that a run need not be lost."""
+    if path.exists():
+        with _opened(path):
+            pass
+
+
+def append(path: Path, run: Run) -> None:
+    """Add a run's row. Raises ReportError; what was in the file stays."""
+    row = _row(run)
+    names, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
+    with _opened(path) as file, _transaction(file):
+        file.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(row.values()))
+
+
+def trends(path: Path, run: Run) -> list[Trend]:
+    """The lines over the latest runs that asked for what `run` did; none when there are fewer than two."""
+    if not path.exists():
+        return []
+    with _opened(path) as file:
+        found = file.execute(
+            "SELECT * FROM runs WHERE target = ? AND selection = ? ORDER BY id DESC LIMIT ?",
+            (run.target, run.environment.get("selection", ""), LONGEST),
+        ).fetchall()[::-1]
+    made = []
+    for label, columns, good in LINES:
+        values = tuple(sum(row[c] for c in columns) for row in found if all(row[c] is not None for c in columns))
+        if len(values) > 1:
+            change = values[-1] - values[-2]
+            made.append(Trend(label, values, 0 if not change else good if change > 0 else -good))
+    return made
+
+
+def _row(run: Run) -> dict[str, Any]:
+    def total(name: str) -> float | None:
+        known = [value for result in run.results if (value := getattr(result, name)) is not None]
+        return sum(known) if known else None
+
+    counts = run.counts()
+    row: dict[str, Any] = {"target": run.target, "selection": run.environment.get("selection", "")}
+    row |= {"started": run.started, "version": run.environment.get("commit", "")}
+    row |= {word: counts[word] for word in _OUTCOMES}
+    row |= {name: total(name) for name in _COUNTS}
+    return row | {"seconds": run.seconds}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as file:
+            file.row_factory = sqlite3.Row
+            with _transaction(file):
+                version = file.execute("PRAGMA user_version").fetchone()[0]
+                fresh = not file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+                if version == 0 and fresh:
+                    file.execute(_TABLE)
+                    file.execute(f"PRAGMA user_version = {SCHEMA}")
+                elif version != SCHEMA:
+                    raise ReportError(
+                        f"{path} has history schema {version} and this version writes {SCHEMA}; move it away to begin "
+                        "a new one."
+                    )
+            file.execute("PRAGMA journal_mode = WAL")
+            yield file
+    except (sqlite3.Error, OSError) as error:
+        raise ReportError(f"{path} is no usable history ({error}); move it away to begin a new one.") from None
+
+
+@contextlib.contextmanager
+def _transaction(file: sqlite3.Connection) -> Iterator[None]:
+    # IMMEDIATE waits for another writer at the start, where waiting is possible, and not at the first write.
+    file.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        file.execute("ROLLBACK")
+        raise
+    file.execute("COMMIT")
