@@ -188,6 +188,9 @@ class Shadow(Execution):
             key = storage_key(tensor)
             reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
             self.levels[key] = max(self.levels.get(key, MOVED), reached)
+            if self.levels[key] == ROUNDED and any(
+                    other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()):
+                raise Undefined("rounded values, or nan, seen as bits of another dtype")
         if op.writes is not None:
             self.written += [name for name in step.names() if name in self.env and any(
                 storage_key(self.env[name]) == storage_key(to) for to in written)][:1]

@@ -128,6 +128,7 @@ def register() -> None:
     _setup_privateuseone_for_python_backend("tiny", backend_module=_module(), hook=_Hooks(), device_guard=_Guard())
     _serve_untyped_storage()
     _print_on_host()
+    _keep_shared_parameters()
     # tinygrad's scheduler is not thread-safe; backward runs in the calling thread.
     torch.autograd.set_multithreading_enabled(False)
 
@@ -159,3 +160,34 @@ def _print_on_host() -> None:
         return original(self.cpu() if self.device.type == "tiny" else self, indent)
 
     torch._tensor_str._tensor_str = tensor_str
+
+
+def _keep_shared_parameters() -> None:
+    """torch moves a module to or from a device of another kind by making new parameters, one for each place of use.
+
+    Parameters that were shared (a language model's embedding and its last layer) would come out separate and train
+    apart, without an error. The places that shared one share the first one's successor again.
+    """
+    original = torch.nn.Module._apply
+    moving = False
+
+    def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        nonlocal moving
+        if moving or not recurse:
+            return original(self, fn, recurse)
+        places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        for module in self.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    places.setdefault(id(parameter), []).append((module, name))
+        moving = True
+        try:
+            moved = original(self, fn, recurse)
+        finally:
+            moving = False
+        for (first, name), *others in places.values():
+            for module, other in others:
+                module._parameters[other] = first._parameters[name]
+        return moved
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]

@@ -39,6 +39,10 @@ class Refused(Exception):
     """A call that the meta kernel refuses, or that torch's checks of memory overlap may refuse: the CPU decides."""
 
 
+class Nothing(Exception):
+    """A call whose results have no elements: what is left of it are the CPU's checks of its arguments."""
+
+
 class Context:
     """What a value function may ask about its call."""
 
@@ -373,6 +377,9 @@ class Overload:
         _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
         inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
         self._check_overlap(targets, [*args, *inputs.values()])
+        read = {id(t) for t in _tensors([*args, *inputs.values()])}
+        if any(id(t) in read and tuple(t.shape) != s.size for t, s in zip(targets, sized, strict=False)):
+            raise Refused("an input would be resized")
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
         if not computes(self.row, [*args, *kwargs.values()], outs):
@@ -392,8 +399,7 @@ class Overload:
 
     def _compute(self, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         if all(s is None or 0 in s.size for s in outs):
-            STATS.native[self.name] += 1
-            return [UOp.const(0, dtypes.bool)] * len(outs)
+            raise Nothing
         context = Context(self.functional, outs, index, args)
         result = self.row.function(context, *_values(tuple(args)), **{k: _values(v) for k, v in kwargs.items()})
         STATS.native[self.name] += 1
@@ -418,6 +424,9 @@ def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return kernel(*args, **kwargs)
         except Declined:
             return fallback.on_cpu(op, args, kwargs)
+        except Nothing:
+            STATS.native[str(op)] += 1
+            return fallback.run_on_cpu(op, args, kwargs)
         except Refused:
             _check_devices([*args, *kwargs.values()])
         result = fallback.run_on_cpu(op, args, kwargs)

@@ -445,3 +445,33 @@ class TestStoredInPlace:
         assert b.cpu().tolist() == torch.arange(64.0).view(8, 8).tolist()
         assert backend.stats()["stored"] >= 1
         assert backend.stats()["kernels"] <= 1
+
+
+class TestCalls:
+    """Calls that torch's meta kernels answer otherwise than the CPU."""
+
+    def test_out_that_is_a_smaller_input(self) -> None:
+        """`mul(x, y, out=x)` with a larger result raises instead of resizing what it reads."""
+        for device in DEVICES:
+            x = torch.ones(5, 1).to(device)
+            with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+                torch.mul(x, torch.ones(5).to(device), out=x)
+
+    def test_checks_of_a_call_on_nothing(self) -> None:
+        """A call whose result has no elements still raises what the CPU raises."""
+        for device in DEVICES:
+            with pytest.raises(RuntimeError, match="dtypes match"):
+                torch.empty(0, device=device).index_put_((), torch.empty(0, dtype=torch.int8, device=device))
+
+    def test_strides_of_a_rolled_permuted_layout(self) -> None:
+        """Where the meta kernel forgets a permuted layout the strides are the CPU's."""
+        both(lambda d: torch.arange(20.0, device=d).as_strided((2, 2, 2, 2), (12, 1, 4, 2)).roll(1, 0))
+
+    def test_shared_parameters_stay_shared(self) -> None:
+        """A module's move keeps parameters that were used in two places one parameter."""
+        words, head = torch.nn.Embedding(3, 3), torch.nn.Linear(3, 3, bias=False)
+        head.weight = words.weight
+        both_ = torch.nn.ModuleList([words, head]).to("tiny")
+        assert both_[0].weight is both_[1].weight
+        assert both_[0].weight.device.type == "tiny"
+        assert both_.cpu()[0].weight is both_[1].weight
