@@ -15,6 +15,8 @@ from conformance.target import Target
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),
+    "a write that raises": lambda program: any(step.raises and OPS[step.op].writes is not None
+                                               for step in program.steps),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
 }

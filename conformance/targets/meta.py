@@ -10,8 +10,10 @@ from conformance.target import ORACLES, Target, map_tensors, storage_key
 METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad"}
 """What can be judged without values. Whether a result requires grad is left to targets that compute gradients."""
 
-NEEDS_VALUES = frozenset({"questions", "item.error", "index_select.range", "through_host"})
-"""Steps whose answer, or whose error, depends on values; and the way to the host and back."""
+NEEDS_VALUES = frozenset({"questions", "item.error", "index_select.range", "as_strided.range", "through_host",
+                          "a write that raises"})
+"""Steps whose answer, or whose error, depends on values, on how many bytes there are or on which of them overlap: meta
+kernels check no memory. And the way to the host."""
 
 
 class MetaTarget(Target):

@@ -1,0 +1,163 @@
+"""The targets beside devices: each agrees with torch CPU where it should, catches a planted fault, and says what it
+leaves out."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.fuzz import main
+from conformance.oracle import compare
+from conformance.program import Input, Program, Storage, dump, run
+from conformance.script import script
+from conformance.shadow import reference
+from conformance.steps.op import Step, tensor
+from conformance.support import left_out, not_drawn
+from conformance.target import Target, TargetError, load_target
+from conformance.verdict import judge
+from conformance.whole import function, source
+
+A = Input("a", 0, "float32", (2, 3), (3, 1))
+STORAGES = (Storage("float32", 6),)
+WRITE_THROUGH_A_VIEW = Program(STORAGES, (A,), (
+    Step("t", (tensor("a"),), out=("b",)),
+    Step("add_", (tensor("b"), 1)),
+    Step("sum.dim", (tensor("a"), 0, False), out=("c",)),
+    Step("loop", body=(Step("setitem", (tensor("a"), {"i": [1, 0]}, {"i": [1, 1]})),), times=2)))
+RAISES = Program(STORAGES, (A,), (Step("view.count", (tensor("a"), 7), raises="RuntimeError"),))
+OVERLAPPING = Program((Storage("float32", 1),), (Input("a", 0, "float32", (2,), (0,)),),
+                      (Step("add_", (tensor("a"), 1), raises="RuntimeError"),))
+ASKS = Program(STORAGES, (A,), (Step("is_contiguous", (tensor("a"),)),))
+UNFOLD_WITH_GAPS = Program((Storage("float32", 5),), (Input("a", 0, "float32", (5,), (1,)),), (
+    Step("unfold", (tensor("a"), 0, 1, 2), out=("b",)), Step("add_", (tensor("b"), 1))))
+
+
+class Negating(Target):
+    """A transform that is wrong: the first step's result is negated."""
+
+    name, whole = "negating", True
+
+    def transform(self, function):
+        def wrong(*inputs):
+            made = function(*inputs)
+            return {**made, **{name: -value for name, value in list(made.items())[-1:]}}
+        return wrong
+
+
+class TestWhole:
+    def test_the_function_is_the_programs_calls(self):
+        """Its text has the steps in order, loops included, and returns what they made."""
+        assert source(WRITE_THROUGH_A_VIEW) == (
+            "def program(a):\n    b = a.t()\n    b.add_(1)\n    c = a.sum(0, False)\n    for i in range(2):\n"
+            "        a[i] = i + 1\n    return {'b': b, 'c': c}\n")
+
+    def test_answers_are_results(self):
+        """What a question answers is returned under the step's number."""
+        assert function(ASKS)(torch.ones(2, 3)) == {"step 1": True}
+
+    def test_a_wrong_transform_is_caught_and_its_step_named(self):
+        """A planted fault is found by the value oracle, and the first wrong step is told."""
+        verdict = judge(WRITE_THROUGH_A_VIEW, Negating())
+        assert verdict.mismatches[0].oracle == "value"
+        assert verdict.bad_step == 1
+
+    @pytest.mark.parametrize("spec", ["functionalize", "meta", "fake"])
+    def test_a_script_runs_by_itself(self, spec, tmp_path):
+        """The standalone script of a program that agrees shows no difference."""
+        path = tmp_path / "script.py"
+        path.write_text(script(WRITE_THROUGH_A_VIEW, load_target(spec)))
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        assert "DIFFERS" not in said.stdout
+        assert "error" not in said.stdout
+
+
+class TestTargets:
+    @pytest.mark.parametrize("spec", ["meta", "fake", "functionalize", "aot_eager"])
+    def test_a_plain_program_agrees(self, spec):
+        """A write through a view, a reduction and a loop are right on each."""
+        verdict = judge(WRITE_THROUGH_A_VIEW, load_target(spec))
+        assert verdict.passed, verdict.mismatches
+
+    @pytest.mark.slow
+    def test_inductor_agrees(self):
+        """So it is with generated C++."""
+        assert judge(WRITE_THROUGH_A_VIEW, load_target("inductor")).passed
+
+    @pytest.mark.parametrize("spec", ["functionalize", "aot_eager"])
+    def test_a_real_bug_is_found(self, spec):
+        """torch 2.13's functionalization zeroes the gaps of a written unfold."""
+        verdict = judge(UNFOLD_WITH_GAPS, load_target(spec))
+        assert [mismatch.oracle for mismatch in verdict.mismatches][:1] == ["value"]
+        assert verdict.bad_step == 2
+
+    @pytest.mark.parametrize("spec", ["meta", "fake"])
+    def test_wrong_metadata_is_caught(self, spec, monkeypatch):
+        """A transposition that does nothing is seen by its shape, without any value."""
+        monkeypatch.setattr("conformance.steps.op.Op.run", lambda op, args, kwargs: args[0])
+        target = load_target(spec)
+        got = run(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1]), target).observations[-1]
+        monkeypatch.undo()
+        want = reference(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1])).observation
+        assert {"shape", "stride"} <= {one.oracle for one in compare(want, got, oracles=target.oracles)}
+
+    def test_inductor_without_a_compiler_is_one_sentence(self, monkeypatch):
+        """The target says what is missing and what to do."""
+        builder = pytest.importorskip("torch._inductor.cpp_builder")
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        def none_here():
+            raise InvalidCxxCompiler
+        monkeypatch.setattr(builder, "get_cpp_compiler", none_here)
+        with pytest.raises(TargetError, match="install g\\+\\+"):
+            load_target("inductor")
+
+
+class TestLeftOut:
+    @pytest.mark.parametrize(("spec", "program", "reason"), [
+        ("functionalize", RAISES, "errors"), ("aot_eager", RAISES, "errors"),
+        ("meta", OVERLAPPING, "a write that raises"), ("meta", ASKS, "questions"), ("meta", RAISES, ""), ("functionalize", ASKS, "")])
+    def test_a_program_is_left_out_by_the_targets_own_words(self, spec, program, reason):
+        """Nothing is run to find out, and the verdict is neither a pass nor a failure."""
+        target = load_target(spec)
+        assert left_out(program, target) == reason
+        if reason:
+            verdict = judge(program, target)
+            assert not verdict.passed
+            assert not verdict.mismatches
+
+    def test_inputs_that_share_a_storage(self):
+        """functionalize takes its inputs for independent tensors."""
+        program = Program(STORAGES, (A, Input("b", 0, "float32", (1,), (1,))))
+        assert left_out(program, load_target("functionalize")) == "inputs that share a storage"
+
+    def test_a_dtype_that_the_target_cannot_hold(self):
+        """Dtypes are declared too."""
+        target = load_target("cpu")
+        target.dtypes = frozenset({torch.int64})
+        assert left_out(WRITE_THROUGH_A_VIEW, target) == "dtype float32"
+
+    def test_what_is_left_out_is_not_drawn(self):
+        """Families and steps go to the drawing; traits cannot."""
+        assert "questions" in not_drawn(load_target("meta"))
+        assert "a write that raises" not in not_drawn(load_target("meta"))
+
+    def test_a_replay_of_it_says_so(self, tmp_path, capsys):
+        """Asked for a program that the target leaves out, the command compares nothing and exits with 2."""
+        path = tmp_path / "asks.json"
+        path.write_text(dump(ASKS))
+        assert main(["--target", "meta", "--replay", str(path)]) == 2
+        assert "leaves out questions" in capsys.readouterr().err
+        assert main(["--target", "meta", "--replay", str(tmp_path)]) == 2
+        assert "0 of 1 programs agree with torch CPU, 1 were not run" in capsys.readouterr().out
+
+    def test_a_campaign_counts_it(self, tmp_path):
+        """Programs not run are counted by reason in the report."""
+        main(["--target", "functionalize", "--programs", "12", "--only", "view", "--reports", str(tmp_path)])
+        report = json.loads((Path(tmp_path) / "fuzz.json").read_text())
+        assert report["programs"] == 12
+        assert sum(report["unsupported"].values()) > 0
