@@ -62,14 +62,14 @@ def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch
 
 
 def _native(
-    op: Any, compute: Callable[..., Sequence[tuple[Spec, UOp]]]
+    op: Any, compute: Callable[..., Sequence[tuple[Spec, UOp]]], takes_empty: bool = False
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A kernel from a function which gives results with metadata of its own."""
     name = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        if any(t.dtype not in COMPUTED for t in tensors) or not tensors[0].numel():
+        if any(t.dtype not in COMPUTED for t in tensors) or not (tensors[0].numel() or takes_empty):
             return fallback.on_cpu(op, args, kwargs)
         index = dispatch.device_index(args, kwargs)
         _, outs = dispatch.specs(op, args, kwargs)
@@ -92,10 +92,18 @@ def _batch_norm(
     shape = (1, channels, *[1] * (x.dim() - 2))
     axes = (0, *range(2, x.dim()))
     elements = cast(stored(read(x)), dtype)
+    saved = Spec(statistics_dtype(x, weight, bias, running_mean, running_var), (channels,) if training else (0,), (1,))
+
+    def rounded(v: UOp) -> UOp:
+        return cast(cast(v, saved.computed), dtype)
+
     if training:
-        mean, variance = moments(elements, axes)
         count = x.numel() // channels
-        for running, new in ((running_mean, mean), (running_var, variance * (count / max(count - 1, 1)))):
+        mean = mean_of(elements, axes)
+        # Each step is rounded to the statistics' dtype, as in batch_norm_cpu_update_stats_template.
+        squares = rounded((elements - mean).square().sum(axes, keepdim=True, dtype=dtype))
+        variance, mean = rounded(squares * (1.0 / count)), rounded(mean)
+        for running, new in ((running_mean, mean), (running_var, rounded(squares * (1.0 / max(count - 1, 1))))):
             if running is not None:
                 check_writable(running)
                 new = new.reshape((channels,)) * momentum
@@ -105,11 +113,10 @@ def _batch_norm(
             cast(read(r), dtype).reshape(shape) for r in (running_mean, running_var)  # type: ignore[arg-type]
         )  # fmt: skip
     inverse = inverse_root(variance, eps)
+    inverse = rounded(inverse) if training else inverse
     result = affine(
         (elements - mean) * inverse, optional(_read(weight), dtype, shape), optional(_read(bias), dtype, shape)
     )
-    kept = (channels,) if training else (0,)
-    saved = Spec(statistics_dtype(x, weight, bias, running_mean, running_var), kept, (1,))
     return (out, result), (saved, mean.reshape((channels,))), (saved, inverse.reshape((channels,)))
 
 
@@ -257,6 +264,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_native_batch_norm_legit.no_stats": _legit_no_stats,
     "_native_batch_norm_legit.no_stats_out": _into(_legit_no_stats, _OUT),
     "_batch_norm_with_update": _native(aten._batch_norm_with_update.default, _with_update),
-    "native_layer_norm": _native(aten.native_layer_norm.default, _layer_norm),
+    "native_layer_norm": _native(aten.native_layer_norm.default, _layer_norm, takes_empty=True),
     "native_group_norm": _native(aten.native_group_norm.default, _group_norm),
 }

@@ -1,0 +1,160 @@
+"""Products, convolutions, pools, normalizations, resampling and recurrent cells: what OpInfo's samples do not reach."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from conformance import backend
+from conformance.backend.ops.upsample import MODES, transpose
+
+NAN, INF = math.nan, math.inf
+
+
+def both(f, *xs, **tolerance):
+    """What `f` gives on the device, and on the CPU: values and strides."""
+    actual, expected = f(*[x.to("tiny") for x in xs]), f(*xs)
+    for a, e in zip(torch.utils._pytree.tree_leaves(actual), torch.utils._pytree.tree_leaves(expected), strict=True):
+        assert a.stride() == e.stride()
+        torch.testing.assert_close(a.cpu(), e, equal_nan=True, **tolerance)
+
+
+def gradients(f, *xs):
+    """The gradients of f's sum, on the device and on the CPU."""
+
+    def grads(*leaves):
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        return torch.autograd.grad(f(*leaves).square().sum(), leaves)
+
+    both(grads, *xs, rtol=1e-4, atol=1e-4)
+
+
+class TestProducts:
+    def test_beta_zero_ignores_nan(self):
+        """With beta 0 the added matrix is not read, with alpha 0 the product still spreads nan."""
+        a, bad = torch.randn(2, 3), torch.full((2, 2), NAN)
+        both(lambda x, y: torch.addmm(x, y, y.t(), beta=0), bad, a)
+        both(lambda x, y: torch.addr(x, y[0, :2], y[:, 0], alpha=0), torch.ones(2, 2), torch.full((2, 3), INF))
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
+    def test_integers_wrap(self, dtype):
+        """Integer products wrap in their own dtype."""
+        x = torch.randint(0, 100, (4, 5)).to(dtype)
+        both(lambda a: a @ a.t(), x)
+
+    def test_nothing_to_sum(self):
+        """A product over an empty dimension is zeros."""
+        both(lambda a, b: a @ b, torch.ones(2, 0), torch.ones(0, 3))
+
+
+class TestConvolution:
+    @pytest.mark.parametrize(("stride", "padding", "dilation", "groups"), [(2, 1, 1, 2), (3, 2, 2, 1)])
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_gradients(self, stride, padding, dilation, groups, transposed):
+        """Gradients of input, weight and bias where the stride leaves input over."""
+        conv = F.conv_transpose2d if transposed else F.conv2d
+        x, bias = torch.randn(2, 4, 9, 8), torch.randn(4)
+        weight = torch.randn(4, 4 // groups, 3, 2)
+        gradients(
+            lambda x, w, b: conv(x, w, b, stride=stride, padding=padding, dilation=dilation, groups=groups),
+            x, weight, bias,
+        )  # fmt: skip
+
+    def test_channels_last(self):
+        """The result has the strides of the CPU's."""
+        x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
+        both(lambda x, w: F.conv2d(x, w, padding=1), x, torch.randn(4, 3, 3, 3), rtol=1e-4, atol=1e-4)
+
+    def test_one_kernel(self):
+        """A padded convolution with bias and relu is one kernel."""
+        x, w, b = (torch.randn(s).to("tiny") for s in ((1, 2, 5, 5), (3, 2, 3, 3), (3,)))
+        backend.reset_stats()
+        F.conv2d(x, w, b, padding=1).relu().cpu()
+        assert backend.stats()["kernels"] == 1
+
+
+class TestPools:
+    def test_nan_and_infinities(self):
+        """The last nan of a window wins; in a window of -inf the first element inside does, not the padding."""
+        x = torch.randn(1, 1, 5, 5)
+        x[0, 0, 0], x[0, 0, 1, 1], x[0, 0, 1, 2], x[0, 0, 3:] = -INF, NAN, NAN, -INF
+        both(lambda x: F.max_pool2d(x, 3, 2, padding=1, return_indices=True), x)
+        both(lambda x: F.adaptive_max_pool2d(x, (2, 3), return_indices=True), x)
+
+    @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [(3, 2, 1, 1), (2, 3, 1, 2)])
+    def test_max_gradient(self, kernel, stride, padding, dilation):
+        """Overlapping, gapped and dilated windows pass their gradients on, in three kernels: maxima, places, gradient."""
+        x = torch.randn(2, 2, 8, 7)
+        gradients(lambda x: F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode=True), x)
+        leaf = x.to("tiny").requires_grad_()
+        backend.reset_stats()
+        torch.autograd.grad(F.max_pool2d(leaf, kernel, stride, padding, dilation).sum(), leaf)[0].cpu()
+        assert backend.stats()["kernels"] == 3
+
+    @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (2, 3, 1)])
+    @pytest.mark.parametrize("include", [False, True])
+    def test_average_gradient(self, kernel, stride, padding, include):
+        """Windows that hang over the edge divide by what the CPU divides by."""
+        gradients(lambda x: F.avg_pool2d(x, kernel, stride, padding, True, include), torch.randn(2, 2, 8, 7))
+
+
+class TestNorms:
+    def test_running_statistics(self):
+        """They are updated in place, seen by every view, and a whole training pass of batch norm takes 5 kernels."""
+        mean, var, x = torch.zeros(3), torch.ones(3), torch.randn(4, 3, 5)
+        tiny_mean, tiny_var = mean.to("tiny"), var.to("tiny")
+        view = tiny_mean[1:]
+        backend.reset_stats()
+        y = F.batch_norm(x.to("tiny"), tiny_mean, tiny_var, training=True)
+        actual = y.cpu()
+        assert backend.stats()["kernels"] == 5
+        torch.testing.assert_close(actual, F.batch_norm(x, mean, var, training=True))
+        torch.testing.assert_close(view.cpu(), mean[1:])
+        torch.testing.assert_close(tiny_var.cpu(), var)
+
+    def test_rounded_statistics(self):
+        """bfloat16 statistics are rounded step by step like the CPU's, to the bit."""
+        x = torch.randn(3, 2, 3, 4).mul(5).bfloat16()
+        both(lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 0.5)[1:], x, rtol=0, atol=0)
+
+
+class TestResampling:
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize(("size", "count"), [(5, 5), (4, 9), (9, 4), (1, 3), (7, 1)])
+    def test_transpose(self, mode, size, count):
+        """The transposed table is the transposed matrix."""
+        taps = MODES[mode](size, count, False, None, np.float64)
+        matrix, back = np.zeros((count, size)), np.zeros((size, count))
+        for table, out in ((taps, matrix), (transpose(taps, size), back)):
+            np.add.at(out, (np.arange(len(out))[:, None], table.positions), table.weights)
+        np.testing.assert_allclose(back, matrix.T)
+        np.testing.assert_allclose(matrix.sum(1), 1)
+
+    def test_nan_stays_in_its_region(self):
+        """An average over other regions does not read it."""
+        x = torch.randn(1, 1, 7, 7)
+        x[0, 0, 6, 6] = NAN
+        both(lambda x: F.adaptive_avg_pool2d(x, (3, 2)), x)
+
+
+class TestRecurrent:
+    @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+    def test_step(self, kind):
+        """Two layers over three steps give the CPU's outputs and gradients without a fallback."""
+        torch.manual_seed(0)
+        model = getattr(torch.nn, kind)(3, 4, 2)
+        tiny = copy.deepcopy(model).to("tiny")
+        x = torch.randn(3, 2, 3)
+        with backend.no_fallback():
+            out = tiny(x.to("tiny"))[0]
+            out.square().sum().backward()
+        expected = model(x)[0]
+        expected.square().sum().backward()
+        torch.testing.assert_close(out.detach().cpu(), expected.detach())
+        for p, q in zip(model.parameters(), tiny.parameters(), strict=True):
+            torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-5)
