@@ -1,0 +1,97 @@
+"""op_db as pytest items: `pytest --pyargs conformance.opinfo --target NAME -n auto`.
+
+Defines the options, and the parameters of `test_op_db.test_op`. The key insight: a case runs in a worker process of its
+own pool, as in `conformance.opinfo_runner`, so a crash is that item's failure and pytest, or an xdist worker, lives on.
+This process imports neither torch nor the target. As an entry point it is loaded by every pytest beside which the
+package is installed, so it stays out of the way of all that do not name `conformance.opinfo`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+POOL = pytest.StashKey[Any]()
+EXPECTED = pytest.StashKey[Any]()
+MEMORY = 8 << 30
+SUITE = "conformance.opinfo"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
+    """Add the options; here and not in `pytest_addoption`, since another suite may have a `--target` of its own."""
+    if not any(word.replace("/", ".").startswith(SUITE) for word in args):
+        return
+    from conformance.opinfo import plan
+
+    group = parser.getgroup("conformance", "PyTorch's op_db against a target")
+    group.addoption("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE]")
+    group.addoption("--op", action="append", default=[], metavar="GLOB", help="only these ops; may be repeated")
+    for name, known, default in (
+        ("dtype", plan.DTYPES, "float32"),
+        ("variant", plan.VARIANTS, "forward"),
+        ("layout", plan.LAYOUTS, "as_sampled"),
+    ):
+        group.addoption(f"--{name}", default=default, metavar="A,B", help=f"{default} (default), of {', '.join(known)}")
+    group.addoption("--samples", default="20", metavar="N|all", help="samples an op (default: 20)")
+    group.addoption("--case-timeout", type=float, default=120.0, metavar="S", help="seconds for one case")
+    group.addoption("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "case_timeout"):
+        config.addinivalue_line("markers", "timeout: the pool limits the time of a case, not pytest-timeout")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "opinfo_case" not in metafunc.fixturenames:
+        return
+    from conformance.opinfo.isolation import PoolError
+    from conformance.opinfo.plan import UsageError
+    from conformance.report.model import ReportError
+
+    if not hasattr(metafunc.config.option, "case_timeout"):
+        raise pytest.UsageError(f"op_db is run by its package: pytest --pyargs {SUITE} --target NAME")
+    try:
+        cases = _cases(metafunc.config)
+    except (UsageError, PoolError, ReportError) as error:
+        raise pytest.UsageError(str(error)) from None
+    metafunc.parametrize("opinfo_case", cases, ids=[case.id for case in cases])
+
+
+def _cases(config: pytest.Config) -> list[Any]:
+    from conformance import expectations
+    from conformance.opinfo import isolation, plan
+
+    given = config.option
+    if given.samples != "all" and not (given.samples.isdigit() and int(given.samples) > 0):
+        raise plan.UsageError(f"--samples {given.samples!r} is neither a number above 0 nor 'all'")
+    chosen: dict[str, Any] = {
+        "dtypes": plan.chosen(given.dtype, plan.DTYPES, "dtype"),
+        "variants": plan.chosen(given.variant, plan.VARIANTS, "variant"),
+        "layouts": plan.chosen(given.layout, plan.LAYOUTS, "layout"),
+    }
+    config.stash[EXPECTED] = expectations.load(given.expectations or expectations.path_for(given.target))
+    config.stash[POOL] = isolation.Pool(given.target, 1, given.case_timeout, MEMORY)
+    catalog, _ = config.stash[POOL].catalog()
+    return plan.select(catalog, ops=given.op, **chosen)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Nothing compared is a failure, never an empty pass; under xdist only the first process sees all reports."""
+    if not hasattr(session.config.option, "case_timeout"):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput") or session.exitstatus != pytest.ExitCode.OK:
+        return
+    if reporter.stats.get("skipped") and not any(reporter.stats.get(word) for word in ("passed", "failed", "xfailed")):
+        reporter.write_line("conformance: nothing was compared, so nothing passed.", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if POOL in config.stash:
+        config.stash[POOL].__exit__()

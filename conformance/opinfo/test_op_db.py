@@ -1,0 +1,29 @@
+"""Each case of op_db as one item, with ids like `add::float32::inplace::transposed`; see `pytest_plugin.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import expectations
+from conformance.opinfo.plan import Case
+from conformance.opinfo.pytest_plugin import EXPECTED, POOL
+from conformance.report.foreign import visible
+from conformance.report.model import UNEXPECTED, Outcome
+
+pytestmark = pytest.mark.timeout(0)
+
+
+def test_op(opinfo_case: Case, pytestconfig: pytest.Config) -> None:
+    """The target does what torch CPU does, or what the expectations declare."""
+    limit = pytestconfig.option.samples
+    found = pytestconfig.stash[POOL].run([opinfo_case], None if limit == "all" else int(limit))
+    (result,) = expectations.apply(found, pytestconfig.stash[EXPECTED])
+    if result.outcome in UNEXPECTED:
+        lines = [f"{result.outcome} {result.reason}".rstrip()]
+        lines += [f"{f.oracle} of {f.where}: expected {f.expected}, got {f.actual} {f.detail}" for f in result.failures]
+        lines += [failure.script for failure in result.failures[:1]]
+        pytest.fail(visible("\n".join(lines)), pytrace=False)
+    if result.outcome is Outcome.XFAIL:
+        pytest.xfail(visible(result.reason))
+    if result.outcome is Outcome.SKIP:
+        pytest.skip(visible(result.reason))

@@ -1,0 +1,87 @@
+"""`pytest --pyargs conformance.opinfo`: op_db as items of somebody else's pytest run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conformance.opinfo import pytest_plugin
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT / "tests" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=110, check=False,
+        env={**os.environ, "PYTHONPATH": path, "PLANTED_MARK": str(tmp_path / "mark"), "COLUMNS": "160"},
+    )  # fmt: skip
+
+
+def items(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The suite with the plugin as an installed package has it."""
+    return run(tmp_path, "--pyargs", "conformance.opinfo", "--samples", "2", *words)
+
+
+class TestItems:
+    """One item a case."""
+
+    def test_outcomes_and_ids(self, tmp_path: Path) -> None:
+        """A fault fails, a crash fails alone, a declared failure is xfailed, and the rest passes, under those ids."""
+        declared = tmp_path / "expected.toml"
+        declared.write_text('[[expect]]\nop = "exp"\noracle = ["error"]\nreason = "known error"\n')
+        words = [word for op in ("add", "atan", "exp", "sin") for word in ("--op", op)]
+        done = items(tmp_path, "--target", "planted", *words, "--expectations", str(declared), "-rx")
+        assert done.returncode == 1, done.stderr
+        for name, word in (("add", "FAILED"), ("atan", "FAILED"), ("exp", "XFAIL"), ("sin", "PASSED")):
+            assert any(f"[{name}::float32::forward::as_sampled] {word}" in line for line in done.stdout.splitlines())
+        assert "SIGSEGV" in done.stdout
+        assert "known error" in done.stdout
+        assert "2 failed, 1 passed, 1 xfailed" in done.stdout.splitlines()[-1]
+
+    @pytest.mark.slow
+    def test_under_xdist(self, tmp_path: Path) -> None:
+        """Several processes share the items."""
+        words = "--target cpu --op sin --op add --variant inplace,forward --layout transposed -n 2".split()
+        done = items(tmp_path, *words)
+        assert done.returncode == 0, done.stdout
+        assert "[add::float32::inplace::transposed]" in done.stdout
+        assert "4 passed" in done.stdout.splitlines()[-1]
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [(["--op", "ad"], "did you mean"), (["--dtype", "float31"], "unknown dtype"), (["--samples", "0"], "neither")],
+    )
+    def test_bad_usage(self, tmp_path: Path, words: list[str], text: str) -> None:
+        """A name that nothing has is pytest's usage error, in one sentence."""
+        done = items(tmp_path, "--target", "cpu", *words)
+        assert done.returncode != 0
+        assert text in done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+
+    @pytest.mark.parametrize(("stats", "code"), [({"skipped": [1]}, 1), ({"skipped": [1], "passed": [1]}, 0)])
+    def test_nothing_compared_fails(self, stats: dict[str, list[int]], code: int) -> None:
+        """A run of skips only is a failed run."""
+        reporter = SimpleNamespace(stats=stats, write_line=lambda *_, **__: None)
+        plugins = SimpleNamespace(get_plugin=lambda _: reporter)
+        config = SimpleNamespace(option=SimpleNamespace(case_timeout=1.0), pluginmanager=plugins)
+        session = SimpleNamespace(config=config, exitstatus=pytest.ExitCode.OK)
+        pytest_plugin.pytest_sessionfinish(session)
+        assert session.exitstatus == code
+
+
+class TestOtherSuites:
+    """Suites beside which the package is installed."""
+
+    def test_their_options_are_theirs(self, tmp_path: Path) -> None:
+        """A conftest may define `--target` itself."""
+        (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--target')\n")
+        (tmp_path / "test_it.py").write_text("def test_it(pytestconfig): assert pytestconfig.option.target == 'x'\n")
+        done = run(tmp_path, "--target", "x", str(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
