@@ -6,6 +6,7 @@ Must not know strides: they are the caller's.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tinygrad.uop.ops import UOp
 
@@ -20,7 +21,8 @@ def reduce(x: UOp, reduction: int) -> UOp:
     """All elements, their mean or their sum."""
     if reduction == NONE:
         return x
-    total, count = x.sum(dtype=x.dtype), math.prod(x.shape)  # type: ignore[arg-type]
+    sizes: Any = x.shape
+    total, count = x.sum(dtype=x.dtype), math.prod(sizes)
     return total if reduction == SUM else total * constant(1.0 / count if count else math.nan, x.dtype)
 
 

@@ -88,7 +88,7 @@ class TestPools:
 
     @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [(3, 2, 1, 1), (2, 3, 1, 2)])
     def test_max_gradient(self, kernel, stride, padding, dilation):
-        """Overlapping, gapped and dilated windows pass their gradients on, in three kernels: maxima, places, gradient."""
+        """Overlapping, gapped and dilated windows: three kernels, for the maxima, the places and the gradient."""
         x = torch.randn(2, 2, 8, 7)
         gradients(lambda x: F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode=True), x)
         leaf = x.to("tiny").requires_grad_()
@@ -143,7 +143,7 @@ class TestResampling:
 
 
 class TestRecurrent:
-    @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+    @pytest.mark.parametrize("kind", ["GRU", pytest.param("LSTM", marks=pytest.mark.slow)])
     def test_step(self, kind):
         """Two layers over three steps give the CPU's outputs and gradients without a fallback."""
         torch.manual_seed(0)
