@@ -270,12 +270,16 @@ def _interrupted_once() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, interrupt) for each in signals}
+    before = {each: signal.getsignal(each) for each in signals}
+    for each in signals:
+        signal.signal(each, interrupt)
     try:
         yield
     finally:
         for each, handler in before.items():
-            signal.signal(each, handler)
+            # After an interrupt the process is about to end, with its own exit code.
+            if signal.getsignal(each) is interrupt:
+                signal.signal(each, handler)
 
 
 class _Journal:
