@@ -11,8 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+def marks(block: str) -> list[pytest.MarkDecorator]:
+    """Inductor compiles C++, for a minute on a cold cache: such a block is for the slow session."""
+    return [pytest.mark.slow] if "torch.compile" in block and "backend=" not in block else []
+
+
 BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}")
+    pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}", marks=marks(block))
     for page in PAGES
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1)
 ]
