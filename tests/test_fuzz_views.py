@@ -28,11 +28,13 @@ class TestStrategy:
         assert Program.from_json(json.loads(dump(program))).to_json() == program.to_json()
         assert judge(program, load_target("cpu")).passed
 
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
     def test_hypothesis_shrinks_it(self):
-        """A program with a diagonal shrinks to one that makes it in two steps at most."""
+        """A program with a diagonal shrinks to one of three steps at most, the diagonal last; no draw depends on the day."""
         least = find(programs(only=["view"]), lambda program: any(step.op == "diagonal" for step in program.steps),
-                     settings=settings(max_examples=2000, deadline=None))
-        assert len(least.steps) <= 2
+                     settings=settings(max_examples=2000, deadline=None, derandomize=True, database=None))
+        assert len(least.steps) <= 3
         assert least.steps[-1].op == "diagonal"
 
     def test_an_unknown_family_is_one_sentence(self):
