@@ -237,6 +237,12 @@ class TestTinygrad:
         both(lambda d: (special.half().to(d) + 1) * 3)
 
 
+    def test_nan_among_constants(self) -> None:
+        """tinygrad counts two nan constants as equal, so that a search for nan found none."""
+        both(lambda d: torch.where(torch.tensor([True, False], device=d), torch.ones(2, device=d), torch.nan).isnan())
+        both(lambda d: torch.full((2,), torch.nan, device=d).ne(torch.full((2,), torch.nan, device=d)))
+
+
 class TestOverlap:
     """Copies between views that share some of their memory."""
 

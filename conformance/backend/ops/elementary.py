@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from tinygrad.dtype import DType, dtypes
 from tinygrad.helpers import polyN
@@ -29,12 +30,21 @@ LN2 = math.log(2)
 
 def _python_division(a: float, b: float) -> float:
     if b == 0:
-        return NAN if a == 0 or a != a else math.copysign(INF, a) * math.copysign(1.0, b)
+        return NAN if a == 0 or math.isnan(a) else math.copysign(INF, a) * math.copysign(1.0, b)
     return a / b
 
 
 # tinygrad folds constants by this table, which lacks the division that its renderers have.
 python_alu.setdefault(Ops.FDIV, _python_division)
+
+
+def _python_differ(a: Any, b: Any) -> bool:
+    return float(a) != float(b) if isinstance(a, float) or isinstance(b, float) else bool(a != b)
+
+
+# Its constants count two nans as equal, so that a search for nan found none among constants.
+python_alu[Ops.CMPNE] = _python_differ
+python_alu[Ops.CMPEQ] = lambda a, b: not _python_differ(a, b)
 # Its C renderers write a - (-b) as a--b. A space is all that is missing.
 for _renderer in (CStyleLanguage, ClangRenderer):
     _renderer.code_for_op[Ops.SUB] = lambda a, b, dtype: f"({a}- {b})"
