@@ -13,11 +13,12 @@ from collections.abc import Iterable
 
 import torch
 
-from . import autocast, device, storage, tensors
+from . import autocast, construction, device, storage, tensors
 from .install import install
 from .stats import FallbackError, no_fallback, reset_stats, stats
 from .toolchain import Compiler, ToolchainError, ensure_compiler
 
+construction.install()
 device.register()
 install()
 autocast.install()
