@@ -33,7 +33,7 @@ def _shape_arguments(*shapes: tuple[int, ...]) -> tuple[UOp, ...]:
 
 
 def _plain(ints: Any) -> bool:
-    return all([type(i) is int and i >= 0 for i in ints])
+    return all(type(i) is int and i >= 0 for i in ints)
 
 
 def _mop(self: UOp, op: Ops, arg: Any) -> UOp:
@@ -49,7 +49,7 @@ def _mop(self: UOp, op: Ops, arg: Any) -> UOp:
         starts, sizes = (tuple(x) for x in zip(*arg, strict=True))
         if _plain(starts) and _plain(sizes) and _plain(self.shape) and len(sizes) == self.ndim:
             inner, outer = (sizes, self.shape) if op is Ops.SHRINK else (self.shape, sizes)
-            if all([start + part <= whole for start, part, whole in zip(starts, inner, outer, strict=True)]):
+            if all(start + part <= whole for start, part, whole in zip(starts, inner, outer, strict=True)):
                 return _with_shape(UOp(op, self.dtype, (self, *_shape_arguments(starts, sizes))), sizes)
     return _make_moved(self, op, arg)
 
