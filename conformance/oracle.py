@@ -270,6 +270,9 @@ def differing(want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | N
     return ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
 
 
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+
+
 def same_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     """True where the sign bits agree, so that 0.0 and -0.0 differ; complex numbers part by part."""
     if want.is_complex():
@@ -283,6 +286,8 @@ def _values(oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits:
         return [Mismatch(oracle, name, f"{want.numel()} x {want.dtype}", f"{got.numel()} x {got.dtype}",
                          "the storages differ in size")]
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
+    if not bits and want.dtype in _FLOATS and torch.equal(want, got):
+        return []  # a hundred times faster than isclose, for what agrees to the bit anyway
     wrong = differing(want, got, bits, rtol, atol)
     count = int(wrong.sum())
     if not count:

@@ -217,6 +217,36 @@ class TestSampling:
         sent = send(Meta(), sample.tree, sample.kept)
         assert (sent["input"].device.type, sent["args"][0].device.type) == ("meta", "cpu")
 
+    @pytest.mark.parametrize("name", ["add", "nn.functional.dropout", "normal"])
+    def test_samples_are_opinfos_own(self, cpu: Any, name: str) -> None:
+        """Seeding by ourselves draws what OpInfo's iterator draws when it seeds."""
+        import torch
+
+        from conformance.opinfo import catalog
+        from conformance.opinfo.sampling import samples
+
+        op = catalog.find(case(name))
+        ours = samples(op, "forward", torch.float32, "as_sampled", 5)
+        for sample, theirs in zip(ours, op.sample_inputs("cpu", torch.float32), strict=False):
+            torch.testing.assert_close((sample.input, sample.args), (theirs.input, theirs.args), rtol=0, atol=0)
+
+    def test_one_sample_by_its_index(self, tmp_path: Path) -> None:
+        """PYTORCH_OPINFO_SAMPLE_INPUT_INDEX runs that sample and no other."""
+        code = (
+            "import torch; from conformance.target import load_target; load_target('cpu')\n"
+            "from conformance.opinfo import catalog, plan; from conformance.opinfo.sampling import samples\n"
+            "op = catalog.find(plan.Case('add', '', 'binary', 'float32', 'forward', 'as_sampled'))\n"
+            "drawn = list(samples(op, 'forward', torch.float32, 'as_sampled', None))\n"
+            "print([sample.index for sample in drawn], drawn[0].input.sum().item())"
+        )
+        said = []
+        for chosen in ({}, {"PYTORCH_OPINFO_SAMPLE_INPUT_INDEX": "0"}, {"PYTORCH_OPINFO_SAMPLE_INPUT_INDEX": "3"}):
+            words = {**environment(tmp_path), **chosen}
+            said.append(subprocess.check_output([sys.executable, "-c", code], env=words, text=True).strip())
+        assert [line.partition("]")[0] for line in said[1:]] == ["[0", "[3"]
+        assert said[0].startswith("[0, 1, 2")
+        assert said[0].partition("]")[2] == said[1].partition("]")[2] != said[2].partition("]")[2]
+
     @pytest.mark.parametrize("layout", [name for name in plan.LAYOUTS if name not in ("as_sampled", "expanded")])
     def test_layouts_keep_values(self, layout: str) -> None:
         """A layout changes strides or offset, never size or values."""

@@ -73,7 +73,7 @@ def _out(op: Any, sample: Sample) -> Iterator[Call]:
 
     copied = send(reference(), sample.tree, sample.kept)
     try:
-        torch.manual_seed(catalog.SEED)
+        catalog.seed()
         result = op.op(copied["input"], *copied["args"], **copied["kwargs"])
     except Exception as error:
         raise Skip(f"the CPU raises {type(error).__name__} without out=, so there is no size to give to out") from None
@@ -111,7 +111,7 @@ def _backward(op: Any, sample: Sample) -> Iterator[Call]:
         if not found:
             return result
         device = found[0].device
-        torch.manual_seed(catalog.SEED)
+        catalog.seed()
         ones = [torch.randn(tensor.shape, dtype=tensor.dtype).to(device) for tensor in found]
         torch.autograd.backward(found, ones)
         for tensor in tensors(tree):

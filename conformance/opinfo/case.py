@@ -178,7 +178,7 @@ def _observed(
     outcome: Any = None
     with target.kernels() if kernels is not None else contextlib.nullcontext() as count:
         with target.active():
-            torch.manual_seed(catalog.SEED)
+            catalog.seed(target.device)
             try:
                 outcome = call.run(tree)
             except Exception as raised:

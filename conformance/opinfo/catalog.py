@@ -8,11 +8,13 @@ operator's is the largest of torch.testing's default and what its OpInfo grants 
 from __future__ import annotations
 
 import functools
+import random
 import re
 import warnings
 from collections import Counter
 from typing import Any
 
+import numpy
 import torch
 from torch.testing._comparison import default_tolerances
 
@@ -25,7 +27,7 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_utils import SEED
     from torch.testing._internal.opinfo.core import DecorateInfo
 
-__all__ = ["SEED", "entries", "find", "has_value", "tolerances"]
+__all__ = ["SEED", "entries", "find", "has_value", "seed", "tolerances"]
 
 # PyTorch's tests that run an op twice, in two ways, and compare the values: their tolerances are for what we do.
 COMPARISONS = frozenset(
@@ -94,6 +96,20 @@ def family(op: Any) -> str:
     if by_class and (by_name is None or by_name in ("activations", "casts", "shape and views", "linalg")):
         return by_class
     return by_name or by_class or "other"
+
+
+def seed(device: torch.device | None = None) -> None:
+    """Seed the generators that op_db's samplers draw from, and those of `device`.
+
+    `torch.manual_seed` also queues a call, with a formatted traceback, for each kind of device that was never used:
+    more than a millisecond each time, for nothing.
+    """
+    random.seed(SEED)
+    numpy.random.seed(SEED)
+    torch.default_generator.manual_seed(SEED)
+    module: Any = getattr(torch, device.type, None) if device is not None else None
+    if hasattr(module, "manual_seed_all"):
+        module.manual_seed_all(SEED)
 
 
 @functools.cache

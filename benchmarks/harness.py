@@ -1,0 +1,45 @@
+"""What the harness itself costs: op_db on torch CPU against torch CPU, in milliseconds a sample.
+
+The key insight: with the CPU as its own target nothing but sampling, moving, observing and comparing is added to two
+plain calls of the op, so the whole time is an upper bound of the harness's own. Prints a JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+
+from conformance.target import load_target
+
+TARGET = load_target("cpu")
+
+from conformance.opinfo import catalog, plan  # noqa: E402 - op_db reads the registered devices
+from conformance.opinfo.case import run_case  # noqa: E402
+
+
+def main() -> None:
+    """Run every N-th op of op_db and print the mean, the median and the worst cases."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--every", type=int, default=5, metavar="N", help="only every N-th op (default: %(default)s)")
+    parser.add_argument("--variant", default="forward", choices=list(plan.VARIANTS))
+    parser.add_argument("--samples", type=int, default=20, help="samples an op (default: %(default)s)")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    cases = plan.select(catalog.entries(), variants=[given.variant])[:: given.every]
+    begin = time.perf_counter()
+    results = [run_case(case, TARGET, given.samples) for case in cases]
+    seconds = time.perf_counter() - begin
+    costs = {result.id: 1000 * result.seconds / result.samples for result in results if result.samples}
+    for name, cost in sorted(costs.items(), key=lambda item: -item[1])[:5]:
+        print(f"{cost:8.1f} ms a sample  {name}")
+    samples = sum(result.samples for result in results)
+    figures = {"cases": len(cases), "samples": samples, "ms_a_sample": round(1000 * seconds / samples, 2)}
+    print(json.dumps({**figures, "median_case_ms": round(statistics.median(costs.values()), 2)}))
+
+
+if __name__ == "__main__":
+    main()
