@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from . import engine, fallback, layout, overlap, storage
-from .dtypes import COMPUTED, opmath
+from .dtypes import COMPUTED, PAIRS, opmath
 from .stats import STATS, count_fallback
 from .tensors import Spec, assign, cast, check_writable, constant, geometry, make, read
 
@@ -84,7 +84,7 @@ class Row:
 
     function: ValueFunction
     keep_floats: bool  # whether the value of a float argument can change the metadata
-    complex: bool  # whether the function takes complex tensors, as values with a last dimension of 2
+    complex: ValueFunction | None  # the same of complex tensors, which are values with a last dimension of 2
     elementwise: bool  # whether each element depends on the operands' elements in its own place only
 
 
@@ -103,7 +103,27 @@ def value(
 
     def register(function: ValueFunction) -> ValueFunction:
         for name in names:
-            ROWS[name if "." in name else f"{name}.default"] = Row(function, keep_floats, takes_complex, elementwise)
+            ROWS[full_name(name)] = Row(function, keep_floats, function if takes_complex else None, elementwise)
+        return function
+
+    return register
+
+
+def full_name(name: str) -> str:
+    """The name of an overload: "cumsum" is "cumsum.default"."""
+    return name if "." in name else f"{name}.default"
+
+
+def complex_value(*names: str) -> Callable[[ValueFunction], ValueFunction]:
+    """Register what operators that have a value function compute where a tensor or number in the call is complex.
+
+    A complex tensor arrives as a value of its real dtype with a last dimension of 2, and so does a complex result
+    leave.
+    """
+
+    def register(function: ValueFunction) -> ValueFunction:
+        for name in map(full_name, names):
+            ROWS[name] = replace(ROWS[name], complex=function)
         return function
 
     return register
@@ -322,10 +342,12 @@ def _values(x: Any) -> Any:
     return x
 
 
-def computes(row: Row, args: Iterable[Any], outs: Iterable[Spec | None]) -> bool:
-    """Whether every dtype in the call is one that the value function takes."""
+def choose(row: Row, args: Iterable[Any], outs: Iterable[Spec | None]) -> ValueFunction | None:
+    """The row's function for the dtypes in the call; None where it has none."""
     held = [t.dtype for t in _tensors(args)] + [s.dtype for s in outs if s is not None]
-    return all(d in COMPUTED or (row.complex and d.is_complex) for d in held)
+    if all(d in COMPUTED for d in held) and not any(isinstance(x, complex) for x in args):
+        return row.function
+    return row.complex if all(d in COMPUTED or d in PAIRS for d in held) else None
 
 
 class Overload:
@@ -349,9 +371,10 @@ class Overload:
         """Compute, and put each result into a new tensor."""
         index = device_index(args, kwargs)
         structure, outs = specs(self.op, args, kwargs, self.row.keep_floats)
-        if not computes(self.row, [*args, *kwargs.values()], outs):
+        function = choose(self.row, [*args, *kwargs.values()], outs)
+        if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
-        results = self._compute(outs, index, args, kwargs)
+        results = self._compute(function, outs, index, args, kwargs)
         made = [
             None if s is None or r is None else make(s, r, index) for s, r in zip(outs, results, strict=True)
         ]  # fmt: skip
@@ -366,9 +389,10 @@ class Overload:
         _, outs = specs(self.functional, args, kwargs, self.row.keep_floats)
         if outs[0].size != tuple(target.shape):
             raise Refused("the result would be larger than what it is written to")
-        if not computes(self.row, [*args, *kwargs.values()], [*checked, *outs]):
+        function = choose(self.row, [*args, *kwargs.values()], [*checked, *outs])
+        if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
-        assign(target, self._compute(outs, index, args, kwargs)[0])
+        assign(target, self._compute(function, outs, index, args, kwargs)[0])
         return target
 
     def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
@@ -382,9 +406,10 @@ class Overload:
             raise Refused("an input would be resized")
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
-        if not computes(self.row, [*args, *kwargs.values()], outs):
+        function = choose(self.row, [*args, *kwargs.values()], outs)
+        if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
-        results = self._compute(outs, index, args, inputs)
+        results = self._compute(function, outs, index, args, inputs)
         for target, spec, own, result in zip(targets, sized, outs, results, strict=False):
             if tuple(target.shape) != spec.size:
                 torch.ops.aten.resize_.default(target, spec.size)
@@ -397,11 +422,13 @@ class Overload:
         if overlap.undecided(targets, _tensors(others), self.row.elementwise):
             raise Refused("the written tensor overlaps itself or an input")
 
-    def _compute(self, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+    def _compute(
+        self, function: ValueFunction, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Sequence[Any]:
         if all(s is None or 0 in s.size for s in outs):
             raise Nothing
         context = Context(self.functional, outs, index, args)
-        result = self.row.function(context, *_values(tuple(args)), **{k: _values(v) for k, v in kwargs.items()})
+        result = function(context, *_values(tuple(args)), **{k: _values(v) for k, v in kwargs.items()})
         STATS.native[self.name] += 1
         return result if isinstance(result, (tuple, list)) else (result,)
 

@@ -20,7 +20,7 @@ from tinygrad.uop.ops import GroupOp, UOp
 
 from . import layout, storage
 from .bare import bare_tensor
-from .dtypes import COMPUTED, element
+from .dtypes import COMPUTED, PAIRS, element
 
 
 class Spec(NamedTuple):
@@ -117,6 +117,10 @@ CPU = torch._C.DispatchKey.CPU
 SET = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, CPU)
 
 
+def _stored_as(result: UOp, dtype: torch.dtype, real: DType) -> UOp:
+    return cast(result, real) if dtype in COMPUTED or dtype in PAIRS else result
+
+
 def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
     """A new tensor with this metadata and these elements."""
     t = new_tensor(spec, index)
@@ -126,7 +130,7 @@ def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
     size, stride = spec.size, spec.stride
     if parts == 2:
         size, stride, _ = storage.paired(size, stride, 0)
-    result = cast(result, real) if spec.dtype in COMPUTED else result
+    result = _stored_as(result, spec.dtype, real)
     result = result.expand(size) if result.shape != size else result
     p = layout.plan(size, stride)
     if p.dense and not p.expanded:
@@ -142,7 +146,7 @@ def assign(target: torch.Tensor, result: UOp) -> None:
     size, stride, offset = geometry(target)
     real, parts = element(target.dtype)
     shape = (*size, 2) if parts == 2 else size
-    result = cast(result, real) if target.dtype in COMPUTED else result
+    result = _stored_as(result, target.dtype, real)
     cell.write(target.dtype, size, stride, offset, result.expand(shape) if result.shape != shape else result)
     cell.mark_dirty()
 

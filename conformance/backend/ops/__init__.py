@@ -12,10 +12,12 @@ from typing import Any
 
 from . import (
     activation,
+    complex,
     conv,
     division,
     dynamic,
     factory,
+    fft,
     indexing,
     loss,
     matmul,
@@ -34,6 +36,7 @@ from . import (
 )
 
 KERNELS: dict[str, Callable[..., Any]] = {
+    **complex.KERNELS,
     **dynamic.KERNELS,
     **factory.KERNELS,
     **norm.KERNELS,
@@ -52,10 +55,12 @@ __all__ = [
     "NOT_DECOMPOSED",
     "REFERENCES",
     "activation",
+    "complex",
     "conv",
     "division",
     "dynamic",
     "factory",
+    "fft",
     "indexing",
     "loss",
     "matmul",
