@@ -12,6 +12,7 @@ from typing import Any
 
 from . import (
     activation,
+    bessel,
     complex,
     conv,
     division,
@@ -23,6 +24,7 @@ from . import (
     matmul,
     norm,
     pointwise,
+    polynomial,
     pool,
     random,
     reduction,
@@ -55,6 +57,7 @@ __all__ = [
     "NOT_DECOMPOSED",
     "REFERENCES",
     "activation",
+    "bessel",
     "complex",
     "conv",
     "division",
@@ -66,6 +69,7 @@ __all__ = [
     "matmul",
     "norm",
     "pointwise",
+    "polynomial",
     "pool",
     "random",
     "reduction",

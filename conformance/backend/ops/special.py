@@ -10,9 +10,7 @@ import math
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, Declined, pointwise, value
-from ..dtypes import opmath
-from ..tensors import cast
+from ..dispatch import pointwise
 from . import elementary as e
 from .elementary import INF, NAN, absolute, copy_sign, divide, horner, subtract
 
@@ -226,11 +224,3 @@ pointwise(
         "special_ndtri": lambda p: math.sqrt(2) * erfinv(subtract(2.0 * p, 1.0)),
     }
 )
-
-
-@value("polygamma")
-def polygamma(ctx: Context, n: int, x: UOp) -> UOp:
-    """The n-th derivative of digamma; from the second on it is Hurwitz's zeta function, which is left to the CPU."""
-    if n > 0:
-        raise Declined
-    return digamma(cast(x, opmath(ctx.out.computed)))
