@@ -8,8 +8,25 @@ two reals and a float8 as a byte; both move through every copy and view exactly,
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from tinygrad.dtype import DType, dtypes
+
+_const = DType.const
+
+
+def _folded(self: DType, number: Any) -> Any:
+    """A float constant as an integer one, as the processor converts it: what does not fit becomes the least number."""
+    if isinstance(number, float) and dtypes.is_int(self):
+        whole = int(number) if math.isfinite(number) else self.min
+        number = whole if self.min <= whole <= self.max else self.min  # type: ignore[operator]
+    return _const(self, number)
+
+
+# tinygrad folds a cast of nan or inf by int(), which raises, and of 1e20 into a literal that no C compiler takes.
+DType.const = _folded  # type: ignore[method-assign]
 
 # Real dtypes which tinygrad loads, stores and computes.
 COMPUTED: dict[torch.dtype, DType] = {

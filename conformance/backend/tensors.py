@@ -48,15 +48,26 @@ def constant(number: float | int | bool, dtype: DType) -> UOp:
 
 
 def cast(x: UOp, dtype: DType) -> UOp:
-    """Convert as torch's CPU does (c10/core/TypeCast.h): to bool by comparing with 0, float to narrow ints by int64."""
+    """Convert as torch's CPU does: to bool by comparing with 0, from float to narrow integers by wider ones.
+
+    What no integer of the dtype equals converts as x86 does it: to 2**31 by cvttss2si, of which a narrow one keeps the
+    low bits, and to 2**63; above 2**63 a uint64 is the rest of that.
+    """
     if x.dtype == dtype:
         return x
     if x.dtype is dtypes.float16 and dtype is dtypes.float32 and _is_rounded(x):
         return _decoded(x)
     if dtype is dtypes.bool:
         return x.ne(0)
-    if dtypes.is_float(x.dtype) and dtypes.is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
-        return x.cast(dtypes.int64).cast(dtype)
+    if dtypes.is_float(x.dtype) and dtypes.is_int(dtype):
+        x = cast(x, dtypes.float32) if x.dtype.itemsize < 4 else x
+        if dtype is dtypes.uint64:
+            low, rest = (y.cast(dtypes.int64).cast(dtype) for y in (x, x - 2.0**63))
+            return (x.const_like(2.0**63) < x).where(rest + (1 << 63), low)
+        if dtype is dtypes.uint32:
+            return x.cast(dtypes.int64).cast(dtype)
+        if dtype.itemsize < 4:
+            return x.cast(dtypes.int32).cast(dtype)
     return x.cast(dtype)
 
 
