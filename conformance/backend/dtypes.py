@@ -26,7 +26,7 @@ def _folded(self: DType, number: Any) -> Any:
 
 
 # tinygrad folds a cast of nan or inf by int(), which raises, and of 1e20 into a literal that no C compiler takes.
-DType.const = _folded  # type: ignore[method-assign]
+DType.const = _folded  # type: ignore[method-assign,assignment]
 
 # Real dtypes which tinygrad loads, stores and computes.
 COMPUTED: dict[torch.dtype, DType] = {

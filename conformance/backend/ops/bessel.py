@@ -172,9 +172,7 @@ def airy_ai(x: UOp) -> UOp:
     odd = z * horner(z * z, [(-1) ** k * u[2 * k + 1] for k in range(9)][::-1])
     cos, sin = e.cos(zeta), e.sin(zeta)
     root = math.sqrt(0.5)
-    oscillating = divide(
-        (cos + sin) * root * even + subtract(sin, cos) * root * odd, (n.sqrt() * math.pi).sqrt()
-    )
+    oscillating = divide((cos + sin) * root * even + subtract(sin, cos) * root * odd, (n.sqrt() * math.pi).sqrt())
     value = right.where(decaying, left.where(oscillating, series))
     return absolute(x).eq(INF).where(NAN, x.ne(x).where(x, (x > 103.892).where(0.0, value)))
 

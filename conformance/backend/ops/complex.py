@@ -22,8 +22,10 @@ from tinygrad.uop.ops import UOp
 from ..dispatch import ROWS, Context, Declined, Overload, Row, ValueFunction, complex_value, find, full_name, value
 from ..dtypes import COMPUTED, PAIRS, opmath
 from ..tensors import Spec, cast, constant
-from . import division, indexing, matmul, pointwise, reduction, scan, scatter, shape  # noqa: F401 - rows used below
+from . import activation, division, indexing, matmul, norm, reduction, scan, scatter  # noqa: F401 - rows used below
 from . import elementary as e
+from . import pointwise as _pointwise  # noqa: F401
+from . import shape as _shape  # noqa: F401
 from .elementary import NAN, divide, subtract
 
 
@@ -182,9 +184,7 @@ def over(a: Pair, b: Pair) -> Pair:
     ratio = divide(q, zero.where(1.0, p))
     denominator = p + q * ratio
     re = divide(larger.where(a.re + a.im * ratio, a.re * ratio + a.im), denominator)
-    im = divide(
-        larger.where(subtract(a.im, a.re * ratio), subtract(a.im * ratio, a.re)), denominator
-    )
+    im = divide(larger.where(subtract(a.im, a.re * ratio), subtract(a.im * ratio, a.re)), denominator)
     return Pair(zero.where(divide(a.re, e.absolute(b.re)), re), zero.where(divide(a.im, e.absolute(b.re)), im))
 
 

@@ -60,9 +60,8 @@ def _transformed(z: Pair, sign: int, device: str) -> Pair:
     if first == 1:
         roots = _roots(n, n, n, sign, device)
         re, im = z.re.unsqueeze(-2), z.im.unsqueeze(-2)
-        return Pair(
-            subtract(re * roots.re, im * roots.im).sum(-1).contiguous(), (re * roots.im + im * roots.re).sum(-1).contiguous()
-        )
+        products = Pair(subtract(re * roots.re, im * roots.im), re * roots.im + im * roots.re)
+        return Pair(*(x.sum(-1).contiguous() for x in products))
     rest = n // first
     shape = z.re.shape[:-1]
     z = Pair(*(x.reshape((*shape, first, rest)).transpose(-1, -2) for x in z))

@@ -133,8 +133,7 @@ FAMILIES = {
     "special_legendre_polynomial_p": Polynomials(
         lambda x: x,
         lambda x, k, p, q: divide(subtract(x * float(2 * k + 1) * q, p * float(k)), float(k + 1)),
-        lambda x, n, found: absolute(x).eq(1).where(((x > 0) | _odd(n).logical_not()).where(1.0, found.const_like(-1.0)),
-                                                    found),
+        lambda x, n, found: absolute(x).eq(1).where(((x < 0) & _odd(n)).where(-1.0, found.const_like(1.0)), found),
     ),
 }  # fmt: skip
 
