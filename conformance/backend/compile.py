@@ -10,6 +10,7 @@ warning that names the reason.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,13 +46,16 @@ class _Recording:
     order: list[int | None]  # for each buffer of the schedule: the input whose storage it is, None for a constant
     outputs: list[_Output]
     written: list[int]  # inputs whose storage the graph writes, in the order of the values behind the outputs
+    checked: bool  # whether the last value says that all elements were as the graph's operators need them
 
 
 def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The Dynamo backend: forward and backward each become one recorded schedule; inputs on tiny or on the CPU."""
     from torch._dynamo.backends.common import aot_autograd
 
-    return aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler)(graph, example_inputs)
+    # Writes to inputs (an optimizer's) stay in the graph: each would be a copy of its own after it.
+    backend = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, keep_inference_input_mutations=True)
+    return backend(graph, example_inputs)
 
 
 def _compiler(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -66,26 +70,44 @@ class _Compiled:
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self.graph = graph
         self.recordings: dict[Any, _Recording | None] = {}
+        outputs: Any = graph.graph.output_node().args[0]
+        self.returns_host = [_is_host(getattr(node, "meta", {}).get("val")) for node in outputs]
 
     def __call__(self, *inputs: Any) -> Any:
-        hosts = [isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in inputs]
-        moved = [x.detach().to("tiny") if on_host else x for x, on_host in zip(inputs, hosts, strict=True)]
+        hosts = [i for i, x in enumerate(inputs) if _is_host(x)]
+        moved = list(inputs)
+        for i in hosts:
+            moved[i] = inputs[i].detach().to("tiny")
         key = tuple(_key(moved))
         if key not in self.recordings:
             self.recordings[key] = self._record(moved)
         recording = self.recordings[key]
-        results = self.graph(*moved) if recording is None else _run(recording, moved)
-        if any(hosts) and not any(is_tiny(x) for x in inputs):
-            return [r.cpu() if is_tiny(r) else r for r in results]
-        return results
+        if recording is None:
+            versions = [moved[i]._version for i in hosts]
+            results = self.graph(*moved)
+            written = [i for i, version in zip(hosts, versions, strict=True) if moved[i]._version != version]
+        else:
+            found = _run(recording, moved)
+            if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies
+                self.graph(*[x.clone() if is_tiny(x) else x for x in moved])
+                raise AssertionError("tiny: an operator accepted elements that the recording of its graph refused")
+            results, written = found, recording.written
+        for i in hosts:
+            if i in written:
+                inputs[i].copy_(moved[i])
+        return [r.cpu() if on_host and is_tiny(r) else r for r, on_host in zip(results, self.returns_host, strict=True)]
 
     def _record(self, inputs: Sequence[Any]) -> _Recording | None:
         try:
-            with storage.recording():
-                return _record(self.graph, inputs)
+            with storage.recording() as conditions:
+                return _record(self.graph, inputs, conditions)
         except storage.Observed as reason:
             warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
             return None
+
+
+def _is_host(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type == "cpu"
 
 
 def _key(inputs: Sequence[Any]) -> list[Any]:
@@ -100,7 +122,7 @@ def _key(inputs: Sequence[Any]) -> list[Any]:
     return key
 
 
-def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Recording | None:
+def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list[UOp]) -> _Recording | None:
     stand_ins: dict[int, tuple[torch.UntypedStorage, UOp, int]] = {}  # by the cell they stand for
     arguments = []
     for i, x in enumerate(inputs):
@@ -140,18 +162,23 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Recording | 
             values.append(flat)
     if not values:
         return None
+    if conditions:
+        values.append(functools.reduce(lambda a, b: a * b, conditions).reshape((1,)))
     run, buffers = engine.compiled(values, storage.cell_of(next(a for a in arguments if is_tiny(a))).device)
     standing = {buffer: i for _, buffer, i in stand_ins.values()}
-    return _Recording(run, buffers, [standing.get(b) for b in buffers], outputs, written)
+    return _Recording(run, buffers, [standing.get(b) for b in buffers], outputs, written, bool(conditions))
 
 
-def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any]:
+def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
+    """The results, written inputs written; None, and nothing written, where an element is out of range."""
     cells = {i: storage.cell_of(inputs[i]) for i in recording.order if i is not None}
     storage.observe(cells.values(), dirty=False)
     buffers = []
     for place, constant in zip(recording.order, recording.constants, strict=True):
         buffers.append(constant if place is None else _buffer(cells[place], inputs[place].dtype))
     flats = engine.replayed(recording.run, buffers)
+    if recording.checked and not any(engine.to_host(flats.pop())):
+        return None
     stores: dict[int, torch.UntypedStorage] = {}
     results: list[Any] = []
     for out in recording.outputs:

@@ -1,6 +1,6 @@
 """Cheaper construction of tinygrad nodes: the shape arguments of movement ops remembered, dtype and shape filled in.
 
-Defines `install`, which puts `_mop`, `_alu` and `_const` in the place of `UOp._mop`, `UOp.alu` and `UOp.const`.
+Defines `install`, which puts functions of this module in the place of `UOp._mop`, `alu`, `const` and `new_buffer`.
 
 The key insight: an operator's graph is a dozen nodes, and tinygrad spends most of their construction on questions with
 known answers: it rewrites each shape argument symbolically, though it is a tuple of ints, and derives each dtype and
@@ -16,10 +16,10 @@ from typing import Any
 
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
-from tinygrad.uop.ops import GroupOp, UOp, shape_to_shape_arg
+from tinygrad.uop.ops import GroupOp, ParamArg, UOp, shape_to_shape_arg
 
 _SHAPE = UOp._shape.nm  # type: ignore[attr-defined]  # where tinygrad keeps a node's shape
-_make_moved, _make_alu, _make_const = UOp._mop, UOp.alu, UOp.const
+_make_moved, _make_alu, _make_const, _make_buffer = UOp._mop, UOp.alu, UOp.const, UOp.new_buffer
 
 _RESIZED = frozenset({Ops.PAD, Ops.SHRINK})
 _COMPARED = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})
@@ -85,6 +85,13 @@ def _const(number: Any, dtype: DType | None = None) -> UOp:
     return node
 
 
+def _new_buffer(device: Any, size: int, dtype: DType, num: int | None = None) -> UOp:
+    if type(size) is not int or dtype in dtypes.weaks:
+        return _make_buffer(device, size, dtype, num)
+    slot = next(UOp.unique_num) if num is None else num
+    return _with_shape(UOp(Ops.BUFFER, dtype, _shape_arguments((size,)), ParamArg(slot, dtype, device=device)), (size,))
+
+
 def _with_shape(node: UOp, shape: tuple[int, ...]) -> UOp:
     node.__dict__.setdefault(_SHAPE, shape)
     return node
@@ -93,4 +100,4 @@ def _with_shape(node: UOp, shape: tuple[int, ...]) -> UOp:
 def install() -> None:
     """Use these constructors in the whole process."""
     UOp._mop, UOp.alu = _mop, _alu  # type: ignore[method-assign]
-    UOp.const = staticmethod(_const)  # type: ignore[method-assign,assignment]
+    UOp.const, UOp.new_buffer = staticmethod(_const), staticmethod(_new_buffer)  # type: ignore[method-assign,assignment]

@@ -25,6 +25,7 @@ from tinygrad.schedule import create_linear_with_vars
 from tinygrad.tensor import transform_to_call
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
+from tinygrad.uop.ops import buffers as _buffers
 
 from .replay import Key, Replay, Replays, canonical
 from .toolchain import ensure_compiler
@@ -137,6 +138,9 @@ _CONSTANT_PRESERVING = frozenset({Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.SHRI
 
 def is_realized(value: UOp) -> bool:
     """Whether `value` is a buffer that already holds its content."""
+    if value.op is Ops.BUFFER:
+        held = _buffers.get(value)
+        return held is not None and held.is_allocated()
     return value.has_buffer_identity() and value.base.realized is not None
 
 

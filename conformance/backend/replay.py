@@ -12,14 +12,16 @@ Must not know storages or torch.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from tinygrad.device import MultiBuffer
-from tinygrad.engine.realize import compile_linear, run_linear
+from tinygrad.device import Buffer, MultiBuffer
+from tinygrad.engine.realize import compile_linear, get_call_arg_uops, get_runtime, run_linear
+from tinygrad.helpers import DEBUG, PROFILE, GlobalCounters
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
+from tinygrad.uop.ops import buffers as buffers_of_nodes
 
 Key = tuple[Any, ...]
 
@@ -42,33 +44,69 @@ def canonical(values: Sequence[UOp]) -> tuple[Key, list[UOp]]:
     return tuple(key), buffers
 
 
+class Launch(NamedTuple):
+    """One kernel of a schedule, ready to run."""
+
+    program: Callable[..., Any]
+    device: str
+    arguments: list[int | Buffer]  # the slot of a buffer that changes from run to run, or an intermediate buffer
+    options: dict[str, Any]  # global_size, local_size, vals
+
+
 @dataclass
 class Replay:
     """A compiled schedule: slots 0 to n-1 are the graph's buffers in order, those after it new buffers for results."""
 
-    linear: UOp
+    steps: list[Launch | UOp]  # what is no plain kernel (a copy between devices, say) stays a call for tinygrad to run
     fresh: list[tuple[str, int, Any]]  # (device, size, dtype) of each new buffer
     results: list[int]  # the slot that holds each value
-    intermediates: list[UOp]
+    intermediates: list[Buffer]
 
     def run(self, buffers: Sequence[UOp]) -> list[UOp]:
         """Run over these buffers; the results as flat buffers."""
         slots = [*buffers, *[UOp.new_buffer(*spec) for spec in self.fresh]]
-        run_linear(self.linear, {}, input_uops=slots, jit=True)
+        held = [(buffers_of_nodes.get(s) or s.buffer).ensure_allocated() for s in slots]  # type: ignore[union-attr]
+        for step in self.steps:
+            if isinstance(step, UOp):
+                run_linear(UOp(Ops.LINEAR, src=(step,)), {}, input_uops=slots, jit=True)
+                continue
+            program, device, arguments, options = step
+            program(
+                *[(held[a] if type(a) is int else a.ensure_allocated()).get_buf(device) for a in arguments],  # type: ignore[union-attr,arg-type]
+                **options,
+            )
+            GlobalCounters.kernel_count += 1
         self._free()
         return [slots[i] for i in self.results]
 
     def _free(self) -> None:
         """Give the memory of intermediate values back; the allocator keeps it at hand for the next run."""
-        for node in self.intermediates:
-            buffer = node.buffer
-            if isinstance(buffer, MultiBuffer):
-                continue
+        for buffer in self.intermediates:
             if buffer.is_initialized():
                 buffer.deallocate()
             base = buffer._base
             if base is not None and base.allocated_views == 0 and base.is_allocated():
                 base.deallocate()
+
+
+def _step(call: UOp) -> Launch | UOp:
+    """A call as a Launch where it is a kernel on one device without variables, else as it is."""
+    program, places = call.src[0], get_call_arg_uops(call)
+    if DEBUG >= 2 or PROFILE or program.op is not Ops.PROGRAM or not isinstance(call.src[1].device, str):
+        return call  # tinygrad prints and records what it runs itself
+    arguments: list[int | Buffer] = []
+    for place in [places[i] for i in program.arg.globals]:
+        if place.op is Ops.PARAM:
+            arguments.append(place.arg.slot)
+        elif any(u.op is Ops.PARAM for u in place.toposort()) or isinstance(place.buffer, MultiBuffer):
+            return call
+        else:
+            arguments.append(place.buffer)
+    if program.arg.vars:
+        return call
+    global_size, local_size = program.arg.launch_dims({})
+    options = {"global_size": global_size, "local_size": local_size, "vals": program.arg.vals({})}
+    return Launch(get_runtime(call.src[1].device, program), call.src[1].device, arguments, options)
 
 
 class Replays:
@@ -104,7 +142,9 @@ class Replays:
         template = compile_linear(linear).substitute(parameters, walk=True)
         kept = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
         specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
-        plan = self._plans[key] = Replay(template, specs, [slots[v.base] for v in outcomes], kept)
+        inner = [b for b in (u.buffer for u in kept) if not isinstance(b, MultiBuffer)]
+        steps = [_step(call) for call in template.src]
+        plan = self._plans[key] = Replay(steps, specs, [slots[v.base] for v in outcomes], inner)
         if len(self._plans) > PLANS_KEPT:
             self._plans.popitem(last=False)
         return plan

@@ -202,7 +202,7 @@ class Cell:
         """
         flat = self._flat
         count = sum(layout.plan(size, stride).numel for size, stride, _, _ in writes)
-        if flat is None or self.nbytes < IN_PLACE_BYTES or count * IN_PLACE_SHARE > flat.shape[0] or _recording:
+        if flat is None or self.nbytes < IN_PLACE_BYTES or count * IN_PLACE_SHARE > flat.shape[0] or is_recording():
             return False
         if not engine.host_addressable(self.device) or not engine.is_realized(flat) or flat.dtype not in TORCH:
             return False
@@ -274,7 +274,7 @@ class Cell:
 
     def cut(self) -> None:
         """Realize a value that has grown past what one schedule should hold."""
-        if _recording:
+        if is_recording():
             return
         depth, nesting, cost = engine.measure(self.value)
         if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
@@ -316,23 +316,37 @@ class Observed(RuntimeError):
     """Something needed a value inside `recording`."""
 
 
-_recording = 0
+_recording: list[UOp] | None = None
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[None]:
-    """Within the block nothing is computed: what would be raises Observed."""
+def recording() -> Iterator[list[UOp]]:
+    """Within the block nothing is computed: what would be raises Observed.
+
+    Yields the conditions (0-d values) that each run of what is recorded must find true: its checks of elements.
+    """
     global _recording
-    _recording += 1
+    outer, _recording = _recording, []
     try:
-        yield
+        yield _recording
     finally:
-        _recording -= 1
+        _recording = outer
+
+
+def is_recording() -> bool:
+    """Whether a block of `recording` is open."""
+    return _recording is not None
+
+
+def require(condition: UOp) -> None:
+    """Inside `recording`: a condition on elements which each run has to find true."""
+    assert _recording is not None
+    _recording.append(condition)
 
 
 def check_not_recording(reason: str) -> None:
     """Raise Observed inside `recording`, naming what needs a value."""
-    if _recording:
+    if _recording is not None:
         raise Observed(reason)
 
 

@@ -97,3 +97,68 @@ class TestTraining:
         for mine, reference in zip(on_tiny.parameters(), net.parameters(), strict=True):
             assert mine.grad is not None
             torch.testing.assert_close(mine.grad.cpu(), reference.grad)
+
+
+class TestChecksOfElements:
+    """Indices and labels are checked at each run of a recording."""
+
+    def test_a_label_out_of_range_raises_the_cpus_error(self) -> None:
+        """A recorded loss raised nothing once its first labels had been right, or was not recorded at all."""
+        run = torch.compile(lambda x, y: nn.functional.cross_entropy(x, y), backend=compiled.tiny)
+        x, good = torch.randn(3, 4), torch.tensor([1, -100, 0])
+        torch.testing.assert_close(run(x.to("tiny"), good.to("tiny")).cpu(), nn.functional.cross_entropy(x, good))
+        backend.reset_stats()
+        other = torch.tensor([3, 2, -100])
+        torch.testing.assert_close(run(x.to("tiny"), other.to("tiny")).cpu(), nn.functional.cross_entropy(x, other))
+        assert backend.stats()["native"] == {}  # it was recorded
+        with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+            run(x.to("tiny"), torch.tensor([1, 7, 0]).to("tiny"))
+
+    def test_nothing_is_written_where_an_index_is_wrong(self) -> None:
+        """The write that a graph makes before an index fails is not made."""
+
+        def function(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            return x.gather(0, i)
+
+        run = torch.compile(function, backend=compiled.tiny)
+        x = torch.zeros(3, device="tiny")
+        assert run(x, torch.tensor([0, 2]).to("tiny")).tolist() == [1, 1]
+        kept = x.clone()
+        with pytest.raises(RuntimeError, match="index 3 is out of bounds"):
+            run(kept, torch.tensor([0, 3]).to("tiny"))
+        assert kept.tolist() == [1, 1, 1]
+
+
+class TestHostTensors:
+    """CPU tensors in a graph."""
+
+    def test_a_written_cpu_input_is_written(self) -> None:
+        """The step counts of an optimizer lie on the CPU: a graph that counts them up must not count copies up."""
+
+        def function(count: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            count.add_(1)
+            return count * 2, x * count
+
+        run = torch.compile(function, backend=compiled.tiny)
+        count, x = torch.tensor(1.0), torch.ones(2, device="tiny")
+        for step in (2.0, 3.0):
+            doubled, scaled = run(count, x)
+            assert (count.item(), doubled.item(), scaled.tolist()) == (step, 2 * step, [step, step])
+            assert (doubled.device.type, scaled.device.type) == ("cpu", "tiny")
+
+    @pytest.mark.parametrize("capturable", [False, True])
+    def test_a_compiled_optimizer_steps_as_the_cpus(self, capturable: bool) -> None:
+        """Adam, its step compiled: parameters after four steps agree with the CPU's."""
+        nets = [network(), network().to("tiny")]
+        x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
+        for net, device in zip(nets, ("cpu", "tiny"), strict=True):
+            own = capturable and device == "tiny"
+            optimizer = torch.optim.Adam(net.parameters(), lr=0.1, capturable=own)
+            advance = torch.compile(optimizer.step, backend=compiled.tiny) if device == "tiny" else optimizer.step
+            for _ in range(4):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(x.to(device)), y.to(device)).backward()
+                advance()
+        for ours, theirs in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
+            torch.testing.assert_close(ours.detach().cpu(), theirs.detach())

@@ -51,6 +51,13 @@ def test_elementwise_nodes_are_tinygrads_own(op, dtype):
         assert made is own and (own.shape, own.dtype) == (shape, dtype_)
 
 
+def test_a_buffer_is_tinygrads_own():
+    """A numbered buffer is the same node either way, and an unnumbered one is new."""
+    made = construction._new_buffer("CPU", 5, dtypes.int64, -12345)
+    assert made.shape == (5,) and made is construction._make_buffer("CPU", 5, dtypes.int64, -12345)
+    assert construction._new_buffer("CPU", 5, dtypes.int64) is not construction._new_buffer("CPU", 5, dtypes.int64)
+
+
 def test_where_is_tinygrads_own():
     """A tensor or a scalar for the condition and for each branch."""
     yes, no = fresh((2, 3)), UOp.const(2.0, dtypes.float32)

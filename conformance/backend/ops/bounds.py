@@ -8,20 +8,20 @@ Must not know operators: the CPU's kernel raises for them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import weakref
 from typing import Any, NoReturn
 
 import torch
+from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import engine, fallback, storage, transfer
 from ..dispatch import Context
 from ..tensors import is_tiny, read
 
-# Least and greatest element of values that were looked at. Buffers are never written in place, so an equal graph over
-# the same buffers (the labels of a training loop) has the same bounds at every step, and is not realized to learn them.
-_LOOKED_AT: OrderedDict[UOp, tuple[float, ...]] = OrderedDict()
-_KEPT = 64
+# Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
+# training loop have the same bounds at every step, and are not realized to learn them.
+_LOOKED_AT: weakref.WeakKeyDictionary[UOp, dict[int | None, tuple[float, ...]]] = weakref.WeakKeyDictionary()
 
 
 Size = Any  # an int; tinygrad types the sizes of shapes as possibly symbolic
@@ -36,22 +36,32 @@ def look(t: torch.Tensor) -> torch.Tensor:
     return transfer.on_host(t, transfer.host_bytes(cell))
 
 
-def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size) -> UOp:
-    """The value of an integer tensor whose elements lie in [low, high); raises the CPU's error where one does not."""
+def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> UOp:
+    """The value of an integer tensor whose elements lie in [low, high) or equal `ignored`.
+
+    Raises the CPU's error where one does not. While a graph is recorded nothing can be looked at: then each run of the
+    recording checks.
+    """
     value = read(index)
     if not index.numel() or (value.vmin >= low and value.vmax < high):
         return value
-    known = _LOOKED_AT.get(value)
+    if storage.is_recording():
+        right = (value >= low) & (value < high)
+        right = right if ignored is None else right | value.eq(ignored)
+        storage.require(right.reshape((index.numel(),)).cast(dtypes.int32).min())
+        return value
+    known = _LOOKED_AT.get(value, {}).get(ignored)
     if known is not None and known[0] >= low and known[1] < high and known[2] == engine.generation():
-        _LOOKED_AT.move_to_end(value)
         return value
     host = look(index)
+    if ignored is not None:
+        host = host[host != ignored]
     check(ctx, host, low, high)
-    least, most = torch.aminmax(host)
-    _LOOKED_AT[value] = (int(least), int(most), engine.generation())
-    if len(_LOOKED_AT) > _KEPT:
-        _LOOKED_AT.popitem(last=False)
-    return read(index)  # what the look has realized
+    value = read(index)  # what the look has realized
+    if host.numel():
+        least, most = torch.aminmax(host)
+        _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), engine.generation())
+    return value
 
 
 def check(ctx: Context, host: torch.Tensor, low: int, high: int, **kwargs: Any) -> None:
