@@ -12,7 +12,6 @@ import hashlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import nox
 from filelock import FileLock
@@ -26,9 +25,8 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = Path("requirements/constraints.txt")
 EXTRAS = "test,lint"
 
-QUICK_OPS = ["add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d"]
-FULL: dict[str, Any] = {"programs": "300", "samples": "20", "op": []}
-QUICK: dict[str, Any] = {"programs": "30", "samples": "2", "op": QUICK_OPS}
+# What `nox -s conformance` runs; the suites of op_db cases are in conformance/opinfo/plan.py.
+FULL, QUICK = {"programs": "300", "suite": "main"}, {"programs": "30", "suite": "quick"}
 
 
 def environment(session: nox.Session) -> str:
@@ -83,10 +81,12 @@ def conformance(session: nox.Session) -> None:
     parser.add_argument("--seed", default="0", help="the fuzzer's seed (default: %(default)s)")
     parser.add_argument("--programs", help="how many programs to draw")
     parser.add_argument("--minutes", help="stop drawing programs after so many minutes")
-    parser.add_argument("--samples", help="OpInfo samples for each op")
-    parser.add_argument("--op", action="append", help="only this op or glob; may be repeated")
+    parser.add_argument("--op", action="append", default=[], help="only this op or glob; may be repeated")
     parser.add_argument("--dtype", help="only these dtypes of the ops, joined by commas")
+    parser.add_argument("--variant", help="only these variants of the ops, joined by commas")
+    parser.add_argument("--samples", help="OpInfo samples for each op")
     parser.add_argument("--shard", help="only part i/n of the ops, for a matrix of machines")
+    parser.add_argument("--update-baseline", action="store_true", help="accept what this run finds, knowingly")
     parser.add_argument("-n", "--jobs", default="2", help="processes (default: %(default)s)")
     given = parser.parse_args(session.posargs)
     preset = QUICK if given.quick else FULL
@@ -94,20 +94,31 @@ def conformance(session: nox.Session) -> None:
     both = ["--target", given.target, "-n", given.jobs]
     fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
     fuzz += ["--minutes", given.minutes] if given.minutes else []
-    opinfo = ["--samples", given.samples or preset["samples"]]
-    opinfo += ["--shard", given.shard] if given.shard else []
-    opinfo += ["--dtype", given.dtype] if given.dtype else []
-    opinfo += [word for op in given.op or preset["op"] for word in ("--op", op)]
+    opinfo = [] if given.dtype or given.variant else ["--suite", preset["suite"]]
+    for name in ("dtype", "variant", "samples", "shard"):
+        opinfo += [f"--{name}", getattr(given, name)] if getattr(given, name) else []
+    opinfo += [word for op in given.op for word in ("--op", op)]
+    opinfo += ["--update-baseline"] if given.update_baseline else []
 
     failed = []
-    for module, options in (("conformance.fuzz", fuzz), ("conformance.opinfo_runner", opinfo)):
-        try:
-            python(session, "-m", module, *both, *options)
-        except CommandFailed:
-            failed.append(module)  # the other half still runs, and reports
-    session.log(f"Reports: {ROOT / 'reports'}")
+    if given.target == "tiny" and not given.quick:
+        counts = "reports/kernels.json"
+        failed += attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
+        opinfo += [] if failed else ["--kernels", counts]
+    failed += attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
+    failed += attempt(session, "-m", "conformance.opinfo_runner", *both, *opinfo)
+    session.log(f"Report: {ROOT / 'reports' / 'conformance.html'}")
     if failed:
         session.error(f"failed: {', '.join(failed)}")
+
+
+def attempt(session: nox.Session, *command: str) -> list[str]:
+    """Run the shared environment's Python; when it fails, its name, so that the other parts still run and report."""
+    try:
+        python(session, *command)
+    except CommandFailed:
+        return [next(word for word in command if word != "-m")]
+    return []
 
 
 @nox.session(python=False)

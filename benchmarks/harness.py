@@ -29,9 +29,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20, help="samples an op (default: %(default)s)")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    cases = plan.select(catalog.entries(), variants=[given.variant])[:: given.every]
+    wanted = plan.Selection(variants=(given.variant,), samples=given.samples)
+    cases = plan.select(catalog.entries(), [wanted])[:: given.every]
     begin = time.perf_counter()
-    results = [run_case(case, TARGET, given.samples) for case in cases]
+    results = [run_case(case, TARGET) for case in cases]
     seconds = time.perf_counter() - begin
     costs = {result.id: 1000 * result.seconds / result.samples for result in results if result.samples}
     for name, cost in sorted(costs.items(), key=lambda item: -item[1])[:5]:

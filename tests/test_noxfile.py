@@ -75,21 +75,30 @@ class TestConformance:
         return {command[1]: command[2:] for command in session.ran}
 
     def test_runs_both_halves_and_says_where_the_report_is(self, noxfile):
-        """Without options: the fuzzer with seed 0, then op_db, on tiny."""
+        """Without options: the workloads' kernels, the fuzzer with seed 0, then op_db, on tiny."""
         noxfile.conformance(session := Session())
-        ran = self.options(session)
+        assert session.ran[0] == ["benchmarks/kernel_counts.py", "--json", "reports/kernels.json"]
+        ran = {command[1]: command[2:] for command in session.ran[1:]}
         assert list(ran) == ["conformance.fuzz", "conformance.opinfo_runner"]
         assert ran["conformance.fuzz"][:4] == ["--target", "tiny", "-n", "2"]
+        assert value(ran["conformance.opinfo_runner"], "--suite") == "main"
+        assert value(ran["conformance.opinfo_runner"], "--kernels") == "reports/kernels.json"
         assert str(ROOT / "reports") in session.said[-1]
 
+    def test_another_target_has_no_workloads(self, noxfile):
+        """The kernel budgets are those of tiny."""
+        noxfile.conformance(session := Session("--target", "cpu"))
+        assert list(self.options(session)) == ["conformance.fuzz", "conformance.opinfo_runner"]
+        assert not any("--kernels" in command for command in session.ran)
+
     def test_quick_is_less_of_both(self, noxfile):
-        """--quick draws fewer programs and names a few ops."""
+        """--quick draws fewer programs and runs another suite."""
         noxfile.conformance(full := Session())
         noxfile.conformance(quick := Session("--quick"))
         programs = [int(value(self.options(each)["conformance.fuzz"], "--programs")) for each in (full, quick)]
         assert programs[0] > programs[1] > 0
-        assert "--op" in self.options(quick)["conformance.opinfo_runner"]
-        assert "--op" not in self.options(full)["conformance.opinfo_runner"]
+        suites = [value(self.options(each)["conformance.opinfo_runner"], "--suite") for each in (full, quick)]
+        assert suites == ["main", "quick"]
 
     def test_options_reach_the_command_that_has_them(self, noxfile):
         """--target goes to both, --programs to the fuzzer, --op and --dtype to op_db; what is given beats --quick."""
@@ -97,14 +106,20 @@ class TestConformance:
         noxfile.conformance(session := Session(*given))
         fuzz, opinfo = self.options(session).values()
         assert " ".join(fuzz) == "--target cpu -n 2 --seed 5 --programs 7"
-        assert " ".join(opinfo) == "--target cpu -n 2 --samples 3 --dtype float64,bool --op add --op mul"
+        assert " ".join(opinfo) == "--target cpu -n 2 --dtype float64,bool --samples 3 --op add --op mul"
+
+    def test_the_baseline_is_updated_knowingly(self, noxfile):
+        """Only --update-baseline accepts what a run finds."""
+        for words, expected in ((["--update-baseline"], True), ([], False)):
+            noxfile.conformance(session := Session("--quick", *words))
+            assert ("--update-baseline" in session.ran[-1]) is expected
 
     def test_a_failing_half_does_not_stop_the_other(self, noxfile):
         """When the fuzzer finds something, op_db is still run; the session then fails and names the half."""
         session = Session(failing="conformance.fuzz")
         with pytest.raises(RuntimeError, match=r"failed: conformance\.fuzz$"):
             noxfile.conformance(session)
-        assert len(session.ran) == 2
+        assert len(session.ran) == 3
 
     def test_an_unknown_option_is_bad_usage(self, noxfile, capsys):
         """A misspelt option starts nothing and exits with 2."""

@@ -45,7 +45,11 @@ def runner(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def case(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32") -> plan.Case:
-    return plan.Case(name, "", "unary", dtype, variant, layout)
+    return plan.Case(name, "", "unary", dtype, variant, layout, samples=4)
+
+
+def select(*catalog: plan.Entry, shard: tuple[int, int] = (1, 1), **chosen: Any) -> list[plan.Case]:
+    return plan.select(catalog, [plan.Selection(**chosen)], shard)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +70,10 @@ def planted() -> Any:
         sys.path.remove(str(PLANTED))
 
 
-def run_case(target: Any, *arguments: Any, limit: int = 4, **named: Any) -> Result:
+def run_case(target: Any, *arguments: Any, **named: Any) -> Result:
     from conformance.opinfo.case import run_case
 
-    return run_case(case(*arguments, **named), target, limit)
+    return run_case(case(*arguments, **named), target)
 
 
 class TestRight:
@@ -174,6 +178,23 @@ class TestPlanted:
 
 class TestSkip:
     """A sample that cannot be compared."""
+
+    def test_a_whole_case_must_be_declared(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A case without a sample fails, until the expectations declare the skip."""
+        from conformance.expectations import Expectation, apply
+        from conformance.opinfo import case as module
+
+        monkeypatch.setattr(module, "samples", lambda *_: iter(()))
+        result = run_case(cpu, "sin")
+        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("skip",), 0)
+        assert "no sample" in result.failures[0].detail
+        entry = Expectation("sin", ("*",), ("*",), ("*",), ("skip",), "has no samples")
+        assert apply([result], [entry])[0].outcome is Outcome.SKIP
+
+    def test_what_the_target_declares_is_skipped(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A dtype that the target says beforehand that it does not hold is a skip, and no failure."""
+        monkeypatch.setattr(cpu, "dtypes", frozenset())
+        assert run_case(cpu, "sin").outcome is Outcome.SKIP
 
     def test_undeclared_skip_fails(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """An input that cannot be moved fails by the oracle `skip`, also beside samples that pass, until declared."""
@@ -290,7 +311,7 @@ class TestPlan:
 
     def test_only_what_exists_is_planned(self) -> None:
         """An op is planned for the dtypes and variants that its OpInfo has."""
-        cases = plan.select(self.CATALOG, dtypes=["float32", "int64"], variants=["forward", "backward"])
+        cases = select(*self.CATALOG, dtypes=("float32", "int64"), variants=("forward", "backward"))
         assert [c.id for c in cases] == [
             "add::float32::forward::as_sampled",
             "add::int64::forward::as_sampled",
@@ -298,22 +319,66 @@ class TestPlan:
             "linalg.pinv.hermitian::float32::forward::as_sampled",
         ]
 
+    @pytest.mark.parametrize("name", plan.SUITES)
+    def test_suites_name_what_exists(self, name: str) -> None:
+        """Each dtype, variant and layout of a suite can be asked for."""
+        for selection in plan.SUITES[name]:
+            for part, known in (("dtypes", plan.DTYPES), ("variants", plan.VARIANTS), ("layouts", plan.LAYOUTS)):
+                assert set(getattr(selection, part)) <= set(known)
+
+    def test_the_main_suite(self) -> None:
+        """Forward in three dtypes, in place and backward in one; a case that two selections name is planned once."""
+        cases = plan.select(self.CATALOG, [*plan.SUITES["main"], plan.Selection(samples=3)])
+        assert [(c.id.partition("::as")[0], c.samples) for c in cases] == [
+            ("add::float32::forward", 20),
+            ("linalg.pinv.hermitian::float32::forward", 20),
+            ("add::int64::forward", 6),
+            ("add::float32::backward", 4),
+        ]
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            ("--suite mian", "unknown suite 'mian'; choose from main, quick"),
+            ("--suite main --dtype bool", "--suite main chooses dtypes itself"),
+        ],
+    )
+    def test_bad_suite(self, words: str, text: str) -> None:
+        """A suite that does not exist, or is asked to be another one, is bad usage."""
+        from conformance.opinfo_runner import parser
+
+        with pytest.raises(plan.UsageError, match=text):
+            plan.asked(parser().parse_args(words.split()))
+
+    def test_fewer_ops_of_a_suite(self) -> None:
+        """--op and --samples narrow every part of a suite."""
+        from conformance.opinfo_runner import parser
+
+        chosen = plan.asked(parser().parse_args("--suite main --op add --samples all".split()))
+        assert {(each.ops, each.samples) for each in chosen} == {(("add",), None)}
+
+    def test_the_longest_case_begins_first(self) -> None:
+        """By the times of an earlier run; a case that it had not counts as usual."""
+        cases = [case(name) for name in ("sin", "cos", "tan", "exp")]
+        seconds = {case("sin").id: 1.0, case("cos").id: 9.0, case("tan").id: 2.0}
+        assert [c.op for c in plan.longest_first(cases, seconds)] == ["cos", "exp", "tan", "sin"]
+
     def test_shards_are_a_partition(self) -> None:
         """The shards together are the whole plan, and no case is in two."""
-        whole = plan.select(self.CATALOG, dtypes=["float32", "int64"])
-        shards = [plan.select(self.CATALOG, dtypes=["float32", "int64"], shard=(i, 2)) for i in (1, 2)]
+        whole = select(*self.CATALOG, dtypes=("float32", "int64"))
+        shards = [select(*self.CATALOG, dtypes=("float32", "int64"), shard=(i, 2)) for i in (1, 2)]
         assert sorted(c.id for shard in shards for c in shard) == sorted(c.id for c in whole)
 
     @pytest.mark.parametrize("glob", ["ad", "linalg.pin"])
     def test_a_typo_names_what_is_near(self, glob: str) -> None:
         """An op that does not exist is refused with the nearest names."""
         with pytest.raises(plan.UsageError, match=r"no op .* matches .*did you mean"):
-            plan.select(self.CATALOG, ops=[glob])
+            select(*self.CATALOG, ops=(glob,))
 
     def test_nothing_planned_is_an_error(self) -> None:
         """A choice that leaves no case is bad usage, never an empty pass."""
         with pytest.raises(plan.UsageError, match="no op among those chosen supports"):
-            plan.select(self.CATALOG, ops=["linalg*"], dtypes=["int64"])
+            select(*self.CATALOG, ops=("linalg*",), dtypes=("int64",))
 
 
 class TestCommand:
@@ -385,10 +450,10 @@ class TestCommand:
         monkeypatch.setenv("PLANTED_MARK", str(tmp_path / "died"))
         with Pool("planted", 1, 60, 12 << 30) as pool:
             catalog, _ = pool.catalog()
-            first, *rest = plan.select(catalog, ops=["asin", "sin", "cosh", "sign"])
-            assert [r.outcome for r in pool.run([first], 1)] == [Outcome.PASS]
+            first, *rest = select(*catalog, ops=("asin", "sin", "cosh", "sign"), samples=1)
+            assert [r.outcome for r in pool.run([first])] == [Outcome.PASS]
             time.sleep(3)
-            assert [r.outcome for r in pool.run(rest, 1)] == [Outcome.PASS] * 3
+            assert [r.outcome for r in pool.run(rest)] == [Outcome.PASS] * 3
 
     def test_a_target_that_ends_its_process(self, tmp_path: Path) -> None:
         """A target whose loading kills the process is one sentence, not a pool that starts workers for ever."""

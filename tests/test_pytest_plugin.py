@@ -13,6 +13,7 @@ import pytest
 from conformance.opinfo import pytest_plugin
 
 ROOT = Path(__file__).parent.parent
+SAMPLES = ("--samples", "2")
 
 
 def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,7 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def items(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The suite with the plugin as an installed package has it."""
-    return run(tmp_path, "--pyargs", "conformance.opinfo", "--samples", "2", *words)
+    return run(tmp_path, "--pyargs", "conformance.opinfo", *(words if "--samples" in words else (*words, *SAMPLES)))
 
 
 class TestItems:
@@ -44,6 +45,23 @@ class TestItems:
         assert "SIGSEGV" in done.stdout
         assert "known error" in done.stdout
         assert "2 failed, 1 passed, 1 xfailed" in done.stdout.splitlines()[-1]
+
+    def test_a_flaky_case_is_a_word_of_its_own(self, tmp_path: Path) -> None:
+        """What fails and passes when it is run again is FLAKY: shown, not counted as passed, and no failure."""
+        done = items(tmp_path, *"--target planted --op sinh --rerun-failures 1 --samples all".split())
+        assert done.returncode == 0, done.stdout
+        assert "[sinh::float32::forward::as_sampled] FLAKY" in done.stdout
+        assert "1 flaky" in done.stdout.splitlines()[-1]
+
+    def test_shards(self, tmp_path: Path) -> None:
+        """Two shards collect what the whole does, each case once."""
+        words = "--target cpu --op add --op sin --op cos --collect-only -q".split()
+        found = [
+            {line for line in items(tmp_path, *words, *more).stdout.splitlines() if "::as_sampled" in line}
+            for more in ([], ["--shard", "1/2"], ["--shard", "2/2"])
+        ]
+        assert found[0] == found[1] | found[2]
+        assert [len(each) for each in found] == [3, 2, 1]
 
     @pytest.mark.slow
     def test_under_xdist(self, tmp_path: Path) -> None:

@@ -35,22 +35,22 @@ class _Tally:
     compared: int = 0
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    declared: int = 0
     failures: dict[str, Failure] = field(default_factory=dict)
     kernels: int | None = None
+    eager: int | None = None
 
 
-def run_case(
-    case: Case, target: Target, limit: int | None = 20, note: Callable[[int, str], None] = lambda sample, phase: None
-) -> Result:
-    """Compare up to `limit` samples of the case. `note` is told the sample and the phase before each step that may
-    crash, so that somebody outside can say where it happened."""
+def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lambda sample, phase: None) -> Result:
+    """Compare up to `case.samples` samples of the case. `note` is told the sample and the phase before each step that
+    may crash, so that somebody outside can say where it happened."""
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     tally, before = _Tally(), calls_so_far(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            for sample in samples(op, case.variant, dtype, case.layout, limit):
+            for sample in samples(op, case.variant, dtype, case.layout, case.samples):
                 note(sample.index, "sampling")
                 for call in _made(op, case, sample, tally):
                     _run_call(case, op, dtype, target, call, tally, note)
@@ -60,21 +60,20 @@ def run_case(
             tally.failures.setdefault(
                 "harness", Failure("harness", "the harness itself", "no error", text[:LONGEST_TEXT])
             )
+    reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
+    if not (tally.compared or tally.failures or (tally.declared and tally.declared == sum(tally.skipped.values()))):
+        # Only what the target declares beforehand may be skipped whole; anything else must be among the expectations.
+        tally.failures["skip"] = Failure("skip", "the whole case", "a comparison", "none", reason)
     counted = _difference(before, calls_so_far(target))
-    return Result(
-        op=case.op,
-        overload=case.overload,
-        family=case.family,
-        dtype=case.dtype,
-        variant=case.variant,
-        layout=case.layout,
-        outcome=_outcome(tally),
+    return case.result(
+        _outcome(tally),
         samples=tally.compared,
         skipped=sum(tally.skipped.values()),
         failed=tally.failed,
-        reason="" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it"),
+        reason=reason,
         failures=tuple(tally.failures.values()),
         kernels=tally.kernels,
+        eager=tally.eager,
         native=None if counted is None else sum(counted["native"].values()),
         decomposed=None if counted is None else sum(counted["decomposed"].values()),
         fallback=None if counted is None else sum(counted["fallback"].values()),
@@ -122,6 +121,7 @@ def _run_call(
     reason = _undeclared(target, call.tree)
     if reason:
         tally.skipped[reason] += 1
+        tally.declared += 1
         return
     try:
         here = send(reference(), call.tree, call.sample.kept)
@@ -152,6 +152,7 @@ def _run_call(
         actual, wrong = _observed(target, call, there, kernels)
     if kernels:
         tally.kernels = (tally.kernels or 0) + kernels[0]
+        tally.eager = (tally.eager or 0) + _eager_ops(call)
     tally.compared += 1
     found = _mismatches(case, op, dtype, target, call, expected, actual, right, wrong)
     if not found:
@@ -192,6 +193,15 @@ def _observed(
     if kernels is not None and count is not None and count.total is not None:
         kernels.append(count.total)
     return seen, outcome
+
+
+def _eager_ops(call: Call) -> int:
+    """How many aten ops the call takes on torch CPU. In a run of its own: what counts them changes what some ops do."""
+    tree = send(reference(), call.tree, call.sample.kept)
+    catalog.seed()
+    with reference().kernels() as count, contextlib.suppress(Exception):
+        call.run(tree)
+    return count.total or 0
 
 
 def _observe(target: Target, outcome: Any, tree: dict[str, Any], error: BaseException | None) -> Observation:

@@ -13,7 +13,9 @@ import multiprocessing
 import os
 import resource
 import signal
+import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -27,6 +29,9 @@ from conformance.report.model import Failure, Outcome, Result
 
 RECYCLE_AFTER = 500
 """Cases after which a worker is replaced, so that what leaks in one case does not add up; a new one costs seconds."""
+
+CALIBRATE_EVERY = 20
+"""Cases between two calibration loops of a worker."""
 
 
 class PoolError(Exception):
@@ -43,6 +48,7 @@ class Pool:
         self.target, self.timeout, self.setup = target, timeout, "DEVICE = 'cpu'"
         self.folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self.jobs, self.memory = jobs, memory
+        self.loops: list[float] = []
         self.pool = self._started()
 
     def _started(self) -> pebble.ProcessPool:
@@ -82,8 +88,13 @@ class Pool:
         entries, environment, self.setup = answer
         return entries, environment
 
-    def run(self, cases: Sequence[Case], limit: int | None) -> Iterator[Result]:
-        """The results of the cases, in the order in which they finish. Raises PoolError.
+    @property
+    def calibration(self) -> float:
+        """The median of the calibration loops that ran so far, in seconds; 0 when none did."""
+        return statistics.median(self.loops) if self.loops else 0.0
+
+    def run(self, cases: Sequence[Case]) -> Iterator[Result]:
+        """The results of the cases, in the order in which they finish; they begin in the order given. Raises PoolError.
 
         A worker that dies between two cases, which is nobody's crash, breaks the pool; what is left goes to a new one.
         """
@@ -95,7 +106,7 @@ class Pool:
             # pebble refuses with RuntimeError when the pool broke before it was asked.
             with contextlib.suppress(BrokenProcessPool, RuntimeError):
                 for case in left:
-                    futures[self.pool.schedule(_run, args=(self.target, case, limit), timeout=self.timeout)] = case
+                    futures[self.pool.schedule(_run, args=(self.target, case), timeout=self.timeout)] = case
             for future in concurrent.futures.as_completed(futures):
                 if not isinstance(future.exception(), BrokenProcessPool):
                     del left[futures[future]]
@@ -110,7 +121,9 @@ class Pool:
 
     def _result(self, future: Any, case: Case) -> Result:
         try:
-            return future.result()
+            result, loop = future.result()
+            self.loops += [loop] if loop else []
+            return result
         except concurrent.futures.TimeoutError:
             return self._lost(case, Outcome.TIMEOUT, "timeout", f"no answer in {self.timeout:g} s", self.timeout)
         except pebble.ProcessExpired as died:
@@ -131,19 +144,7 @@ class Pool:
         failure = Failure(
             oracle, where, "an answer", what, f"while running sample {sample}", sample=sample, script=script
         )
-        return Result(
-            op=case.op,
-            overload=case.overload,
-            family=case.family,
-            dtype=case.dtype,
-            variant=case.variant,
-            layout=case.layout,
-            outcome=outcome,
-            samples=max(sample, 1),
-            failed=1,
-            failures=(failure,),
-            seconds=seconds,
-        )
+        return case.result(outcome, samples=max(sample, 1), failed=1, failures=(failure,), seconds=seconds)
 
 
 def _death(died: pebble.ProcessExpired) -> str:
@@ -209,7 +210,9 @@ def _catalog(target: str) -> tuple[list[Entry], dict[str, str], str] | str:
     return catalog.entries(), environment, loaded.script()
 
 
-def _run(target: str, case: Case, limit: int | None) -> Result:
+def _run(target: str, case: Case) -> tuple[Result, float]:
+    """The case's result, and at every `CALIBRATE_EVERY`th case the seconds of the calibration loop, else 0."""
+    global _cases_run
     loaded = _loaded(target)
     from conformance.opinfo.case import run_case
 
@@ -218,4 +221,21 @@ def _run(target: str, case: Case, limit: int | None) -> Result:
         os.pwrite(_note, text.ljust(256), 0)
 
     note(0, "sampling")
-    return run_case(case, loaded, limit, note)
+    result = run_case(case, loaded, note)
+    _cases_run += 1
+    return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
+
+
+_cases_run = 0
+
+
+def calibration_loop() -> float:
+    """Seconds of a fixed piece of work of the kind that a run consists of: Python, and small torch calls."""
+    import torch
+
+    begin = time.perf_counter()
+    small, total = torch.ones(16, 16), 0
+    for number in range(2_000):
+        small = small.add(1.0).t()
+        total += len(str(number))
+    return time.perf_counter() - begin

@@ -1,15 +1,20 @@
 """Which cases to run: the catalogue of OpInfos crossed with what the user asked for.
 
-Defines `Entry` (what the planner must know of one OpInfo), `Case` (one op x dtype x variant x layout) and `select`. The
-key insight: a plan is made of names only, so it is made without torch, and it is the same on every machine of a matrix.
+Defines `Entry` (what the planner must know of one OpInfo), `Case` (one op x dtype x variant x layout), `Selection`
+(what is asked for), the named `SUITES`, and `select`. The key insight: a plan is made of names only, so it is made
+without torch, and it is the same on every machine of a matrix.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from conformance.report.model import Named, Outcome, Result
 
 VARIANTS = {
     "forward": "the function, on OpInfo's sample inputs",
@@ -65,8 +70,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One op x dtype x variant x layout."""
+class Case(Named):
+    """One op x dtype x variant x layout, with the most samples to take of it (None: all)."""
 
     op: str
     overload: str
@@ -74,14 +79,47 @@ class Case:
     dtype: str
     variant: str
     layout: str
+    samples: int | None = 20
 
-    @property
-    def name(self) -> str:
-        return f"{self.op}.{self.overload}" if self.overload else self.op
+    def result(self, outcome: Outcome, **rest: Any) -> Result:
+        """The result of this case."""
+        names = ("op", "overload", "family", "dtype", "variant", "layout")
+        return Result(**{name: getattr(self, name) for name in names}, outcome=outcome, **rest)
 
-    @property
-    def id(self) -> str:
-        return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
+
+@dataclass(frozen=True)
+class Selection:
+    """Which cases: globs of ops (none: all of op_db) crossed with dtypes, variants and layouts, and the most samples of
+    each (None: all)."""
+
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("float32",)
+    variants: tuple[str, ...] = ("forward",)
+    layouts: tuple[str, ...] = ("as_sampled",)
+    samples: int | None = 20
+
+    def __str__(self) -> str:
+        """In words, so that runs with the same words can be compared over time."""
+        names = (self.ops or ("all ops",), self.dtypes, self.variants, self.layouts)
+        most = "all samples" if self.samples is None else f"{self.samples} samples"
+        return "; ".join([*(",".join(each) for each in names), most])
+
+
+_QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")
+# What is run by name. The main suite is made for two cores and a quarter of an hour: all samples that a float32 forward
+# run is usually judged by; fewer where the same shapes come again in another dtype, in place, or with a gradient.
+SUITES: Mapping[str, tuple[Selection, ...]] = {
+    "main": (
+        Selection(),
+        Selection(dtypes=("int64", "bool"), samples=6),
+        Selection(variants=("inplace",), samples=6),
+        Selection(variants=("backward",), samples=4),
+    ),
+    "quick": (
+        Selection(ops=_QUICK_OPS, dtypes=("float32", "int64", "bool"), samples=2),
+        Selection(ops=_QUICK_OPS, variants=("inplace", "backward"), samples=2),
+    ),
+}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -120,6 +158,42 @@ def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:
     return list(taken)
 
 
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options that choose cases, by argparse's `add_argument` or pytest's `addoption`."""
+    add("--op", action="append", default=[], metavar="GLOB", help="only these ops; may be repeated")
+    for name, usual, among in (
+        ("dtype", "float32", ()),
+        ("variant", "forward", VARIANTS),
+        ("layout", "as_sampled", LAYOUTS),
+    ):
+        known = f"of {', '.join(among)}" if among else "several"
+        add(f"--{name}", action="append", metavar="A,B", help=f"{usual} (default), {known}, or all")
+    add("--samples", metavar="N|all", help="samples an op (default: 20, or what the suite says)")
+    add("--suite", help=f"a set of dtypes and variants by name: {', '.join(SUITES)}")
+    add("--shard", default="1/1", metavar="i/n", help="only the i-th of n parts")
+    add("--rerun-failures", type=int, default=0, metavar="N", help="run a failure again, up to N times")
+
+
+def asked(options: Any) -> tuple[Selection, ...]:
+    """What these options ask for: a suite, perhaps of fewer ops or samples, or one selection. Raises UsageError."""
+    samples, suite = options.samples, options.suite
+    if samples not in (None, "all") and not (samples.isdigit() and int(samples) > 0):
+        raise UsageError(f"--samples {samples!r} is neither a number above 0 nor 'all'")
+    changes: dict[str, Any] = {"ops": tuple(options.op)} if options.op else {}
+    changes |= {} if samples is None else {"samples": None if samples == "all" else int(samples)}
+    for name, known in (("dtype", DTYPES), ("variant", VARIANTS), ("layout", LAYOUTS)):
+        words = getattr(options, name)
+        if words is not None:
+            if suite:
+                raise UsageError(f"--suite {suite} chooses {name}s itself; leave out --suite or --{name}")
+            changes[f"{name}s"] = tuple(chosen(",".join(words), known, name))
+    if not suite:
+        return (replace(Selection(), **changes),)
+    if suite not in SUITES:
+        raise UsageError(f"unknown suite {suite!r}; choose from {', '.join(SUITES)}")
+    return tuple(replace(selection, **changes) for selection in SUITES[suite])
+
+
 def parse_shard(text: str) -> tuple[int, int]:
     """`2/4` as (2, 4). Raises UsageError unless 1 <= i <= n."""
     index, _, count = text.partition("/")
@@ -129,30 +203,40 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def select(
-    catalog: Sequence[Entry],
-    *,
-    ops: Sequence[str] = (),
-    dtypes: Sequence[str] = ("float32",),
-    variants: Sequence[str] = ("forward",),
-    layouts: Sequence[str] = ("as_sampled",),
-    shard: tuple[int, int] = (1, 1),
+    catalog: Sequence[Entry], selections: Sequence[Selection] = (Selection(),), shard: tuple[int, int] = (1, 1)
 ) -> list[Case]:
-    """The cases that exist among those asked for, in op_db's order. Raises UsageError when there is none."""
-    cases = []
-    for entry in matching(ops, catalog):
-        for variant in variants:
+    """The cases that exist among those asked for, in op_db's order, each once. Raises UsageError when there is none."""
+    cases: dict[str, Case] = {}
+    for selection in selections:
+        for case in _cases(catalog, selection):
+            cases.setdefault(case.id, case)
+    if not cases:
+        variants, dtypes = (
+            ", ".join(dict.fromkeys(name for selection in selections for name in getattr(selection, part)))
+            for part in ("variants", "dtypes")
+        )
+        raise UsageError(
+            f"no op among those chosen supports {variants} with dtype {dtypes}; choose others with --op, --variant or "
+            "--dtype"
+        )
+    index, count = shard
+    return list(cases.values())[index - 1 :: count]
+
+
+def _cases(catalog: Sequence[Entry], wanted: Selection) -> Iterable[Case]:
+    for entry in matching(wanted.ops, catalog):
+        for variant in wanted.variants:
             if variant not in entry.variants:
                 continue
             # Error inputs choose their dtypes and layouts themselves.
             own = variant == "error_inputs"
             supported = entry.backward_dtypes if variant == "backward" else entry.dtypes
-            for dtype in dtypes[:1] if own else [name for name in dtypes if name in supported]:
-                for layout in layouts[:1] if own else layouts:
-                    cases.append(Case(entry.op, entry.overload, entry.family, dtype, variant, layout))
-    if not cases:
-        raise UsageError(
-            f"no op among those chosen supports {', '.join(variants)} with dtype {', '.join(dtypes)}; "
-            "choose others with --op, --variant or --dtype"
-        )
-    index, count = shard
-    return cases[index - 1 :: count]
+            for dtype in wanted.dtypes[:1] if own else [name for name in wanted.dtypes if name in supported]:
+                for layout in wanted.layouts[:1] if own else wanted.layouts:
+                    yield Case(entry.op, entry.overload, entry.family, dtype, variant, layout, wanted.samples)
+
+
+def longest_first(cases: Sequence[Case], seconds: Mapping[str, float]) -> list[Case]:
+    """The cases by the time that they took before, so that no long one begins last; an unknown one counts as usual."""
+    usual = statistics.fmean(seconds.values()) if seconds else 0.0
+    return sorted(cases, key=lambda case: -seconds.get(case.id, usual))

@@ -28,14 +28,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
 
     group = parser.getgroup("conformance", "PyTorch's op_db against a target")
     group.addoption("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE]")
-    group.addoption("--op", action="append", default=[], metavar="GLOB", help="only these ops; may be repeated")
-    for name, known, default in (
-        ("dtype", plan.DTYPES, "float32"),
-        ("variant", plan.VARIANTS, "forward"),
-        ("layout", plan.LAYOUTS, "as_sampled"),
-    ):
-        group.addoption(f"--{name}", default=default, metavar="A,B", help=f"{default} (default), of {', '.join(known)}")
-    group.addoption("--samples", default="20", metavar="N|all", help="samples an op (default: 20)")
+    plan.add_options(group.addoption)
     group.addoption("--case-timeout", type=float, default=120.0, metavar="S", help="seconds for one case")
     group.addoption("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
 
@@ -66,17 +59,18 @@ def _cases(config: pytest.Config) -> list[Any]:
     from conformance.opinfo import isolation, plan
 
     given = config.option
-    if given.samples != "all" and not (given.samples.isdigit() and int(given.samples) > 0):
-        raise plan.UsageError(f"--samples {given.samples!r} is neither a number above 0 nor 'all'")
-    chosen: dict[str, Any] = {
-        "dtypes": plan.chosen(given.dtype, plan.DTYPES, "dtype"),
-        "variants": plan.chosen(given.variant, plan.VARIANTS, "variant"),
-        "layouts": plan.chosen(given.layout, plan.LAYOUTS, "layout"),
-    }
+    selections, shard = plan.asked(given), plan.parse_shard(given.shard)
     config.stash[EXPECTED] = expectations.load(given.expectations or expectations.path_for(given.target))
     config.stash[POOL] = isolation.Pool(given.target, 1, given.case_timeout, MEMORY)
     catalog, _ = config.stash[POOL].catalog()
-    return plan.select(catalog, ops=given.op, **chosen)
+    return plan.select(catalog, selections, shard)
+
+
+def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """A failure that passed when it was run again is neither a pass nor a failure."""
+    if report.when == "call" and report.passed and ("outcome", "FLAKY") in report.user_properties:
+        return "flaky", "K", ("FLAKY", {"yellow": True})
+    return None
 
 
 @pytest.hookimpl(trylast=True)
@@ -87,7 +81,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(session.config, "workerinput") or session.exitstatus != pytest.ExitCode.OK:
         return
-    if reporter.stats.get("skipped") and not any(reporter.stats.get(word) for word in ("passed", "failed", "xfailed")):
+    compared = ("passed", "failed", "xfailed", "flaky")
+    if reporter.stats.get("skipped") and not any(reporter.stats.get(word) for word in compared):
         reporter.write_line("conformance: nothing was compared, so nothing passed.", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

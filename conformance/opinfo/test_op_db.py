@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from conformance import expectations
 from conformance.opinfo.plan import Case
 from conformance.opinfo.pytest_plugin import EXPECTED, POOL
 from conformance.report.foreign import visible
-from conformance.report.model import UNEXPECTED, Outcome
+from conformance.report.model import RERUN, UNEXPECTED, Outcome
 
 pytestmark = pytest.mark.timeout(0)
 
 
-def test_op(opinfo_case: Case, pytestconfig: pytest.Config) -> None:
+def test_op(opinfo_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]) -> None:
     """The target does what torch CPU does, or what the expectations declare."""
-    limit = pytestconfig.option.samples
-    found = pytestconfig.stash[POOL].run([opinfo_case], None if limit == "all" else int(limit))
-    (result,) = expectations.apply(found, pytestconfig.stash[EXPECTED])
+
+    pool, expected = pytestconfig.stash[POOL], pytestconfig.stash[EXPECTED]
+    (result,) = expectations.apply(pool.run([opinfo_case]), expected)
+    for _ in range(pytestconfig.option.rerun_failures):
+        if result.outcome in RERUN and next(pool.run([opinfo_case])).outcome is Outcome.PASS:
+            result = result.flaky()
+    record_property("outcome", str(result.outcome))
     if result.outcome in UNEXPECTED:
         lines = [f"{result.outcome} {result.reason}".rstrip()]
         lines += [f"{f.oracle} of {f.where}: expected {f.expected}, got {f.actual} {f.detail}" for f in result.failures]

@@ -1,31 +1,41 @@
-"""What changed between two runs: new failures, fixed, still failing, gone, flaky, kernels and fallbacks up or down.
+"""What changed between two runs: new failures, fixed, gone, flaky; kernels, CPU fallbacks and time up or down.
 
-Defines `Change` and `diff`. The key insight: two runs are joined by case id, and a case that is only in one of them is
-never silently dropped; it is new, or gone.
+Defines `Change`, `Diff` and `diff`. The key insight: two runs are joined by case id, and a case that is only in one of
+them is never silently dropped; it is new, or gone, or was not asked for. Times are compared as multiples of each run's
+own calibration loop, since machines differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from conformance.report.model import BROKEN, UNEXPECTED, Outcome, Result, Run
 
-# The kinds of change, worst first, with what they say; the first four are regressions.
+# The kinds of change, worst first, with what they say.
 KINDS = {
     "new failures": "passed before, or was not there, and fails now",
     "kernels up": "more kernels for the same samples",
     "fallbacks up": "more calls that run on the CPU for the same samples",
-    "gone": "was compared before and is not in this run, though its op, dtype, variant and layout were asked for",
+    "budgets up": "more kernels or copies for a whole workload",
+    "time up": "the whole run takes much longer, as a multiple of its calibration loop",
+    "gone": "was compared before and is not in this run, though it was asked for",
     "newly flaky": "passed only when it was run again",
     "fails otherwise": "still fails, by other oracles",
+    "slower": "takes several times as long, as a multiple of the calibration loop",
     "fixed": "failed before and passes now",
     "kernels down": "fewer kernels for the same samples",
     "fallbacks down": "fewer calls that run on the CPU for the same samples",
+    "budgets down": "fewer kernels or copies for a whole workload",
     "new": "was not in the other run, and does not fail",
     "still failing": "failed before and now",
 }
-REGRESSIONS = ("new failures", "kernels up", "fallbacks up", "gone")
+REGRESSIONS = ("new failures", "kernels up", "fallbacks up", "budgets up", "time up", "gone")
+MUCH_LONGER, LONG_RUN = 2.0, 60.0
+"""The ratio from which a run is slower, and the seconds that it must have taken in the baseline: a compiler's cache,
+warm in one run and cold in the other, must not look like a change of the device."""
+SLOWER, LONG_CASE = 4.0, 4.0
+"""The same for one case, where noise is larger; this is shown, and is no regression."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +50,12 @@ class Change:
 
 @dataclass
 class Diff:
-    """All changes from one run to another, by kind, and the cases of the older run that this one did not ask for."""
+    """All changes from one run to another, by kind, the cases of the older run that this one did not ask for, and
+    sentences about what both ran, taken together."""
 
     changes: dict[str, list[Change]] = field(default_factory=dict)
     not_run: int = 0
+    facts: list[str] = field(default_factory=list)
 
     def count(self, kind: str) -> int:
         return len(self.changes.get(kind, ()))
@@ -54,24 +66,66 @@ class Diff:
 
 
 def diff(before: Run, after: Run) -> Diff:
-    """The changes from `before` to `after`. Kernels and calls are compared where both ran the same samples."""
+    """The changes from `before` to `after`; kernels, calls and times where both passed the same samples."""
     old = {result.id: result for result in before.results}
-    new = {result.id: result for result in after.results}
-    found: dict[str, list[Change]] = {kind: [] for kind in KINDS}
-    for result in after.results:
-        for change in _changes(old.get(result.id), result):
-            found[change.kind].append(change)
-    asked = {(result.name, result.variant, result.dtype, result.layout) for result in after.results}
-    ops, rest = {name for name, *_ in asked}, {tuple(r) for _, *r in asked}
+    new = {result.id for result in after.results}
+    pairs = [(old[r.id], r) for r in after.results if r.id in old and _comparable(old[r.id], r)]
+    both = before.calibration and after.calibration
+    scale = before.calibration / after.calibration if both else 0.0
+    changes = [change for result in after.results for change in _changes(old.get(result.id), result, scale)]
+    changes += _budgets(before.budgets, after.budgets)
+    facts, slow = _together(pairs, scale)
+    changes += slow
     missing = [result for result in before.results if result.id not in new]
-    # A run of a few ops says nothing about the others; only a complete run can miss a case.
-    whole = after.complete and len(ops) >= len({r.name for r in before.results}) * 0.9
-    gone = [r for r in missing if whole and (r.variant, r.dtype, r.layout) in rest]
-    found["gone"] = [Change("gone", r.id, _words(r), "not in this run") for r in gone]
-    return Diff({kind: changes for kind, changes in found.items() if changes}, len(missing) - len(gone))
+    # Only a complete run that was asked for the same can miss a case.
+    whole = after.complete and before.environment.get("selection") == after.environment.get("selection")
+    changes += [Change("gone", result.id, _words(result), "not in this run") for result in missing if whole]
+    found = {kind: [change for change in changes if change.kind == kind] for kind in KINDS}
+    return Diff({kind: listed for kind, listed in found.items() if listed}, 0 if whole else len(missing), facts)
 
 
-def _changes(old: Result | None, new: Result) -> Iterator[Change]:
+def _comparable(old: Result, new: Result) -> bool:
+    return old.samples == new.samples and old.outcome is Outcome.PASS and new.outcome is Outcome.PASS
+
+
+def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[list[str], list[Change]]:
+    """Sentences about the share of CPU fallbacks and the time of what both runs passed, and the change if it is much
+    slower."""
+    facts: list[str] = []
+    counted = [(a, b) for a, b in pairs if a.fallback is not None and b.fallback is not None]
+    if counted:
+        a, b = (_share([pair[side] for pair in counted]) for side in (0, 1))
+        facts.append(f"CPU fallbacks: {a:.2%} of the calls before, {b:.2%} now")
+    seconds = [sum(pair[side].seconds for pair in pairs) for side in (0, 1)]
+    if not (scale and all(seconds)):
+        return facts, []
+    ratio = seconds[1] * scale / seconds[0]
+    facts.append(f"time: {ratio:.2f} of the baseline's, each as a multiple of its own calibration loop")
+    if ratio < MUCH_LONGER or seconds[0] < LONG_RUN:
+        return facts, []
+    return facts, [Change("time up", "the whole run", f"{seconds[0]:.0f} s", f"{ratio:.2f} times that")]
+
+
+def _share(results: Sequence[Result]) -> float:
+    fallback = sum(result.fallback or 0 for result in results)
+    calls = fallback + sum((result.native or 0) + (result.decomposed or 0) for result in results)
+    return fallback / calls if calls else 0.0
+
+
+def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> Iterator[Change]:
+    if not (before and after):
+        return
+    for workload in sorted(before.keys() | after.keys()):
+        if workload not in after:
+            yield Change("gone", f"workload {workload}", "counted", "not counted")
+        elif workload in before:
+            for name in sorted(before[workload].keys() & after[workload].keys()):
+                a, b = before[workload][name], after[workload][name]
+                if a != b:
+                    yield Change(f"budgets {'up' if b > a else 'down'}", f"{workload}: {name}", str(a), str(b))
+
+
+def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
     now_bad = new.outcome in UNEXPECTED
     if old is None:
         yield Change("new failures" if now_bad else "new", new.id, "not in the baseline", _words(new))
@@ -87,8 +141,10 @@ def _changes(old: Result | None, new: Result) -> Iterator[Change]:
         yield Change("fixed", new.id, _words(old), _words(new))
     elif new.outcome is Outcome.FLAKY and old.outcome is not Outcome.FLAKY:
         yield Change("newly flaky", new.id, _words(old), _words(new))
-    if new.samples != old.samples or new.outcome is not Outcome.PASS or old.outcome is not Outcome.PASS:
+    if not _comparable(old, new):
         return
+    if old.seconds and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
+        yield Change("slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that")
     for attribute, kind in (("kernels", "kernels"), ("fallback", "fallbacks")):
         a, b = getattr(old, attribute), getattr(new, attribute)
         if a is not None and b is not None and a != b:
@@ -101,7 +157,7 @@ def _words(result: Result) -> str:
 
 def text(difference: Diff, limit: int = 20) -> str:
     """The changes for a terminal, regressions first."""
-    lines = []
+    lines = list(difference.facts)
     for kind, changes in difference.changes.items():
         lines.append(f"{kind} ({len(changes)}): {KINDS[kind]}")
         if kind != "still failing":
@@ -109,4 +165,4 @@ def text(difference: Diff, limit: int = 20) -> str:
             lines += [f"  ... and {len(changes) - limit} more"] if len(changes) > limit else []
     if difference.not_run:
         lines.append(f"{difference.not_run} cases of the baseline were not asked for in this run")
-    return "\n".join(lines) or "no changes"
+    return "\n".join([*lines, *([] if difference.changes else ["no changes"])])

@@ -43,6 +43,8 @@ class Outcome(StrEnum):
 
 # Outcomes that fail a run. FLAKY does not: a rerun passed; it is shown and compared with the baseline.
 UNEXPECTED = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XPASS})
+# Outcomes that a rerun may show to be flaky.
+RERUN = UNEXPECTED - {Outcome.XPASS}
 # Outcomes in which the target did not do what torch CPU does, declared or not.
 BROKEN = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XFAIL})
 
@@ -68,12 +70,33 @@ class Failure:
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+class Named:
+    """What has an op, overload, dtype, variant and layout has a name and an id."""
+
+    op: str
+    overload: str
+    dtype: str
+    variant: str
+    layout: str
+
+    @property
+    def name(self) -> str:
+        """The OpInfo's full name, e.g. `linalg.pinv.hermitian`."""
+        return f"{self.op}.{self.overload}" if self.overload else self.op
+
+    @property
+    def id(self) -> str:
+        """The case's id, e.g. `add::float32::forward::as_sampled`; unique within a run."""
+        return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(Named):
     """One case: an OpInfo with one dtype, variant and input layout, over all its samples.
 
     `samples` counts the samples that were compared by at least one oracle, `skipped` those that were not.
     `kernels`, `native`, `decomposed` and `fallback` count what the target ran; None when the target cannot count.
+    `eager` counts the aten ops that compute or move data on torch CPU for the same samples, when kernels are counted.
     """
 
     op: str
@@ -89,21 +112,12 @@ class Result:
     reason: str = ""
     failures: tuple[Failure, ...] = ()
     kernels: int | None = None
+    eager: int | None = None
     native: int | None = None
     decomposed: int | None = None
     fallback: int | None = None
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """The OpInfo's full name, e.g. `linalg.pinv.hermitian`."""
-        return f"{self.op}.{self.overload}" if self.overload else self.op
-
-    @property
-    def id(self) -> str:
-        """The case's id, e.g. `add::float32::forward::as_sampled`; unique within a run."""
-        return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
 
     @property
     def oracles(self) -> tuple[str, ...]:
@@ -113,10 +127,20 @@ class Result:
     def replace(self, **changes: Any) -> Result:
         return dataclasses.replace(self, **changes)
 
+    def flaky(self) -> Result:
+        """This failure, once a rerun has passed."""
+        reason = f"{self.outcome} at first, PASS when run again"
+        return self.replace(outcome=Outcome.FLAKY, reason=reason)
+
 
 @dataclass
 class Run:
-    """All results of one target in one run, with the environment in which they were found."""
+    """All results of one target in one run, with the environment in which they were found.
+
+    `calibration` is the median time in seconds of a fixed loop that ran between the cases, 0 when it is not known:
+    times of two machines, or of a quiet and a busy one, are compared as multiples of it. `budgets` are the kernels and
+    copies of whole workloads, where they were counted beside the run.
+    """
 
     target: str
     results: list[Result] = field(default_factory=list)
@@ -124,8 +148,10 @@ class Run:
     command: str = ""
     started: str = ""
     seconds: float = 0.0
+    calibration: float = 0.0
     complete: bool = True
     notes: list[str] = field(default_factory=list)
+    budgets: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def counts(self) -> Counter[str]:
         """Results by outcome word."""
@@ -204,7 +230,9 @@ def result_from_json(data: Mapping[str, Any]) -> Result:
 def run_to_json(run: Run) -> dict[str, Any]:
     """A run as plain data, with the schema's version first."""
     head = {"schema": SCHEMA, "kind": KIND, "target": run.target, "command": run.command, "started": run.started}
-    head |= {"seconds": round(run.seconds, 3), "complete": run.complete, "environment": run.environment}
+    head |= {"seconds": round(run.seconds, 3), "calibration": round(run.calibration, 6)}
+    head |= {"complete": run.complete, "environment": run.environment}
+    head |= {"budgets": run.budgets} if run.budgets else {}
     return {**head, "notes": run.notes, "totals": dict(run.counts()), "results": list(map(result_to_json, run.results))}
 
 
@@ -232,7 +260,7 @@ def run_from_json(data: Any, source: str) -> Run:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReportError(f"{source}: result number {position + 1} is damaged ({error!r}).") from None
     try:
-        names = ("target", "environment", "command", "started", "seconds", "complete", "notes")
+        names = [item.name for item in dataclasses.fields(Run) if item.name != "results"]
         return Run(results=results, **{name: data[name] for name in names if name in data})
     except TypeError as error:
         raise ReportError(f"{source} is damaged ({error}).") from None
@@ -261,15 +289,18 @@ def save(run: Run, path: Path | str) -> None:
 
 
 def slim(run: Run) -> Run:
-    """The run as a baseline keeps it: failures without scripts, values and pictures, no wall-clock seconds."""
+    """The run as a baseline keeps it: failures without scripts, values and pictures, seconds to the tenth."""
     keep = ("oracle", "where", "sample")
     results = [
         result.replace(
-            failures=tuple(Failure(**{k: getattr(f, k) for k in keep}, expected="", actual="") for f in result.failures)
+            seconds=round(result.seconds, 1),
+            failures=tuple(
+                Failure(**{k: getattr(f, k) for k in keep}, expected="", actual="") for f in result.failures
+            ),
         )
         for result in run.results
     ]
-    return dataclasses.replace(run, results=sorted(results, key=lambda result: result.id))
+    return dataclasses.replace(run, results=sorted(results, key=lambda result: result.id), budgets={})
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:

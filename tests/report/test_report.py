@@ -169,8 +169,41 @@ class TestCompare:
         """A case that a whole run misses is gone; one that a partial run did not ask for is only counted."""
         ops = [result(f"op{i}") for i in range(20)]
         assert compare.diff(run(*ops), run(*ops[1:])).count("gone") == 1
-        partial = compare.diff(run(*ops), run(ops[0]))
+        narrower = run(ops[0])
+        narrower.environment["selection"] = "fewer ops; shard 1/20"
+        partial = compare.diff(run(*ops), narrower)
         assert (partial.count("gone"), partial.not_run) == (0, 19)
+
+    def test_the_whole_run_is_slower(self) -> None:
+        """Time is compared as a multiple of each run's calibration loop: a machine half as fast is no change."""
+        before = run(result(seconds=100.0), calibration=0.01)
+        assert compare.diff(before, run(result(seconds=200.0), calibration=0.02)).changes == {}
+        slow = compare.diff(before, run(result(seconds=500.0), calibration=0.01))
+        assert {kind: len(changes) for kind, changes in slow.changes.items()} == {"time up": 1, "slower": 1}
+        assert slow.regressions == 1
+        assert "time: 5.00 of the baseline's" in slow.facts[0]
+
+    def test_one_slower_case_is_no_regression(self) -> None:
+        """What a compiler's cache may explain is shown only."""
+        others = [result(f"op{i}", seconds=1.0) for i in range(100)]
+        before = run(result(seconds=2.0), *others, calibration=0.01)
+        found = compare.diff(before, run(result(seconds=20.0), *others, calibration=0.01))
+        assert (list(found.changes), found.regressions) == (["slower"], 0)
+
+    def test_fallback_share(self) -> None:
+        """The share of calls on the CPU is said before and after, over what both passed."""
+        pairs = [(result(native=9, decomposed=0, fallback=1), result(native=10, decomposed=0, fallback=0))]
+        found = compare.diff(run(*(a for a, _ in pairs)), run(*(b for _, b in pairs)))
+        assert found.facts == ["CPU fallbacks: 10.00% of the calls before, 0.00% now"]
+
+    def test_kernel_budgets(self) -> None:
+        """A workload that takes more kernels or copies, or is no longer counted, is a regression; fewer is not."""
+        before = run(result(), budgets={"mlp": {"kernels": 3, "copies_in": 2}, "cnn": {"kernels": 9}, "gone": {}})
+        after = run(result(), budgets={"mlp": {"kernels": 4, "copies_in": 1}, "cnn": {"kernels": 9}})
+        found = compare.diff(before, after)
+        kinds = {kind: [change.id for change in changes] for kind, changes in found.changes.items()}
+        assert kinds == {"budgets up": ["mlp: kernels"], "gone": ["workload gone"], "budgets down": ["mlp: copies_in"]}
+        assert found.regressions == 2
 
 
 class TestMachine:

@@ -1,0 +1,121 @@
+"""The OpInfo run in the terminal: progress while it goes on, and a short summary that ends in one line of counts.
+
+The key insight: where nobody watches, a progress bar is noise; there each failure and every tenth of the way is a line.
+Nothing here runs or judges an op.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from conformance.report import compare, machine
+from conformance.report.model import UNEXPECTED, Outcome, Result, Run, summary_line
+
+_STYLE = {
+    "PASS": "green",
+    "FAIL": "red",
+    "CRASH": "bold red",
+    "TIMEOUT": "bold red",
+    "XPASS": "magenta",
+    "XFAIL": "yellow",
+    "FLAKY": "yellow",
+    "SKIP": "dim",
+}
+
+
+class Lines:
+    """Progress as plain lines: each failure, and every tenth of the way."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.planned, self.done, self.bad = console, 0, 0, 0
+
+    def start(self, run: Run, planned: int) -> None:
+        self.planned = planned
+        self.line(f"{planned} cases on {run.target}")
+
+    def add(self, result: Result) -> None:
+        self.done += 1
+        if result.outcome in UNEXPECTED:
+            self.bad += 1
+            self.line(f"{result.outcome} {result.id} ({', '.join(result.oracles)})")
+        if self.done % max(self.planned // 10, 1) == 0:
+            self.line(f"{self.done}/{self.planned} cases, {self.bad} failed")
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class Bar(Lines):
+    """Progress as a bar, failures above it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("[red]{task.fields[bad]} failed"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=console, transient=True)
+        self.task = self.bar.add_task("starting workers", total=None, bad=0)
+
+    def start(self, run: Run, planned: int) -> None:
+        self.planned = planned
+        self.bar.update(self.task, description=escape(run.target), total=planned)
+
+    def add(self, result: Result) -> None:
+        super().add(result)
+        self.bar.update(self.task, advance=1, bad=self.bad)
+
+    def line(self, text: str) -> None:
+        if not text[:1].isdigit():
+            self.bar.console.print(f"[red]{escape(text)}", highlight=False)
+
+
+@contextlib.contextmanager
+def progress(console: Console) -> Iterator[Lines]:
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    bar = Bar(console)
+    with bar.bar:
+        yield bar
+
+
+def summarize(console: Console, made: Run, changes: compare.Diff | None, folder: Path) -> None:
+    """What a run found, the count of tests alone on the last line; what is wrong with the run itself goes to stderr."""
+    counts = made.counts()
+    table = Table("outcome", "cases")
+    for word in sorted(counts, key=lambda word: list(Outcome).index(Outcome(word)), reverse=True):
+        table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
+    console.print(table)
+    console.print(f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
+    plain = made.passed_without_fallback()
+    if plain is not None:
+        console.print(f"{plain} of {counts['PASS']} passed without CPU fallback", highlight=False)
+        fallen = made.fallbacks()
+        if fallen:
+            names = ", ".join(f"{name} ({count})" for name, count in fallen.most_common())
+            console.print(f"fell back to the CPU: {escape(names)}", highlight=False)
+    if changes is not None:
+        console.print(f"since the baseline:\n{escape(compare.text(changes))}", highlight=False)
+    if os.environ.get("GITHUB_ACTIONS"):
+        print("\n".join(machine.error_lines(made)))
+    console.print(f"report: {escape(str(folder / 'conformance.html'))}", highlight=False)
+    if not made.compared:
+        print(f"opinfo_runner: nothing was compared in {len(made.results)} cases, so nothing passed.", file=sys.stderr)
+    if not made.complete:
+        why = "; ".join(made.notes) or "interrupted"
+        print(f"opinfo_runner: {why}; the results so far are in the report.", file=sys.stderr)
+    print(summary_line(made), flush=True)
