@@ -127,6 +127,8 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     baseline_file = options.baseline or BASELINES / f"{model.file_name(options.target)}.json.gz"
     expected = expectations.load(expected_file)
     baseline = model.load(baseline_file) if options.baseline or baseline_file.exists() else None
+    if options.kernels and not options.kernels.exists():
+        raise ReportError(f"{options.kernels} does not exist; write it with benchmarks/kernel_counts.py --json.")
     counted = budgets.load(options.kernels) if options.kernels else {}
     if baseline and counted:
         baseline.budgets = budgets.load(baseline_file.parent / budgets.NAME)

@@ -38,8 +38,11 @@ class Session(SimpleNamespace):
 
 
 @pytest.fixture
-def record(noxfile, monkeypatch):
-    """Replace the running of commands by their recording."""
+def record(noxfile, monkeypatch, tmp_path):
+    """Replace the running of commands by their recording, in a checkout that has kernel budgets."""
+    (tmp_path / "conformance").mkdir()
+    (tmp_path / "conformance" / "kernels.py").touch()
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
 
     def python(session, *command):
         session.ran.append(list(command))
@@ -83,7 +86,7 @@ class TestConformance:
         assert ran["conformance.fuzz"][:4] == ["--target", "tiny", "-n", "2"]
         assert value(ran["conformance.opinfo_runner"], "--suite") == "main"
         assert value(ran["conformance.opinfo_runner"], "--kernels") == "reports/kernels.json"
-        assert str(ROOT / "reports") in session.said[-1]
+        assert str(noxfile.ROOT / "reports" / "conformance.html") in session.said[-1]
 
     def test_another_target_has_no_workloads(self, noxfile):
         """The kernel budgets are those of tiny."""
