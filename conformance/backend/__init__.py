@@ -13,12 +13,13 @@ from collections.abc import Iterable
 
 import torch
 
-from . import autocast, construction, device, storage, tensors
+from . import autocast, construction, device, programs, storage, tensors
 from .install import install
 from .stats import FallbackError, no_fallback, reset_stats, stats
 from .toolchain import Compiler, ToolchainError, ensure_compiler
 
 construction.install()
+programs.install()
 device.register()
 install()
 autocast.install()

@@ -1,0 +1,39 @@
+"""Programs on disk: a second process generates no code for a kernel that the first has compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import torch
+import conformance.backend
+from tinygrad import Device, codegen
+conformance.backend.ensure_compiler()
+Device["CPU"]  # compiles some programs of its own when it opens
+made = []
+generate = codegen.do_to_program
+codegen.do_to_program = lambda *args: made.append(args) or generate(*args)
+x = torch.arange(7.0).to("tiny")
+assert ((x * 3.25 + 1).sum() - 75.25).item() == 0
+print(len(made))
+"""
+
+
+def generated(cache: Path, **settings: str) -> int:
+    """How many kernels a fresh process generated code for."""
+    environment = {**os.environ, "CACHEDB": str(cache), **settings}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_a_second_process_finds_the_programs_of_the_first(tmp_path: Path) -> None:
+    """The result is right both times; other settings, or no cache, mean other programs."""
+    cache = tmp_path / "cache.db"
+    first = generated(cache)
+    assert first > 0
+    assert generated(cache) == 0
+    assert generated(cache, NOOPT="1") == first
+    assert generated(cache, CACHELEVEL="0") == first
