@@ -41,7 +41,8 @@ def _makers() -> str:
 def _place(key: tuple[Any, ...]) -> str:
     """Where a program lies in the cache: by graph, renderer, target, settings, and by what made it."""
     graph, renderer, *rest = key
-    parts = (graph.hex(), renderer.__module__, renderer.__qualname__, [str(x) for x in rest], os.environ.get("CC"), _makers())
+    made_by = (renderer.__module__, renderer.__qualname__, os.environ.get("CC"), _makers())
+    parts = (graph.hex(), [str(x) for x in rest], made_by)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
