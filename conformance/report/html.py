@@ -65,9 +65,11 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
             names(r.layout),
             order[r.outcome],
             r.samples,
+            r.skipped,
             r.failed,
             r.kernels,
             _kernels_before(before.get(r.id), r),
+            r.eager,
             r.fallback,
             round(r.seconds * 1000),
             names(", ".join(r.oracles)),
@@ -81,7 +83,6 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
         "command": f"python -m conformance.opinfo_runner --target {visible(run.target)}",
-        "samples": run.environment.get("samples", "20"),
     }
 
 
@@ -151,6 +152,7 @@ def render(
         difference=diff(baseline, run) if baseline else None,
         kinds=KINDS,
         regressions=REGRESSIONS,
+        budgets=_budgets(run, baseline),
         listed=LISTED_CHANGES,
         fallbacks=_fallbacks(run),
         fuzz=fuzz_view(fuzz),
@@ -169,6 +171,12 @@ def _verdict(run: Run) -> tuple[str, str]:
     if bad:
         return "bad", f"{bad:,} of {len(run.results):,} cases do not do what torch CPU does."
     return "good", f"All {run.counts()['PASS']:,} cases that were compared do what torch CPU does, or fail as declared."
+
+
+def _budgets(run: Run, baseline: Run | None) -> list[tuple[str, dict[str, int], dict[str, int]]]:
+    """(workload, counts now, counts in the baseline) for each workload that was counted."""
+    before = baseline.budgets if baseline else {}
+    return [(name, run.budgets[name], before.get(name, {})) for name in sorted(run.budgets)]
 
 
 def _fallbacks(run: Run) -> list[tuple[str, int, int]]:

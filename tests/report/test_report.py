@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -16,7 +14,6 @@ import pytest
 
 from conformance.report import __main__ as command
 from conformance.report import compare, html, machine, model
-from conformance.report.foreign import visible
 from conformance.report.model import Failure, Outcome, ReportError, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
@@ -323,59 +320,6 @@ class TestHtml:
         """Very many long failures do not make a page that no browser opens."""
         long = [dataclasses.replace(failed(f"op{i}"), failures=(Failure("value", "w", "e", "a", script="x" * 50_000),)) for i in range(400)]  # fmt: skip  # noqa: E501
         assert len(html.render(run(*long))) < 5_000_000
-
-    @pytest.mark.slow
-    def test_a_hundred_thousand_results(self) -> None:
-        """A hundred thousand results are a page in seconds."""
-        begin = time.perf_counter()
-        html.render(run(*(result(f"op{i % 700}", dtype=f"d{i // 700}") for i in range(100_000))))
-        assert time.perf_counter() - begin < 30
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH; `apt-get install chromium` provides one")
-class TestBrowser:
-    """The page's script in a real browser, by the document that it leaves."""
-
-    def document(self, tmp_path: Path, text: str, fragment: str = "") -> str:
-        page = tmp_path / "page.html"
-        page.write_text(text)
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-        flags += [
-            "--disable-background-networking",
-            "--disable-component-update",
-            f"--user-data-dir={tmp_path}/profile",
-        ]
-        words = [str(CHROMIUM), *flags, "--virtual-time-budget=4000", "--dump-dom", f"file://{page}{fragment}"]
-        return subprocess.run(words, capture_output=True, text=True, timeout=100, check=True).stdout
-
-    def test_ten_thousand_rows_are_lazy(self, tmp_path: Path) -> None:
-        """Of ten thousand cases only the first rows are elements."""
-        many = run(*(result(f"op{i}") for i in range(10_000)))
-        document = self.document(tmp_path, html.render(many))
-        assert "10,000 cases" in document
-        assert 100 <= document.count('<tr class="row"') < 1_000
-
-    def test_a_link_opens_its_case(self, tmp_path: Path, hostile: Run) -> None:
-        """A fragment shows the one case, opened, with hostile text as text."""
-        from urllib.parse import quote
-
-        identity = visible(hostile.results[0].id)
-        document = self.document(tmp_path, html.render(hostile), f"#case={quote(identity, safe='')}")
-        assert "1 of 2 cases" in document
-        assert 'class="detail"' in document
-        assert "<svg" in document
-        assert "<img" not in document
-
-    def test_filters(self, tmp_path: Path) -> None:
-        """A fragment's outcome and search narrow the table."""
-        document = self.document(
-            tmp_path, html.render(run(result("good"), failed("bad"), failed("worse"))), "#outcome=FAIL&q=wor"
-        )
-        assert "1 of 3 cases" in document
 
 
 class TestCommand:

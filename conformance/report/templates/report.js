@@ -2,7 +2,7 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const N = data.names, OUT = data.outcomes;
-const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, FAILED, KERNELS, BEFORE, FALLBACK, MS, ORACLES, REASON] = Array(14).keys();
+const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, KERNELS, BEFORE, EAGER, FALLBACK, MS, ORACLES, REASON] = Array(16).keys();
 const rows = data.rows.map((r, i) => ({ i, r, id: [N[r[NAME]], N[r[DTYPE]], N[r[VARIANT]], N[r[LAYOUT]]].join("::") }));
 rows.forEach(row => { row.text = (row.id + " " + N[row.r[FAMILY]] + " " + N[row.r[ORACLES]] + " " + N[row.r[REASON]]).toLowerCase(); });
 const many = part => new Set(rows.map(row => row.r[part])).size > 1;
@@ -77,7 +77,6 @@ function filter() {
 }
 
 const body = document.querySelector("#table tbody");
-const most = Math.max(1, ...rows.map(row => row.r[KERNELS] || 0));
 const has = { kernels: rows.some(row => row.r[KERNELS] !== null), fallback: rows.some(row => row.r[FALLBACK] !== null) };
 const COLUMNS = [
   ["outcome", "outcome", "", row => { const word = OUT[row.r[OUTCOME]]; return el("span", { class: "mark o-" + word }, word); }],
@@ -91,13 +90,17 @@ const COLUMNS = [
   ["differs in", null, "why", row => el("span", {}, N[row.r[ORACLES]] || N[row.r[REASON]])],
 ];
 function kernels(row) {
-  const count = row.r[KERNELS], before = row.r[BEFORE];
+  const count = row.r[KERNELS], before = row.r[BEFORE], eager = row.r[EAGER];
   if (count === null) return "";
-  const bar = el("span", { class: "kbar" });
-  bar.style.width = Math.max(1, 46 * Math.sqrt(count / most)) + "px";
+  // The bar is this run's; the marks on its track are the baseline's count and the number of ops that CPU ran.
+  const longest = Math.max(count, before ?? 0, eager ?? 0, 1), at = value => (100 * value / longest).toFixed(1) + "%";
+  const words = `${count} kernels` + (eager === null ? "" : `, torch CPU ran ${eager} ops`) + (before === null ? "" : `, baseline ${before}`);
+  const bar = el("span", { class: "kbar" + (eager !== null && count > eager ? " over" : ""), role: "img", title: words, "aria-label": words }, el("i"));
+  bar.firstChild.style.width = at(count);
+  for (const [value, name] of [[eager, "eager"], [before, "before"]])
+    if (value !== null) { const tick = el("b", { class: name }); tick.style.left = at(value); bar.append(tick); }
   const change = before !== null && before !== count ? el("span", { class: before < count ? "up" : "down", title: "baseline " + before }, ` ${before < count ? "▲" : "▼"}${Math.abs(count - before)}`) : null;
-  const cell = el("span", {}, count ? bar : null, String(count), change);
-  return cell;
+  return el("span", {}, bar, String(count), change);
 }
 function draw() {
   const stop = Math.min(drawn + CHUNK, shown.length), part = document.createDocumentFragment();
@@ -121,8 +124,9 @@ function toggle(line, open) {
 }
 function rerun(row) {
   const r = row.r, quoted = text => /^[\w.,/:=-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
+  const failing = (data.details[row.i]?.failures || []).map(f => f.sample + 1), most = Math.max(1, r[SAMPLES] + r[SKIPPED], ...failing);
   const op = N[r[NAME]].replace(/[[?*]/g, "[$&]");
-  return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]} --layout ${N[r[LAYOUT]]} --samples ${data.samples}`;
+  return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]} --layout ${N[r[LAYOUT]]} --samples ${most}`;
 }
 function detail(row) {
   const d = data.details[row.i] || { failures: [], fallbacks: [], calls: [null] };
@@ -131,7 +135,8 @@ function detail(row) {
   if (N[row.r[REASON]]) cell.append(el("p", {}, N[row.r[REASON]]));
   if (d.calls[0] !== null && d.calls[0] !== undefined) cell.append(el("p", { class: "quiet" }, `${d.calls[0]} native calls, ${d.calls[1]} decomposed, ${d.calls[2]} on the CPU`
     + (d.fallbacks.length ? ": " + d.fallbacks.map(([name, count]) => `${name} (${count})`).join(", ") : "") + "."));
-  if (row.r[BEFORE] !== null) cell.append(el("p", { class: "quiet" }, `Kernels: ${row.r[KERNELS]}, in the baseline ${row.r[BEFORE]}.`));
+  if (row.r[KERNELS] !== null) cell.append(el("p", { class: "quiet" }, `Kernels: ${row.r[KERNELS]}`
+    + (row.r[EAGER] === null ? "" : `; torch CPU ran ${row.r[EAGER]} ops`) + (row.r[BEFORE] === null ? "" : `; baseline ${row.r[BEFORE]}`) + "."));
   cell.append(code(rerun(row)), el("p", { class: "quiet" }, el("a", { href: "#case=" + encodeURIComponent(row.id) }, "Link to this case")));
   return el("tr", { class: "detail" }, cell);
 }

@@ -1,0 +1,246 @@
+"""The report's page in a real browser: what a reader does with it, and that hostile text does nothing.
+
+Skipped with a reason where no Chromium can be had; `nox -s tests` tries to install Debian's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from conformance.report import html
+from conformance.report.foreign import visible
+from conformance.report.history import Trend
+from conformance.report.model import Failure, Outcome, Result, Run
+from scripts import screenshot
+
+pytest.importorskip("playwright", reason=screenshot.MISSING)
+pytestmark = pytest.mark.skipif(screenshot.executable() is None, reason=screenshot.MISSING)
+
+HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\"'`\x1b[31m${{7*7}}\x00"
+TRENDS = (Trend("passed", (3, 5, 4), -1), Trend("kernels", (9, 7, 7), 0))
+FUZZ = {
+    "programs": 300,
+    "coverage": {"writes": {"contiguous": 40, "gaps": 3}, "views": {"contiguous": 9}},
+    "findings": [{"signature": "value / copy_ / gaps", "count": 2, "script": "print('a finding')"}],
+}
+
+
+def passed(op: str = "add", **changes: Any) -> Result:
+    return Result(op, "float32", "forward", "as_sampled", Outcome.PASS, family="binary", samples=3).replace(**changes)
+
+
+def failed(op: str = "mul", text: str = "1", script: str = "print('script')", **changes: Any) -> Result:
+    layouts = {
+        side: {"size": [2, 3], "stride": stride, "offset": offset}
+        for side, stride, offset in (("expected", [3, 1], 0), ("actual", [1, 2], 1))
+    }
+    values = (("[0]", text, "2", True), ("[1]", "3", "3", False))
+    failure = Failure("value", "result", text, "2", text, 1, text, script, values, "", layouts)
+    return passed(op, outcome=Outcome.FAIL, failures=(failure,), failed=1, **changes)
+
+
+def run(*results: Result, **changes: Any) -> Run:
+    return Run("tiny", list(results), {"torch": "2.13"}, started="2026-01-01T00:00:00+00:00", **changes)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with screenshot.chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Open a page; at the end, nothing may have been fetched, and no error may have been logged."""
+    seen: list[str] = []
+    contexts = []
+
+    def open_page(text: str, fragment: str = "", **look: Any) -> Any:
+        (tmp_path / "page.html").write_text(text)
+        context = browser.new_context(**(look or screenshot.LOOKS["light"]))
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: seen.append(request.url) if request.url[:5] != "file:" else None)
+        page.on("pageerror", lambda error: seen.append(str(error)))
+        page.on("console", lambda message: seen.append(message.text) if message.type == "error" else None)
+        page.goto((tmp_path / "page.html").as_uri() + fragment)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert seen == []
+
+
+def rows(page: Any) -> int:
+    return int(page.locator("#table tr.row").count())
+
+
+class TestReading:
+    """Filters, details, links, keys and copying."""
+
+    def test_a_click_on_the_map_filters(self, opened: Callable[..., Any]) -> None:
+        """A cell of the heat map leaves its cases, and the state is in the address."""
+        page = opened(html.render(run(passed(), failed(), passed("sin", family="unary"))))
+        page.locator(".tiles li", has_text="unary").locator("a").click()
+        assert rows(page) == 1
+        assert "family=unary" in page.url
+        page.click("#clear")
+        assert rows(page) == 3
+
+    def test_search_and_outcome(self, opened: Callable[..., Any]) -> None:
+        """Typing and the outcome buttons narrow the table together."""
+        page = opened(html.render(run(passed(), failed(), failed("matmul"))))
+        page.click("#outcomes button:has-text('FAIL')")
+        assert rows(page) == 2
+        page.fill("#q", "matmul")
+        page.wait_for_selector("#count:has-text('1 of 3 cases')")
+
+    def test_sort(self, opened: Callable[..., Any]) -> None:
+        """A column's head sorts, and sorts back."""
+        page = opened(html.render(run(*(passed(op, seconds=n) for n, op in enumerate(("a", "b", "c"))))))
+        head = page.locator("#table thead th", has_text="ms").locator("button")
+        names = "[...document.querySelectorAll('#table td.name')].map(cell => cell.textContent).join('')"
+        head.click()
+        assert page.evaluate(names) == "cba"
+        head.click()
+        assert page.evaluate(names) == "abc"
+
+    def test_a_failure_unfolds(self, opened: Callable[..., Any]) -> None:
+        """Both answers, the values that differ, both storages as pictures, the script and the command that reruns."""
+        page = opened(html.render(run(failed(), passed())))
+        page.click("#table tr.row")
+        detail = page.locator("tr.detail")
+        assert detail.locator("tr.bad").count() == 1
+        assert detail.locator("svg.storage").count() == 2
+        assert "--op mul --dtype float32 --variant forward --layout as_sampled --samples 3" in detail.inner_text()
+        box = detail.locator("svg.storage rect").first.bounding_box()
+        assert box is not None
+        assert box["width"] > 5
+
+    def test_copy(self, opened: Callable[..., Any]) -> None:
+        """The button puts the script on the clipboard."""
+        page = opened(html.render(run(failed(script="print('copy me')"))))
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.click("#table tr.row")
+        page.click("details.script summary")
+        page.click(".copy-script")
+        page.wait_for_selector(".copy-script:has-text('Copied')")
+        assert page.evaluate("navigator.clipboard.readText()") == "print('copy me')"
+
+    def test_a_link_opens_its_case(self, opened: Callable[..., Any]) -> None:
+        """A fragment shows one case, unfolded; a second one, followed on the page, shows another."""
+        page = opened(html.render(run(failed(), failed("other"))), "#case=" + quote(failed().id, safe=""))
+        assert rows(page) == 1
+        assert page.locator("tr.detail").count() == 1
+        page.evaluate("location.hash = 'q=other'")
+        page.wait_for_selector("#table td.name:has-text('other')")
+
+    def test_keys(self, opened: Callable[..., Any]) -> None:
+        """j and k move, Enter unfolds, / goes to the search, Escape clears."""
+        page = opened(html.render(run(failed(), passed(), passed("sin"))))
+        for key in ("j", "j", "k", "Enter"):
+            page.keyboard.press(key)
+        assert page.locator("tr.row.at td.name").inner_text() == "mul"
+        assert page.locator("tr.detail").count() == 1
+        page.keyboard.press("/")
+        page.keyboard.type("sin")
+        page.wait_for_selector("#count:has-text('1 of 3 cases')")
+        page.keyboard.press("Escape")
+        page.keyboard.press("Escape")
+        assert rows(page) == 3
+
+    def test_kernel_bars(self, opened: Callable[..., Any]) -> None:
+        """The bar is marked at the baseline's count and at the number of ops that the CPU ran."""
+        page = opened(html.render(run(passed(kernels=3, eager=6)), run(passed(kernels=4))))
+        bar = page.locator(".kbar")
+        assert bar.get_attribute("title") == "3 kernels, torch CPU ran 6 ops, baseline 4"
+        widths = [part.bounding_box()["width"] for part in (bar, bar.locator("i"))]
+        assert widths[1] / widths[0] == pytest.approx(0.5, abs=0.05)
+        assert bar.locator("b.before").count() == bar.locator("b.eager").count() == 1
+
+    def test_trends_and_fuzzing_are_drawn(self, opened: Callable[..., Any]) -> None:
+        """The lines have a size, the coverage map its counts, a finding its script."""
+        page = opened(html.render(run(passed()), None, FUZZ, TRENDS))
+        boxes = [line.bounding_box() for line in page.locator(".spark polyline").all()]
+        assert [box["width"] > 100 for box in boxes] == [True, True]
+        assert boxes[0]["height"] > 10
+        assert page.locator("#fuzz td", has_text="40").count() == 1
+        page.click("#fuzz summary")
+        assert page.locator("#fuzz pre").inner_text() == "print('a finding')"
+
+
+class TestLooks:
+    """Sizes and schemes."""
+
+    def test_dark(self, opened: Callable[..., Any]) -> None:
+        """The reader's scheme is followed, and a button changes it."""
+        page = opened(html.render(run(passed())), **screenshot.LOOKS["dark"])
+        colour = "getComputedStyle(document.body).backgroundColor"
+        dark = page.evaluate(colour)
+        page.click("#theme")
+        light = page.evaluate(colour)
+        assert [sum(map(int, value[4:-1].split(","))) > 384 for value in (dark, light)] == [False, True]
+
+    def test_phone(self, opened: Callable[..., Any]) -> None:
+        """Nothing is wider than the screen, folded or not."""
+        many = [passed(f"nn.functional.{'long' * 12}{n}", dtype=d) for n in range(3) for d in ("float32", "int64")]
+        text = html.render(run(failed(text="9" * 400), *many), run(passed("gone")), FUZZ, TRENDS)
+        page = opened(text, **screenshot.LOOKS["phone"])
+        page.click("#table tr.row")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+    def test_print(self, opened: Callable[..., Any]) -> None:
+        """On paper there are the rows and no controls."""
+        page = opened(html.render(run(*(passed(f"op{n}") for n in range(400)))))
+        page.emulate_media(media="print")
+        assert not page.locator("#filters").is_visible()
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert rows(page) == 400
+
+    def test_ten_thousand_rows(self, opened: Callable[..., Any]) -> None:
+        """Only the rows near the screen are elements; a search takes no time; scrolling shows the rest."""
+        page = opened(html.render(run(*(passed(f"op{n}") for n in range(10_000)))))
+        assert page.locator("#count").inner_text() == "10,000 cases"
+        assert 100 <= rows(page) < 1_000
+        took = page.evaluate("""() => { const begin = performance.now();
+            for (const word of ["op9", "op99", "op999"]) { location.hash = "q=" + word; dispatchEvent(new Event("hashchange")); }
+            return (performance.now() - begin) / 3; }""")  # noqa: E501 - one piece of script
+        assert took < 500
+        assert page.locator("#count").inner_text() == "11 of 10,000 cases"
+        page.click("#clear")
+        before = rows(page)
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        page.locator("#table tr.row").nth(before).wait_for(state="attached")
+
+
+class TestHostile:
+    """Text from outside does nothing."""
+
+    def test_nothing_runs(self, opened: Callable[..., Any]) -> None:
+        """An op, an exception, a script and a finding full of markup and escapes are shown as text."""
+        bad = failed(HOSTILE, HOSTILE, HOSTILE, family=HOSTILE, reason=HOSTILE, fallbacks={HOSTILE: 1}, fallback=1)
+        made = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
+        text = html.render(made, run(passed(HOSTILE)), {"findings": [{"signature": HOSTILE, "script": HOSTILE}]})
+        page = opened(text, "#case=" + quote(visible(bad.id), safe=""))
+        assert page.locator("tr.detail").count() == 1
+        assert page.evaluate("window.pwned === undefined")
+        assert page.locator("img").count() == 0
+        assert "window.pwned=1" in page.locator("tr.detail").inner_text()
+        assert "\x1b" not in page.content()
+
+    def test_a_megabyte_of_text(self, opened: Callable[..., Any]) -> None:
+        """It is cut, and the page stays small and quick."""
+        text = html.render(run(failed(text="<b>" * 350_000, script="x" * 1_000_000)))
+        assert len(text) < 500_000
+        begin = time.monotonic()
+        page = opened(text)
+        page.click("#table tr.row")
+        assert page.locator("tr.detail b").count() == 0
+        assert time.monotonic() - begin < 20
