@@ -22,6 +22,8 @@ from conformance.report import model
 from conformance.report.model import Outcome, ReportError, Result, Run
 
 FOLDER = Path("reports/expectations")
+OP_DB = Path(__file__).parent / "opinfo" / "nothing_to_compare.toml"
+"""What op_db itself leaves nothing to compare in, for any target."""
 _FIELDS = {"op", "variant", "dtype", "layout", "oracle", "reason", "issue"}
 _HEAD = """\
 # What is known to fail on {target}, and why. Each entry covers the cases that match all of its lists, "*" is all.
@@ -85,6 +87,11 @@ def load(path: Path | str) -> list[Expectation]:
     return [
         _entry(entry, f"{path}, line {line}") for entry, line in zip(entries, _lines(text, len(entries)), strict=True)
     ]
+
+
+def expected(path: Path | str) -> list[Expectation]:
+    """The entries of a target's file, and those that hold for every target. Raises ReportError."""
+    return [*load(path), *load(OP_DB)]
 
 
 def _lines(text: str, count: int) -> list[int]:
@@ -286,7 +293,8 @@ def _check(options: argparse.Namespace, path: Path) -> int:
         "dtype": plan.DTYPES,
         "oracle": (*plan.ORACLES, *plan.RUN_ORACLES),
     }
-    problems = check(load(path), [entry.name for entry in catalog], known, path)
+    names = [entry.name for entry in catalog]
+    problems = check(load(path), names, known, path) + check(load(OP_DB), names, known, OP_DB)
     print("\n".join(problems) or f"{path}: {len(load(path))} entries, every name exists")
     return int(bool(problems))
 
@@ -294,7 +302,7 @@ def _check(options: argparse.Namespace, path: Path) -> int:
 def _explain(options: argparse.Namespace, path: Path) -> int:
     name, *rest = options.case.split("::")
     found = 0
-    for entry in load(path):
+    for entry in expected(path):
         given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
         if fnmatch.fnmatchcase(name, entry.op) and all(_within(v, getattr(entry, k)) for k, v in given.items()):
             found += 1

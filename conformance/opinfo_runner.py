@@ -125,7 +125,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     chosen = _choices(options)
     expected_file = options.expectations or expectations.path_for(options.target)
     baseline_file = options.baseline or BASELINES / f"{model.file_name(options.target)}.json.gz"
-    expected = expectations.load(expected_file)
+    expected = expectations.expected(expected_file)
     baseline = model.load(baseline_file) if options.baseline or baseline_file.exists() else None
     if options.kernels and not options.kernels.exists():
         raise ReportError(f"{options.kernels} does not exist; write it with benchmarks/kernel_counts.py --json.")

@@ -60,7 +60,7 @@ def _cases(config: pytest.Config) -> list[Any]:
 
     given = config.option
     selections, shard = plan.asked(given), plan.parse_shard(given.shard)
-    config.stash[EXPECTED] = expectations.load(given.expectations or expectations.path_for(given.target))
+    config.stash[EXPECTED] = expectations.expected(given.expectations or expectations.path_for(given.target))
     config.stash[POOL] = isolation.Pool(given.target, 1, given.case_timeout, MEMORY)
     catalog, _ = config.stash[POOL].catalog()
     return plan.select(catalog, selections, shard)
