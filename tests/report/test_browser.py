@@ -201,6 +201,7 @@ class TestLooks:
         page = opened(html.render(run(*(passed(f"op{n}") for n in range(400)))))
         page.emulate_media(media="print")
         assert not page.locator("#filters").is_visible()
+        assert page.locator("#table td.name").first.bounding_box()["width"] > 100
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert rows(page) == 400
 
