@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -61,7 +62,22 @@ def python(session: nox.Session, *command: str) -> None:
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """The fast tests, on two processes. Options go to pytest."""
+    browser(session)
     python(session, "-m", "pytest", "-n", "2", *session.posargs)
+
+
+def browser(session: nox.Session) -> None:
+    """See to a Chromium for the tests of the report's page: the one on the PATH, else Debian's where root may ask."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    if any(map(shutil.which, names)):
+        return
+    if shutil.which("apt-get") and os.geteuid() == 0:
+        session.env["DEBIAN_FRONTEND"] = "noninteractive"
+        for words in (["update", "-qq"], ["install", "-qq", "--yes", "--no-install-recommends", "chromium"]):
+            # 100: apt's own code for "not to be had"; the warning below then says so.
+            session.run("apt-get", *words, external=True, success_codes=[0, 100], silent=True)
+    if not any(map(shutil.which, names)):
+        session.warn("No browser can be had (`apt-get install chromium`): the tests of the report's page are skipped.")
 
 
 @nox.session(python=False)

@@ -28,7 +28,13 @@ class Session(SimpleNamespace):
     """Records the commands that a session would run; those that contain `failing` fail."""
 
     def __init__(self, *posargs: str, failing: str = "nothing"):
-        super().__init__(posargs=list(posargs), ran=[], said=[], failing=failing)
+        super().__init__(posargs=list(posargs), ran=[], said=[], failing=failing, env={})
+
+    def run(self, *command: str, **_: object) -> None:
+        self.ran.append(list(command))
+
+    def warn(self, message: str) -> None:
+        self.said.append(message)
 
     def log(self, message: str) -> None:
         self.said.append(message)
@@ -70,6 +76,25 @@ class TestPinned:
     def test_torch_is_one_exact_version(self, noxfile):
         """The installer is told an exact torch, so that it never has to choose a build from a range."""
         assert noxfile.pinned("torch") == "torch==2.13.0"
+
+
+class TestBrowser:
+    """The session sees to a browser, and says when it cannot."""
+
+    @pytest.mark.parametrize(("user", "asked"), [(0, True), (1000, False)])
+    def test_none_to_be_had(self, noxfile, monkeypatch, user, asked):
+        """As root apt-get is asked; where that gives none either, the session says so and goes on."""
+        monkeypatch.setattr(noxfile.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+        monkeypatch.setattr(noxfile.os, "geteuid", lambda: user)
+        noxfile.browser(session := Session())
+        assert bool(session.ran) is asked
+        assert "No browser can be had" in session.said[-1]
+
+    def test_one_is_there(self, noxfile, monkeypatch):
+        """A Chrome on the PATH is enough."""
+        monkeypatch.setattr(noxfile.shutil, "which", lambda name: "/bin/it" if name == "google-chrome" else None)
+        noxfile.browser(session := Session())
+        assert (session.ran, session.said) == ([], [])
 
 
 @pytest.mark.usefixtures("record")
