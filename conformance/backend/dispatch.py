@@ -24,7 +24,7 @@ from tinygrad.uop.ops import UOp
 
 from . import engine, fallback, layout, overlap, storage
 from .dtypes import COMPUTED, PAIRS, opmath
-from .stats import STATS, count_fallback
+from .stats import STATS, FallbackError, count_fallback
 from .tensors import Spec, assign, cast, check_writable, constant, geometry, make, read
 
 OpOverload = torch._ops.OpOverload
@@ -103,6 +103,8 @@ def value(
 
     def register(function: ValueFunction) -> ValueFunction:
         for name in names:
+            if full_name(name) in ROWS:
+                raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
             ROWS[full_name(name)] = Row(function, keep_floats, function if takes_complex else None, elementwise)
         return function
 
@@ -514,6 +516,21 @@ def decomposed(op: OpOverload, function: Callable[..., Any]) -> Callable[..., An
         return function(*args, **kwargs)
 
     return kernel
+
+
+def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of one that torch wrote, whose own checks word errors differently: what it refuses the CPU decides."""
+    run = decomposed(op, function)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except (FallbackError, storage.Observed):
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+            raise Refused(str(error)) from error
+
+    return or_cpu(op, kernel)
 
 
 def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:

@@ -36,7 +36,7 @@ def install() -> None:
         kernels.setdefault(op, kernel)
     for listed, function in torch._decomp.decomposition_table.items():
         if isinstance(listed, torch._ops.OpOverload) and listed not in kernels and decomposes(listed, function):
-            kernels[listed] = dispatch.decomposed(listed, function)
+            kernels[listed] = dispatch.checked_decomposition(listed, function)
     for op, kernel in kernels.items():
         if loses_gradients(op):
             raise RuntimeError(

@@ -19,7 +19,19 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import ROWS, Context, Declined, Overload, Row, ValueFunction, complex_value, find, full_name, value
+from ..dispatch import (
+    ROWS,
+    Context,
+    Declined,
+    Overload,
+    Refused,
+    Row,
+    ValueFunction,
+    complex_value,
+    find,
+    full_name,
+    value,
+)
 from ..dtypes import COMPUTED, PAIRS, opmath
 from ..tensors import Spec, cast, constant
 from . import activation, division, indexing, matmul, norm, reduction, scan, scatter  # noqa: F401 - rows used below
@@ -399,6 +411,21 @@ def _nonzero(z: Pair) -> UOp:
     return z.re.ne(0) | z.im.ne(0)
 
 
+@value("complex", takes_complex=True)
+def make_complex(ctx: Context, re: UOp, im: UOp) -> UOp:
+    """A complex number from its parts; Refused where these are of two dtypes."""
+    if len({x.dtype for x in ctx.args if isinstance(x, torch.Tensor)}) > 1:
+        raise Refused("the parts of a complex number are of one dtype")
+    return joined(Pair(re, im), ctx.out.size)
+
+
+@value("polar", takes_complex=True)
+def polar(ctx: Context, length: UOp, angle: UOp) -> UOp:
+    """A complex number from its absolute value and its angle."""
+    length, angle = (cast(x, opmath(x.dtype)) for x in (length, angle))
+    return joined(Pair(length * e.cos(angle), length * e.sin(angle)), ctx.out.size)
+
+
 linear(
     "sum", "sum.dim_IntList", "mean", "mean.dim", "cumsum", "where.self", "gather", "index_select", "take",
     "index.Tensor", "_unsafe_index.Tensor", "scatter_add", "index_add", "index_copy", "scatter.src",
@@ -533,7 +560,9 @@ def vector_norm(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
 
 def _conjugating(name: str) -> Callable[..., Any]:
     row = Row(lambda ctx, x: x, keep_floats=False, complex=_elementwise(conjugate), elementwise=True)
-    return Overload(find(name), find("_conj_physical"), row).kernel
+    overload = Overload(find(name), find("_conj_physical"), row)
+    overload.structured = True  # an empty out= gets the input's order of dimensions
+    return overload.kernel
 
 
 # torch derives the gradient of the functional form from its composite form, which ends here.

@@ -17,6 +17,7 @@ from ..dispatch import Context, value
 from ..dtypes import opmath
 from ..tensors import cast
 from .matmul import accumulate, stored
+from .reduction import total
 
 Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly symbolic
 
@@ -119,7 +120,7 @@ def convolution_backward(
         image, other = (grad, x) if transposed else (x, grad)
         by_weight = weight_gradient(image, other, *walk, weight.shape[2:])
     if wanted_bias:
-        by_bias = grad.sum((0, *range(2, grad.ndim)), dtype=dtype)
+        by_bias = total(grad, (0, *range(2, grad.ndim))).reshape((grad.shape[1],))
     return by_input, by_weight, by_bias
 
 

@@ -3,8 +3,8 @@
 The key insight: a remainder is only right where the product of divisor and quotient is exact. float32 gets that from
 float64; float64 from splitting the product into a rounded part and its error (T. J. Dekker, A floating-point technique
 for extending the available precision, 1971).
-Integer division by zero is undefined in the kernel's language and raises on the CPU: a known divisor is checked,
-an unknown one is replaced by 1 where it is 0.
+Integer division by zero is undefined in the kernel's language and raises on the CPU, so a divisor that may hold a 0 is
+looked at.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from .. import engine
+from .. import engine, storage
 from ..dispatch import Context, Declined, operand, pointwise, value
 from ..dtypes import opmath
 from . import elementary as e
@@ -65,10 +65,20 @@ def _float_rest(a: UOp, b: UOp) -> tuple[UOp, UOp, UOp]:
 
 
 def _checked(divisor: UOp) -> UOp:
-    """The divisor with 1 for 0; raises where it is known to be 0."""
+    """The divisor; raises the CPU's error where an element is 0, for which it is looked at unless its bounds exclude 0.
+
+    A graph that torch.compile replays cannot be looked at: there 1 stands for 0.
+    """
+    if divisor.vmin > 0 or divisor.vmax < 0:
+        return divisor
     if engine.constant_of(divisor) == 0:
         raise RuntimeError("ZeroDivisionError")
-    return divisor.eq(0).where(1, divisor)
+    if storage.is_recording() or divisor.device is None or 0 in divisor.shape:
+        return divisor.eq(0).where(1, divisor)
+    (found,), _ = engine.realize([divisor.eq(0).max().reshape((1,))], divisor.device)  # type: ignore[arg-type]
+    if any(engine.to_host(found).tobytes()):
+        raise RuntimeError("ZeroDivisionError")
+    return divisor
 
 
 def _integer(op: Ops, a: UOp, b: UOp) -> UOp:

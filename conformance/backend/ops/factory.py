@@ -8,7 +8,7 @@ Must not know devices: `out` says where.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -87,7 +87,13 @@ def eye(size: tuple[int, ...], dtype: DType, *_: Any) -> UOp:
     return UOp.arange(rows).reshape((rows, 1)).eq(UOp.arange(columns).reshape((1, columns)))
 
 
+def zeros_to_be(size: Sequence[int], **kwargs: Any) -> torch.Tensor:
+    """aten::_efficientzerotensor: zeros, which cost no memory here anyway."""
+    return torch.zeros(size, **kwargs)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "_efficientzerotensor": zeros_to_be,
     "arange.out": into_out("arange.out", arange),
     "arange.start_out": into_out("arange.start_out", arange),
     "range.out": into_out("range.out", arange),

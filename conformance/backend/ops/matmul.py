@@ -16,7 +16,7 @@ from tinygrad.uop.ops import GroupOp, UOp
 
 from ..dispatch import Context, operand, value
 from ..dtypes import opmath
-from ..tensors import cast
+from ..tensors import cast, constant
 
 _COSTLY = frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.POW, Ops.CDIV, Ops.CMOD, Ops.INDEX, Ops.RECIPROCAL})
 _CHEAP_OPERATIONS = 12
@@ -83,8 +83,18 @@ def addmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float
 
 @value("addbmm")
 def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
-    """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch beside k."""
+    """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch beside k.
+
+    16-bit floats are rounded after each product, as the CPU's loop over the batch does.
+    """
     batch, m, k = a.shape
+    kept, dtype = ctx.out.computed, accumulate(ctx)
+    if kept != dtype:
+        total = self
+        for i in range(batch):  # type: ignore[arg-type]
+            product = contract(ctx, *(x.shrink(((i, i + 1), None, None)).squeeze(0) for x in (a, b)))
+            total = cast(cast(blend(ctx, total, product, beta if i == 0 else 1, alpha), kept), dtype)
+        return total
     rows = a.permute((1, 0, 2)).reshape((m, batch * k))
     return blend(ctx, self, contract(ctx, rows, b.reshape((batch * k, b.shape[2]))), beta, alpha)
 
@@ -107,6 +117,12 @@ def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float 
     """beta * self + alpha * outer(a, b); for bool: or of and (aten/src/ATen/native/cpu/LinearAlgebraKernel.cpp)."""
     dtype = accumulate(ctx)
     product = cast(a, dtype).unsqueeze(1) * cast(b, dtype).unsqueeze(0)
+    kept = ctx.out.computed
+    if kept != dtype:  # the CPU rounds both numbers and each product
+        by, of_self = (cast(constant(n, kept), dtype) for n in (alpha, beta))
+        first = cast(cast(cast(a, dtype) * by, kept), dtype).unsqueeze(1)
+        product = cast(cast(first * cast(b, dtype).unsqueeze(0), kept), dtype)
+        return product if beta == 0 else cast(cast(cast(self, dtype) * of_self, kept), dtype) + product
     if dtype is dtypes.bool:
         scaled = product if alpha else product & False
         return (cast(self, dtype) | scaled) if beta else scaled

@@ -20,6 +20,7 @@ from ..dtypes import COMPUTED, opmath
 from ..stats import STATS
 from ..tensors import Spec, assign, cast, check_writable, constant, make, read
 from .matmul import stored
+from .reduction import total
 
 aten = torch.ops.aten
 Ints = Sequence[Any]
@@ -30,7 +31,7 @@ def mean_of(x: UOp, axes: Ints) -> UOp:
     count: Any = 1
     for a in axes:
         count *= x.shape[a]
-    return x.sum(tuple(axes), keepdim=True, dtype=x.dtype) * (1.0 / max(count, 1))
+    return total(x, tuple(axes)) * (1.0 / max(count, 1))
 
 
 def moments(x: UOp, axes: Ints) -> tuple[UOp, UOp]:
@@ -155,18 +156,18 @@ def batch_norm_backward(
     mean, spread = (save_mean, save_inverse) if train else (running_mean, running_var)
     mean, spread = (cast(v, dtype).reshape(shape) for v in (mean, spread))  # type: ignore[arg-type]
     inverse = spread if train else inverse_root(spread, eps)
-    total = grad.sum(axes, keepdim=True, dtype=dtype)
-    along = (grad * (x - mean)).sum(axes, keepdim=True, dtype=dtype) * inverse
+    summed = total(grad, axes)
+    along = total(grad * (x - mean), axes) * inverse
     scale = affine(inverse, optional(weight, dtype, shape), None)
     by_input = grad
     if train:
         share = x.shape[1] / x.numel()
-        by_input = grad - (total + (x - mean) * inverse * along) * share
+        by_input = grad - (summed + (x - mean) * inverse * along) * share
     channels = (x.shape[1],)
     return (
         by_input * scale if output_mask[0] else None,
         along.reshape(channels) if output_mask[1] else None,
-        total.reshape(channels) if output_mask[2] else None,
+        summed.reshape(channels) if output_mask[2] else None,
     )
 
 
@@ -196,13 +197,13 @@ def layer_norm_backward(
     outer = x.ndim - len(normalized)
     grad, x = cast(stored(grad), dtype), cast(x, dtype)
     hat = (x - cast(mean, dtype)) * cast(inverse, dtype)
-    inner, batch = tuple(range(outer, x.ndim)), tuple(range(outer))
+    inner, batch, kept = tuple(range(outer, x.ndim)), tuple(range(outer)), x.shape[outer:]
     scaled = affine(grad, optional(weight, dtype, normalized), None)
     by_input = (scaled - mean_of(scaled, inner) - hat * mean_of(scaled * hat, inner)) * cast(inverse, dtype)
     return (
         by_input if output_mask[0] else None,
-        (grad * hat).sum(batch, dtype=dtype) if output_mask[1] and weight is not None else None,
-        grad.sum(batch, dtype=dtype) if output_mask[2] and bias is not None else None,
+        total(grad * hat, batch).reshape(kept) if output_mask[1] and weight is not None else None,
+        total(grad, batch).reshape(kept) if output_mask[2] and bias is not None else None,
     )
 
 
@@ -246,8 +247,8 @@ def group_norm_backward(
     by_input = (scaled - mean_of(scaled, (2, 3)) - hat * mean_of(scaled * hat, (2, 3))) * inverse
     return (
         by_input.reshape(size) if output_mask[0] else None,
-        (grad * hat).sum((0, 3), dtype=dtype).reshape((channels,)) if output_mask[1] else None,
-        grad.sum((0, 3), dtype=dtype).reshape((channels,)) if output_mask[2] else None,
+        total(grad * hat, (0, 3)).reshape((channels,)) if output_mask[1] else None,
+        total(grad, (0, 3)).reshape((channels,)) if output_mask[2] else None,
     )
 
 

@@ -17,7 +17,7 @@ from tinygrad.uop.ops import UOp
 
 from .. import engine
 from ..dispatch import Context, pointwise, value
-from ..dtypes import element, opmath
+from ..dtypes import opmath
 from ..tensors import cast, constant
 from . import elementary as e
 from .elementary import NAN, add, divide, multiply, subtract
@@ -209,8 +209,8 @@ def logit(ctx: Context, x: UOp, eps: float | None = None) -> UOp:
     x = cast(cast(x, kept), dtype)
     if eps is not None:
         x = (x < eps).where(eps, (x > 1 - eps).where(1 - eps, x))
-    rest = subtract(1.0, x).cast(kept).cast(dtype)
-    return e.log(divide(x, rest).cast(kept).cast(dtype))
+    rest = cast(cast(subtract(1.0, x), kept), dtype)
+    return e.log(cast(cast(divide(x, rest), kept), dtype))
 
 
 @value("round.decimals")
@@ -226,25 +226,6 @@ def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
     if decimals < 0:
         return multiply(e.rint(divide(x, ten)), ten)
     return divide(e.rint(multiply(x, ten)), ten)
-
-
-@value("complex", takes_complex=True)
-def complex_(ctx: Context, real: UOp, imag: UOp) -> UOp:
-    """A complex number from its parts."""
-    return _pair(ctx, real, imag)
-
-
-@value("polar", takes_complex=True)
-def polar(ctx: Context, length: UOp, angle: UOp) -> UOp:
-    """A complex number from its absolute value and its angle."""
-    length, angle = (cast(x, opmath(x.dtype)) for x in (length, angle))
-    return _pair(ctx, length * e.cos(angle), length * e.sin(angle))
-
-
-def _pair(ctx: Context, real: UOp, imag: UOp) -> UOp:
-    dtype = element(ctx.out.dtype)[0]
-    first, second = (cast(x, dtype).expand(ctx.out.size).unsqueeze(-1) for x in (real, imag))
-    return first.cat(second, dim=-1)
 
 
 @value("nextafter")

@@ -27,6 +27,8 @@ aten = torch.ops.aten
 
 # Operations of an expression that a reduction may unroll; with the copies of a longer one compiling takes seconds.
 LONGEST_UNROLLED = 32
+# Terms up to which a float32 sum is taken in float32.
+SUMMED_NARROW = 16
 
 
 def settled(x: UOp) -> UOp:
@@ -52,10 +54,15 @@ def count(x: UOp, dims: Sequence[int]) -> int:
 
 
 def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
-    """The sum along `dims`, kept with size 1, in `dtype` (the value's own by default); 0 of nothing."""
+    """The sum along `dims`, kept with size 1, in `dtype` (the value's own by default); 0 of nothing.
+
+    The CPU sums float32 by pairs, whose error hardly grows with the count; one by one takes a float64 to match it.
+    """
     x = x if dtype is None else cast(x, dtype)
     if 0 in x.shape:
         return UOp.const(0, x.dtype).expand(tuple(1 if d in dims else n for d, n in enumerate(x.shape)))
+    if x.dtype is dtypes.float32 and count(x, dims) > SUMMED_NARROW:
+        return x.cast(dtypes.float64).sum(tuple(dims), keepdim=True).cast(x.dtype)
     return x.sum(tuple(dims), keepdim=True, dtype=x.dtype)
 
 
@@ -244,28 +251,12 @@ def renorm(ctx: Context, x: UOp, p: float, dim: int, maxnorm: float) -> UOp:
     return x * factor
 
 
-@decomposition("trace")
-def trace(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the diagonal."""
-    if x.dim() != 2:
-        raise RuntimeError("trace: expected a matrix")
-    return x.diagonal().sum()
-
-
 @decomposition("equal")
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same size and elements."""
     if a.dtype != b.dtype:
         raise RuntimeError(f"Expected all tensors to have same dtype, but found {a.dtype} and {b.dtype}")
     return a.size() == b.size() and bool(torch.eq(a, b).all().item())
-
-
-@value("linalg_cross")
-def linalg_cross(ctx: Context, a: UOp, b: UOp, *, dim: int = -1) -> UOp:
-    """The cross product along a dimension of size 3."""
-    dtype = opmath(ctx.out.computed)
-    a, b = (cast(x, dtype).expand(ctx.out.size) for x in (a, b))
-    return subtract(a.roll(-1, dim) * b.roll(-2, dim), a.roll(-2, dim) * b.roll(-1, dim))
 
 
 @value("logsumexp")
@@ -306,7 +297,7 @@ def log_softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
     last = dim % max(x.ndim, 1) == max(x.ndim, 1) - 1
     shifted, s = _shifted(cast(x, dtype), dim)
     kept = ctx.out.computed if last else dtype
-    logarithm = e.log(s.cast(kept).cast(dtype)).cast(kept).cast(dtype)
+    logarithm = cast(cast(e.log(cast(cast(s, kept), dtype)), kept), dtype)
     return subtract(shifted, logarithm).reshape(ctx.out.size)
 
 

@@ -155,24 +155,6 @@ def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
     return cast(mask, dtypes.bool).expand(ctx.out.size).where(fill, self.expand(ctx.out.size))
 
 
-@value("complex", takes_complex=True)
-def make_complex(ctx: Context, real: UOp, imag: UOp) -> UOp:
-    """Pairs of a real and an imaginary part."""
-    return pairs(real.expand(ctx.out.size), imag.expand(ctx.out.size))
-
-
-@value("polar", takes_complex=True)
-def polar(ctx: Context, absolute: UOp, angle: UOp) -> UOp:
-    """Pairs from absolute values and angles."""
-    absolute, angle = absolute.expand(ctx.out.size), angle.expand(ctx.out.size)
-    return pairs(absolute * angle.cos(), absolute * angle.sin())
-
-
-def pairs(real: UOp, imag: UOp) -> UOp:
-    """Two reals of one shape as the two elements of a complex one: a last dimension of 2."""
-    return real.stack(imag, dim=real.ndim)
-
-
 @value("trace")
 def trace(ctx: Context, self: UOp) -> UOp:
     """The sum of a matrix's diagonal, integers in int64."""
@@ -190,6 +172,6 @@ def cross(ctx: Context, self: UOp, other: UOp, *, dim: int = -1) -> UOp:
     a, b = cast(self, work).expand(size), cast(other, work).expand(size)
 
     def products(shift: int) -> UOp:
-        return (_rolled(a, -shift, dim) * _rolled(b, shift, dim)).cast(dtype).cast(work)
+        return cast(cast(_rolled(a, -shift, dim) * _rolled(b, shift, dim), dtype), work)
 
     return products(1) - products(-1)

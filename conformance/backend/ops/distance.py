@@ -1,0 +1,65 @@
+"""Distances between rows, and the most frequent element: what compares all pairs.
+
+Must not know strides: they are the caller's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Context, Declined, value
+from ..dtypes import opmath
+from ..tensors import cast
+from . import order
+from .elementary import subtract
+from .reduction import norm
+
+LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, which decides an index
+
+
+@value("_cdist_forward")
+def cdist(ctx: Context, a: UOp, b: UOp, p: float, compute_mode: int | None) -> UOp:
+    """The p-norms of the differences of all rows of two matrices."""
+    if a.shape[-1] == 0:
+        return UOp.const(0.0, ctx.out.computed)
+    dtype = opmath(ctx.out.computed)
+    difference = subtract(cast(a, dtype).unsqueeze(-2), cast(b, dtype).unsqueeze(-3))
+    return norm(difference, p, (difference.ndim - 1,)).reshape(ctx.out.size)
+
+
+@value("_pdist_forward")
+def pdist(ctx: Context, x: UOp, p: float = 2) -> UOp:
+    """The p-norms of the differences of each two rows of a matrix, each pair once."""
+    if x.shape[-1] == 0:
+        return UOp.const(0.0, ctx.out.computed)
+    x = cast(x, opmath(ctx.out.computed))
+    first, second = (ctx.data(places) for places in np.triu_indices(int(x.shape[0]), 1))
+    difference = subtract(x[first], x[second])  # type: ignore[index]
+    return norm(difference, p, (1,)).reshape(ctx.out.size)
+
+
+@value("mode")
+def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UOp, UOp]:
+    """The most frequent element along a dimension, of equally frequent ones the smallest, and its last position."""
+    if x.ndim == 0:
+        return x, UOp.const(0, dtypes.int64)
+    n = int(x.shape[dim])
+    if n > LONGEST_STABLE:
+        raise Declined
+    x = x.transpose(dim, -1).contiguous()
+    same = x.unsqueeze(-1).eq(x.unsqueeze(-2))
+    if dtypes.is_float(x.dtype):
+        nan = x.ne(x)
+        same = same | (nan.unsqueeze(-1) & nan.unsqueeze(-2))
+    count = same.cast(dtypes.int32).sum(-1).contiguous()
+    frequent = count.eq(count.max(-1, keepdim=True))
+    rank = order.key(x, nan_last=True)
+    least = frequent.where(rank, rank.dtype.max).min(-1, keepdim=True)
+    place = (frequent & rank.eq(least)).where(UOp.arange(n).cast(dtypes.int32), -1).max(-1, keepdim=True)
+    chosen = UOp.arange(n).cast(dtypes.int32).eq(place)
+    size = ctx.out.size
+    value_ = order.unkey(least, x.dtype)
+    results = (value_, chosen.where(UOp.arange(n).cast(dtypes.int64), 0).sum(-1, keepdim=True))
+    return tuple(r.transpose(dim, -1).reshape(size) for r in results)  # type: ignore[return-value]
