@@ -344,11 +344,6 @@ def require(condition: UOp) -> None:
     _recording.append(condition)
 
 
-def is_recording() -> bool:
-    """Whether a `recording` block is open."""
-    return _recording > 0
-
-
 def check_not_recording(reason: str) -> None:
     """Raise Observed inside `recording`, naming what needs a value."""
     if _recording is not None:
