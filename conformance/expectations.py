@@ -14,7 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Expectation:
     oracle: tuple[str, ...]
     reason: str
     issue: str = ""
+    line: int = field(default=0, compare=False)
 
     def covers(self, case: Any) -> bool:
         """Whether a result or case (anything with name, variant, dtype, layout) is among those declared."""
@@ -84,8 +85,9 @@ def load(path: Path | str) -> list[Expectation]:
         raise ReportError(
             f"{path}: only [[expect]] entries belong in this file, not {', '.join(set(data) - {'expect'})}."
         )
+    lines = _lines(text, len(entries))
     return [
-        _entry(entry, f"{path}, line {line}") for entry, line in zip(entries, _lines(text, len(entries)), strict=True)
+        replace(_entry(entry, f"{path}, line {line}"), line=line) for entry, line in zip(entries, lines, strict=True)
     ]
 
 
@@ -108,7 +110,7 @@ def _entry(entry: Any, where: str) -> Expectation:
     for name in ("op", "reason"):
         if not isinstance(entry.get(name), str) or not entry[name].strip():
             raise ReportError(f"{where}: an entry needs a non-empty {name!r}.")
-    lists = {}
+    lists: dict[str, Any] = {}
     for name in ("variant", "dtype", "layout", "oracle"):
         value = entry.get(name, ["*"])
         value = [value] if isinstance(value, str) else value
@@ -223,12 +225,13 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, S
     names = list(ops)
     problems = []
     for entry in entries:
+        where = f"{path}, line {entry.line}"
         if not any(fnmatch.fnmatchcase(name, entry.op) for name in names):
-            problems.append(f"{path}: no op matches {entry.op!r}{nearest(entry.op, names)}.")
-        for field, allowed in known.items():
-            for word in getattr(entry, field):
+            problems.append(f"{where}: no op matches {entry.op!r}{nearest(entry.op, names)}.")
+        for part, allowed in known.items():
+            for word in getattr(entry, part):
                 if word != "*" and word not in allowed:
-                    problems.append(f"{path}: entry {entry.op!r}: unknown {field} {word!r}{nearest(word, allowed)}.")
+                    problems.append(f"{where}: entry {entry.op!r}: unknown {part} {word!r}{nearest(word, allowed)}.")
     seen: dict[tuple[Any, ...], Expectation] = {}
     for entry in entries:
         for key in (
@@ -239,7 +242,7 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, S
             for o in entry.oracle
         ):
             if key in seen:
-                problems.append(f"{path}: {' '.join(key)} is declared twice.")
+                problems.append(f"{path}, line {entry.line}: {' '.join(key)} is declared twice.")
             seen[key] = entry
     return problems
 

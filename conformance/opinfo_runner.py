@@ -265,15 +265,19 @@ class _Journal:
         return self
 
     def add(self, result: Result) -> None:
-        self.file.write(json.dumps(model.result_to_json(result), ensure_ascii=False) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(model.result_to_json(result), ensure_ascii=False) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise ReportError(f"{self.path} cannot be written ({error.strerror}); make room and run again.") from None
 
     def done(self) -> None:
         self.file.close()
         self.path.unlink(missing_ok=True)
 
     def __exit__(self, *exception: object) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # what a full disk refused was said when it was written
+            self.file.close()
         if self.path.exists() and self.path.stat().st_size == 0:
             self.path.unlink()
 

@@ -461,6 +461,55 @@ class TestCommand:
         assert done.returncode == 2
         assert "ends the process that loads it" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("reports/baseline/cpu.json.gz", "no gzip", "cpu.json.gz cannot be read"),
+            ("reports/expectations/cpu.toml", "[[expect]]\nop = 3\n", "cpu.toml, line 1: an entry needs"),
+            (
+                "reports/expectations/cpu.toml",
+                "a = 1\n= 2\n",
+                "cpu.toml is not valid TOML: Invalid statement (at line 2",
+            ),
+            ("reports/history.sqlite", "no database " * 99, "history.sqlite is no usable history"),
+            ("kernels.json", "{\n}}", "kernels.json, line 2: not valid JSON"),
+        ],
+    )
+    def test_damaged_files(self, tmp_path: Path, name: str, text: str, said: str) -> None:
+        """A damaged file is named before anything runs, exit code 2, and it is left as it was."""
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        words = ["--kernels", str(path)] if path.name == "kernels.json" else []
+        done = execute(command("--target", "cpu", "--op", "sin", *words), tmp_path, 60)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert path.read_text() == text
+
+    def test_no_room_for_results(self, tmp_path: Path) -> None:
+        """A disk that is full while results come in is one sentence."""
+        from conformance.opinfo_runner import _Journal
+
+        journal = _Journal(tmp_path)
+        journal.file = open("/dev/full", "w")  # noqa: SIM115 - closed by the journal
+        with pytest.raises(model.ReportError, match=r"jsonl cannot be written \(No space left on device\)"), journal:
+            journal.add(Result("x", "float32", "forward", "as_sampled", Outcome.PASS))
+
+    def test_a_regression_fails(self, tmp_path: Path) -> None:
+        """Against a baseline of fewer kernels the run fails; accepted knowingly it passes, and so does the next."""
+        words = command("--target", "planted", "--op", "sin", "--samples", "2")
+        assert execute([*words, "--update-baseline"], tmp_path).returncode == 0
+        path = tmp_path / "reports" / "baseline" / "planted.json.gz"
+        baseline = model.load(path)
+        baseline.results.append(baseline.results[0].replace(op="sinc"))
+        model.save(baseline, path)
+        gone = execute(words, tmp_path)
+        assert (gone.returncode, "gone (1)" in gone.stdout) == (1, True)
+        assert gone.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+        narrower = execute([*words, "--dtype", "float64"], tmp_path)
+        assert (narrower.returncode, "2 cases of the baseline were not asked for" in narrower.stdout) == (0, True)
+
     def test_unknown_op(self, tmp_path: Path) -> None:
         """A misspelt op is refused with its neighbours once op_db is known."""
         done = runner(tmp_path, "--target", "cpu", "--op", "soft_max")

@@ -6,8 +6,11 @@ Reads what `conformance.opinfo_runner` wrote; runs nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from conformance.report import compare, history, html, machine, model
@@ -62,8 +65,10 @@ def _merge(options: argparse.Namespace) -> int:
     merged = model.merge([model.load(path) for path in options.runs])
     write(merged, options.reports, _baseline(options))
     print(options.reports / "conformance.html")
+    for note in merged.notes:
+        print(f"report: {note}", file=sys.stderr)
     print(model.summary_line(merged))
-    return merged.exit_code()
+    return max(merged.exit_code(), int(not merged.complete))
 
 
 def _summary(options: argparse.Namespace) -> int:
@@ -76,9 +81,29 @@ def _baseline(options: argparse.Namespace) -> model.Run | None:
     return model.load(options.baseline) if options.baseline else None
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes its forms into the folder, so that all of them are of one run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ReportError(f"{folder} cannot be written ({error.strerror}); choose another --reports.") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
     """Write all forms of a run into `folder`, add it to the history there, and return the job summary. Raises
     ReportError."""
+    with _alone(folder):
+        return _write(run, folder, baseline)
+
+
+def _write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
     run.results.sort(key=lambda result: result.id)
     model.save(run, folder / "opinfo.json")
     model.write_atomic(folder / "opinfo.xml", machine.junit(run))

@@ -12,7 +12,9 @@ import gzip
 import json
 import os
 import re
+import statistics
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -253,6 +255,10 @@ def run_from_json(data: Any, source: str) -> Run:
         raise ReportError(
             f"{source} has result schema {data.get('schema')!r} and this version reads {SCHEMA}; run again to renew it."
         )
+    kinds = {"target": str, "environment": dict, "notes": list, "results": list, "budgets": dict}
+    odd = [name for name, kind in kinds.items() if name in data and not isinstance(data[name], kind)]
+    if odd:
+        raise ReportError(f"{source} is damaged ({odd[0]!r} is no {kinds[odd[0]].__name__}).")
     results = []
     for position, item in enumerate(data.get("results", ())):
         try:
@@ -277,7 +283,7 @@ def load(path: Path | str) -> Run:
         raise ReportError(f"{path} does not exist; give the path of a result file.") from None
     except json.JSONDecodeError as error:
         raise ReportError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, RecursionError) as error:
         raise ReportError(f"{path} cannot be read ({error}).") from None
 
 
@@ -324,8 +330,12 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
         ) from None
 
 
+_SHARD = re.compile(r"; shard (\d{1,4})/(\d{1,4})$")
+
+
 def merge(runs: Iterable[Run]) -> Run:
-    """Join the shards of one run. Raises ReportError when they are of different targets or a case is in two of them."""
+    """Join the shards of one run; one that is missing makes the run incomplete. Raises ReportError when they are of
+    different targets or a case is in two of them."""
     runs = list(runs)
     if len({run.target for run in runs}) > 1:
         raise ReportError(f"runs of different targets cannot be merged: {', '.join(sorted({r.target for r in runs}))}.")
@@ -337,12 +347,17 @@ def merge(runs: Iterable[Run]) -> Run:
             results[result.id] = result
     first = runs[0]
     # What all shards together were asked for.
-    whole = first.environment.get("selection", "").partition("; shard ")[0]
+    whole = _SHARD.sub("", first.environment.get("selection", ""))
+    found = [match for run in runs if (match := _SHARD.search(run.environment.get("selection", "")))]
+    count = int(found[0][2]) if found else 0
+    missing = sorted({str(i + 1) for i in range(count)} - {match[1] for match in found}, key=int)
+    lost = [f"Shard {', '.join(missing)} of {count} is missing: its cases are not in this report."] if missing else []
     return dataclasses.replace(
         first,
         results=list(results.values()),
         environment={**first.environment, **({"selection": whole} if whole else {})},
         seconds=sum(run.seconds for run in runs),
-        complete=all(run.complete for run in runs),
-        notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
+        calibration=statistics.median(run.calibration for run in runs),
+        complete=all(run.complete for run in runs) and not missing,
+        notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
     )

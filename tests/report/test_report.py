@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import resource
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +18,7 @@ from typing import Any
 import pytest
 
 from conformance.report import __main__ as command
-from conformance.report import compare, html, machine, model
+from conformance.report import budgets, compare, html, machine, model
 from conformance.report.model import Failure, Outcome, ReportError, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
@@ -77,6 +82,10 @@ class TestModel:
                 "number 1 is damaged",
             ),
             ('{"kind": "conformance.opinfo", "schema": 1, "results": []}', "is damaged"),
+            ('{"kind": "conformance.opinfo", "schema": 1, "target": 1}', "'target' is no str"),
+            ('{"kind": "conformance.opinfo", "schema": 1, "target": "t", "results": 1}', "'results' is no list"),
+            ('{"kind": "conformance.opinfo",\n"schema": 1,\n"target": }', "line 3: not valid JSON"),
+            ("[" * 100_000, "cannot be read"),
         ],
     )
     def test_damaged_files_are_named(self, tmp_path: Path, text: str, message: str) -> None:
@@ -90,9 +99,10 @@ class TestModel:
         """A compressed file that was cut off is refused."""
         model.save(run(result()), tmp_path / "run.json.gz")
         data = (tmp_path / "run.json.gz").read_bytes()
-        (tmp_path / "run.json.gz").write_bytes(data[:-9])
-        with pytest.raises(ReportError, match="cannot be read"):
-            model.load(tmp_path / "run.json.gz")
+        for damaged in (data[:-9], b"no gzip", data[:30] + bytes(20) + data[50:], data[:12]):
+            (tmp_path / "run.json.gz").write_bytes(damaged)
+            with pytest.raises(ReportError, match=r"run\.json\.gz cannot be read"):
+                model.load(tmp_path / "run.json.gz")
 
     def test_a_failed_write_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A full disk is one sentence; the old file stays, and nothing is left beside it."""
@@ -126,6 +136,76 @@ class TestModel:
             model.merge([run(result("a")), run(result("a"))])
         with pytest.raises(ReportError, match="different targets"):
             model.merge([run(result("a")), dataclasses.replace(run(result("b")), target="cpu")])
+
+
+    def test_a_missing_shard_is_seen(self) -> None:
+        """A matrix whose second machine left no file is no complete run; a whole one is."""
+        shards = [run(result(f"op{i}")) for i in (1, 2, 3)]
+        for number, shard in enumerate(shards, 1):
+            shard.environment["selection"] = f"suite main; shard {number}/3"
+        whole = model.merge(shards)
+        assert (whole.complete, whole.environment["selection"]) == (True, "suite main")
+        merged = model.merge([shards[0], shards[2]])
+        assert not merged.complete
+        assert merged.notes == ["Shard 2 of 3 is missing: its cases are not in this report."]
+
+
+class TestBudgets:
+    """Kernel budgets on disk."""
+
+    def test_round_trip(self, tmp_path: Path) -> None:
+        """What is written is read, one workload a line."""
+        counts = {"mlp": {"kernels": 3, "copies_in": 2}, "cnn": {"kernels": 9, "copies_in": 1}}
+        (tmp_path / "kernels.json").write_text(budgets.dumps(counts))
+        assert budgets.load(tmp_path / "kernels.json") == counts
+        assert len((tmp_path / "kernels.json").read_text().splitlines()) == 4
+
+    @pytest.mark.parametrize(("text", "message"), [("{\n,", "line 2"), ('{"mlp": 3}', "holds no kernel budgets")])
+    def test_damage(self, tmp_path: Path, text: str, message: str) -> None:
+        """Anything else is refused by name."""
+        (tmp_path / "kernels.json").write_text(text)
+        with pytest.raises(ReportError, match=rf"kernels\.json.*{message}"):
+            budgets.load(tmp_path / "kernels.json")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from conformance.report import __main__ as report
+from conformance.report.model import Outcome, Result, Run
+for number in range(6):
+    results = [Result(f"{sys.argv[2]}{i}", "float32", "forward", "as_sampled", Outcome.PASS, samples=1) for i in range(400)]
+    report.write(Run(sys.argv[2], results), Path(sys.argv[1]), None)
+"""  # noqa: E501 - a program
+
+
+class TestOneFolder:
+    """What is written where another run writes, or where there is no room."""
+
+    def test_two_runs_at_once(self, tmp_path: Path) -> None:
+        """Whoever is last, all forms are of one and the same run."""
+        words = [[sys.executable, "-c", WRITER, str(tmp_path), name] for name in ("first", "second")]
+        for process in [subprocess.Popen(each) for each in words]:
+            assert process.wait(100) == 0
+        targets = {model.load(tmp_path / "opinfo.json").target}
+        targets |= {json.loads((tmp_path / "opinfo.ctrf.json").read_text())["results"]["environment"]["appName"]}
+        targets |= set(re.findall(r"<h1>(\w+)</h1>", (tmp_path / "conformance.html").read_text()))
+        targets |= set(re.findall(r'name="conformance (\w+)"', (tmp_path / "opinfo.xml").read_text()))
+        assert len(targets) == 1
+        assert {p.name for p in tmp_path.iterdir() if p.name.startswith(".")} == set()
+
+    def test_no_room(self, tmp_path: Path) -> None:
+        """A disk without room is one sentence and exit code 2, and the old page stays as it was."""
+        model.save(run(result()), tmp_path / "opinfo.json")
+        (tmp_path / "conformance.html").write_text("old")
+        words = [sys.executable, "-m", "conformance.report", "html", str(tmp_path / "opinfo.json")]
+        # A limit on the size of files stands for a disk of that size.
+        limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
+        done = subprocess.run(words, capture_output=True, text=True, preexec_fn=limit, timeout=100, check=False)
+        assert done.returncode == 2
+        assert re.fullmatch(r"report: \S+conformance\.html cannot be written \(.*\); make room .*\n", done.stderr)
+        assert (tmp_path / "conformance.html").read_text() == "old"
+        assert {p.name for p in tmp_path.iterdir()} == {"opinfo.json", "conformance.html"}
 
 
 class TestCompare:
