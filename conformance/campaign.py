@@ -7,6 +7,7 @@ signature: a campaign shows several distinct bugs, each once and small, not one 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import re
@@ -27,13 +28,17 @@ from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.script import script
 from conformance.steps.op import Json
-from conformance.target import describe_target
-from conformance.worker import CRASH, INVALID, TIMEOUT, Finding, Result, Shard
+from conformance.target import TargetError, describe_target
+from conformance.worker import CRASH, INVALID, MEMORY, NOTHING, TIMEOUT, Finding, Result, Shard
+
+PROGRESS = 1
+"""The schema of the file that says how far a campaign is."""
+
+LONGEST_NAME = 90
+"""Characters of a finding's file name before a digest tells it from the others."""
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
-
-NOTHING = Program((), ())
 
 CRASH_TRIALS, MOST_DEATHS = 60, 4
 """How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
@@ -53,19 +58,38 @@ class Plan:
     limit: float = 60.0
     stop_at_first: bool = False
     trials: int = 200
+    memory: float | None = None
+    corpus: tuple[str, ...] = ()
+    resume: bool = False
 
     @property
     def failures(self) -> Path:
         """Where findings are kept."""
         return self.reports / "failures"
 
-    def shards(self) -> Iterator[Shard]:
-        """The shards in order; without end when only time limits the campaign."""
-        first = 0
+    @property
+    def progress(self) -> Path:
+        """Where it is written down how far the campaign is."""
+        return self.reports / "fuzz-progress.json"
+
+    def identity(self) -> dict[str, Json]:
+        """What must be the same when the campaign goes on."""
+        made_of = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self.drawing).items()}
+        return {"target": self.target, "seed": self.seed, "drawing": made_of, "corpus": list(self.corpus)}
+
+    def shards(self, first: int = 0) -> Iterator[Shard]:
+        """The shards in order, from this program on; without end when only time limits the campaign."""
+        if first < 0:
+            yield self.shard(first, -first)
+            first = 0
         while self.programs is None or first < self.programs:
             count = SHARD if self.programs is None else min(SHARD, self.programs - first)
-            yield Shard(self.target, self.drawing, self.seed, first, count, str(self.failures), self.limit)
+            yield self.shard(first, count)
             first += count
+
+    def shard(self, first: int, count: int) -> Shard:
+        """So many programs from this one on."""
+        return Shard(self.target, self.drawing, self.seed, first, count, str(self.failures), self.limit, self.corpus)
 
 
 @dataclass
@@ -73,7 +97,7 @@ class Group:
     """One distinct finding: the smallest program known, and the numbers of all programs that showed it."""
 
     finding: Finding
-    numbers: list[int]
+    numbers: set[int]
     found_as: set[str]
     shrunk: bool = False
 
@@ -89,33 +113,54 @@ class Campaign:
     environment: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     running_seconds: float = 0.0
+    earlier_seconds: float = 0.0
+    unfinished: dict[int, Shard] = field(default_factory=dict)
+    """The shards that were begun and not taken over yet, by their first program."""
+    following: int = 0
+    """The first program of the next shard."""
 
     def run(self) -> None:
-        """Run the plan, then shrink what was found. Raises TargetError when the target cannot be loaded.
+        """Run the plan, then shrink what was found. Raises TargetError when the target cannot be loaded, and
+        ProgramError when there is another campaign to be resumed than this one.
 
-        When interrupted, the groups found so far are on disk and in `groups`."""
+        When it ends early, in whatever way, the groups found so far are on disk, and `resume` goes on from there."""
         self.plan.failures.mkdir(parents=True, exist_ok=True)
+        self.following = -len(self.plan.corpus)
+        if self.plan.resume:
+            self._restore()
+        self._note_progress()
         context = multiprocessing.get_context("spawn")
-        with ProcessPool(self.plan.jobs, context=context, initializer=worker.start) as pool:
+        with ProcessPool(self.plan.jobs, context=context, initializer=worker.start,
+                         initargs=[self.plan.memory]) as pool:
             try:
-                self.environment = pool.schedule(worker.environment, args=[self.plan.target]).result()
+                try:
+                    self.environment = pool.schedule(worker.environment, args=[self.plan.target]).result()
+                except ProcessExpired as death:
+                    raise TargetError(f"target {self.plan.target!r} cannot be used: its process died while it was "
+                                      f"loaded, with exit code {death.exitcode}") from death
                 self.began = time.monotonic()
                 self._run_shards(pool)
-                self.running_seconds = time.monotonic() - self.began
+                self._count_seconds()
                 for group in list(self.groups.values()):
-                    self._shrink(pool, group)
+                    if not group.shrunk:
+                        self._shrink(pool, group)
             except BaseException:
                 pool.stop()
                 raise
 
+    def _count_seconds(self) -> None:
+        self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
+
     def _run_shards(self, pool: ProcessPool) -> None:
-        waiting, again = self.plan.shards(), list[Shard]()
+        waiting, again = self.plan.shards(self.following), list(self.unfinished.values())
         running: dict[Future[Any], Shard] = {}
         while True:
             while len(running) < self.plan.jobs and not self._enough():
                 shard = again.pop() if again else next(waiting, None)
                 if shard is None:
                     break
+                self.unfinished[shard.first] = shard
+                self.following = max(self.following, shard.first + shard.count)
                 running[pool.schedule(worker.run_shard, args=[shard], timeout=self._patience(shard))] = shard
             if not running:
                 return
@@ -123,11 +168,53 @@ class Campaign:
                 shard = running.pop(future)
                 try:
                     self._take(future.result())
+                    del self.unfinished[shard.first]
                 except (ProcessExpired, TimeoutError) as death:
                     rest = self._bury(shard, CRASH if isinstance(death, ProcessExpired) else TIMEOUT)
+                    del self.unfinished[shard.first]
                     again += [rest] if rest.count else []
-                self.running_seconds = time.monotonic() - self.began
+                    self.unfinished |= {rest.first: rest} if rest.count else {}
+                self._count_seconds()
+                self._note_progress()
                 self.tell(self)
+
+    def _note_progress(self) -> None:
+        write_atomic(self.plan.progress, json.dumps({
+            "schema": PROGRESS, **self.plan.identity(), "following": self.following, "seconds": self.running_seconds,
+            "unfinished": [[shard.first, shard.count] for shard in self.unfinished.values()],
+            "result": self.result.to_json()}))
+
+    def _restore(self) -> None:
+        """Take up what an earlier run of this campaign left: how far it was, its groups, and what no one took over."""
+        path = self.plan.progress
+        if not path.exists():
+            return
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            identity = {key: data[key] for key in self.plan.identity()} if data["schema"] == PROGRESS else None
+            self.result = Result.from_json(data["result"])
+            self.unfinished = {first: self.plan.shard(first, count) for first, count in data["unfinished"]}
+            self.following, self.earlier_seconds = int(data["following"]), float(data["seconds"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProgramError(f"{path} does not say how far a campaign is ({error}): run without --resume, or choose "
+                               "another --reports") from error
+        if identity != self.plan.identity():
+            raise ProgramError(f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
+                               "steps and corpus that it was started with")
+        for saved in sorted(self.plan.failures.glob("*.json")):
+            if saved.name.startswith("running-"):
+                saved.unlink()
+                continue
+            try:
+                found = json.loads(saved.read_text(encoding="utf-8"))
+                finding = Finding.from_json(found)
+            except (OSError, ValueError, KeyError, TypeError, ProgramError):
+                continue  # not of a campaign: a program that somebody put there
+            if saved.name.startswith("found-"):
+                self.add(finding)
+            elif found.get("target") == self.plan.target and found.get("seed") == self.plan.seed:
+                self.groups[finding.group] = Group(finding, set(found["numbers"]), {finding.group, *found["found_as"]},
+                                                   found["shrunk"])
 
     def _patience(self, shard: Shard) -> float:
         return 60 + shard.count * shard.limit / 4 + shard.limit
@@ -154,15 +241,14 @@ class Campaign:
             note = json.loads(first)
             number = int(note["number"])
             finding = Finding(kind, shard.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
-            if steps and int(steps[-1]) == worker.TIMED_OUT:
-                kind = TIMEOUT
-                steps.pop()
+            if steps and int(steps[-1]) in worker.LAST_WORDS:
+                kind = worker.LAST_WORDS[int(steps.pop())]
             step = int(steps[-1]) if steps else 0
             finding = worker.ended(kind, shard.seed, number, Program.from_json(note["program"]), step)
         shard.running.unlink(missing_ok=True)
         lost = Result(done=number + 1 - shard.first)
         for earlier in range(shard.first, number):
-            self.plan.drawing.numbered(shard.seed, earlier, lost.tally)
+            worker.program_of(shard, earlier, lost.tally)
             if shard.found(earlier).exists():
                 lost.findings.append(Finding.from_json(json.loads(shard.found(earlier).read_text(encoding="utf-8"))))
         lost.findings.append(finding)
@@ -173,10 +259,10 @@ class Campaign:
         """Put a finding into its group, and on disk when it is the first there."""
         for group in self.groups.values():
             if finding.group in group.found_as:
-                group.numbers.append(finding.number)
+                group.numbers.add(finding.number)
                 break
         else:
-            group = Group(finding, [finding.number], {finding.group})
+            group = Group(finding, {finding.number}, {finding.group})
             self.groups[finding.group] = group
         self._save(group)
         (self.plan.failures / f"found-{finding.seed}-{finding.number}.json").unlink(missing_ok=True)
@@ -185,7 +271,7 @@ class Campaign:
         finding = group.finding
         if finding.kind == INVALID:
             return
-        if finding.kind in (CRASH, TIMEOUT):
+        if finding.kind in (CRASH, TIMEOUT, MEMORY):
             small = self._shrunk_outside(pool, finding)
         else:
             try:
@@ -194,11 +280,11 @@ class Campaign:
                                       timeout=patience).result()
             except (ProcessExpired, TimeoutError):
                 small = finding
-        self._forget(group)
+        before = self._paths(group)
         del self.groups[finding.group]
         same = self.groups.get(small.group)
         if same is not None:
-            same.numbers += group.numbers
+            same.numbers |= group.numbers
             same.found_as |= group.found_as
             if len(small.program.steps) < len(same.finding.program.steps):
                 same.finding = small
@@ -208,6 +294,8 @@ class Campaign:
             self.groups[small.group] = group
         group.found_as.add(small.group)
         self._save(group)
+        for path in {*before} - {*self._paths(group)}:
+            path.unlink(missing_ok=True)
         self.tell(self)
 
     def _shrunk_outside(self, pool: ProcessPool, finding: Finding) -> Finding:
@@ -226,10 +314,12 @@ class Campaign:
                               timeout=2 * self.plan.limit + 60).result()
             except ProcessExpired:
                 deaths += 1
-                return finding.kind == CRASH
+                return finding.kind in (CRASH, MEMORY)
             except (TimeoutError, worker.ProgramTimeout):
                 deaths += 1
                 return finding.kind == TIMEOUT
+            except MemoryError:
+                return finding.kind == MEMORY
             except Exception:
                 return False
             return False
@@ -237,18 +327,17 @@ class Campaign:
         return replace(finding, program=small)
 
     def _paths(self, group: Group) -> tuple[Path, Path]:
-        slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")[:100]
+        slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")
+        if len(slug) > LONGEST_NAME:
+            slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(group.finding.group.encode()).hexdigest()[:6]}"
         return self.plan.failures / f"{slug}.json", self.plan.failures / f"{slug}.py"
 
     def _save(self, group: Group) -> None:
         data, text = self._paths(group)
-        found = {"target": self.plan.target, "count": len(group.numbers), "numbers": sorted(group.numbers)}
+        found = {"target": self.plan.target, "count": len(group.numbers), "numbers": sorted(group.numbers),
+                 "found_as": sorted(group.found_as), "shrunk": group.shrunk}
         write_atomic(data, json.dumps({**group.finding.to_json(), **found}, indent=1))
         write_atomic(text, self.script(group.finding))
-
-    def _forget(self, group: Group) -> None:
-        for path in self._paths(group):
-            path.unlink(missing_ok=True)
 
     def path(self, group: Group) -> Path:
         """The group's script."""
@@ -264,8 +353,10 @@ class Campaign:
         """The campaign's result for `reports/fuzz.json`."""
         tally: Tally = self.result.tally
         coverage: dict[str, Counter[str]] = {}
-        for (family, layout, _), count in tally.cells.items():
+        cells: dict[str, dict[str, dict[str, int]]] = {}
+        for (family, layout, dtype), count in sorted(tally.cells.items()):
             coverage.setdefault(family, Counter())[layout] += count
+            cells.setdefault(family, {}).setdefault(layout, {})[dtype] = count
         groups = sorted(self.groups.values(), key=lambda group: -len(group.numbers))
         return {
             "schema": 1, "kind": "fuzz", "target": self.plan.target, "seed": self.plan.seed,
@@ -277,7 +368,7 @@ class Campaign:
                 count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")),
             "unsupported": dict(self.result.unsupported.most_common()),
             "environment": self.environment, "avoided": dict(tally.avoided.most_common()),
-            "coverage": {family: dict(cells) for family, cells in coverage.items()},
+            "coverage": {family: dict(layouts) for family, layouts in coverage.items()}, "cells": cells,
             "findings": [{"signature": group.finding.group, "kind": group.finding.kind, "count": len(group.numbers),
                           "program": group.finding.number, "steps": len(group.finding.program.steps),
                           "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",

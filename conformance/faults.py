@@ -5,7 +5,6 @@ under torch's dispatcher, around ordinary CPU tensors, so that the device beneat
 """
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,8 @@ class Call:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    memory: Counter[int] = field(default_factory=Counter)
-    """What the fault remembers of a storage between calls."""
+    memory: dict[Any, Any] = field(default_factory=dict)
+    """What the fault remembers between calls, by storage or view; forgotten before the next program."""
 
     @property
     def first(self) -> Any:
@@ -34,6 +33,11 @@ class Call:
     def run(self) -> Any:
         """The right answer."""
         return self.func(*self.args, **self.kwargs)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the first argument is written."""
+        return bool(self.func._schema.is_mutable) and isinstance(self.first, torch.Tensor)
 
     def having(self, at: int, value: Any) -> Any:
         """The answer with one argument replaced."""
@@ -51,7 +55,10 @@ class Fault:
 
 VIEWS = "t transpose permute"
 SLICES = "slice select"
+EVERY_VIEW = f"{VIEWS} {SLICES} diagonal unfold view _unsafe_view expand as_strided unsqueeze squeeze detach alias"
 ARITHMETIC = "add_ sub_ mul_ neg_ abs_ square_ relu_ clamp_ addcmul_ lerp_"
+WRITES = f"{ARITHMETIC} copy_ fill_ zero_"
+READS = "clone add mul sub neg sum"
 
 
 def _gappy(t: torch.Tensor) -> bool:
@@ -136,8 +143,92 @@ def _step_lost(call: Call) -> Any:
 
 
 def _fifth_write_lost(call: Call) -> Any:
-    call.memory[storage_key(call.first)] += 1
-    return call.first if call.memory[storage_key(call.first)] % 3 == 0 else call.run()
+    count = call.memory[storage_key(call.first)] = call.memory.get(storage_key(call.first), 0) + 1
+    return call.first if count % 3 == 0 else call.run()
+
+
+def view_key(t: torch.Tensor) -> tuple[Any, ...]:
+    """The identity of a view: two tensors of one geometry on one storage cannot be told apart."""
+    return storage_key(t), t.dtype, t.size(), t.stride(), t.storage_offset()
+
+
+def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
+    """Spoil writes through a view that was made before its storage was last written through something else."""
+    def act(call: Call) -> Any:
+        t, memory = call.first, call.memory
+        if not call.writes:
+            view = call.run()
+            if isinstance(view, torch.Tensor):
+                memory.setdefault(view_key(view), memory.get(storage_key(view), 0))
+            return view
+        seen = memory.get(view_key(t))
+        if seen is not None and memory.get(storage_key(t), 0) > seen:
+            return lost(call)
+        memory[storage_key(t)] = memory.get(storage_key(t), 0) + 1
+        memory[view_key(t)] = memory[storage_key(t)] if seen is not None else memory.get(view_key(t))
+        return call.run()
+    return act
+
+
+def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
+    """Spoil writes through a view of a view, `deep` views away from the tensor that owns the storage."""
+    def spoiled(call: Call) -> Any:
+        if not call.writes:
+            view = call.run()
+            if isinstance(view, torch.Tensor) and view_key(view) != view_key(call.first):
+                call.memory.setdefault(view_key(view), call.memory.get(view_key(call.first), 0) + 1)
+            return view
+        return act(call) if call.memory.get(view_key(call.first), 0) >= deep else call.run()
+    return spoiled
+
+
+def _write_after_read(call: Call) -> Any:
+    """A result computed before a partial write to what it was computed from follows that write."""
+    if not call.writes:
+        made = call.run()
+        if isinstance(made, torch.Tensor) and isinstance(call.first, torch.Tensor) and "out" not in call.kwargs:
+            call.memory[storage_key(call.first)] = (call, made, made._version)
+        return made
+    done = call.run()
+    earlier, made, version = call.memory.pop(storage_key(call.first), (None, None, None))
+    partial = call.first.numel() * call.first.element_size() < call.first.untyped_storage().nbytes()
+    if earlier is not None and partial and made._version == version and not made.requires_grad:
+        made.copy_(earlier.run())
+    return done
+
+
+def _stale_read(call: Call) -> Any:
+    """A read of a view sees what the storage held when the view was first read."""
+    t = call.first
+    if not isinstance(t, torch.Tensor) or call.writes or not t.numel() or "out" in call.kwargs:
+        return call.run()
+    whole = t.numel() * t.element_size() == t.untyped_storage().nbytes()
+    kept = call.memory.setdefault(view_key(t), t.clone())
+    return call.run() if whole or t.requires_grad else call.having(0, kept)
+
+
+def _old_strides_after_t(call: Call) -> Any:
+    """A write right after the tensor was transposed in place still goes by the strides before."""
+    t = call.first
+    if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
+        call.memory[view_key(t)] = before = t.stride()
+        made = call.run()
+        call.memory[view_key(t)] = before
+        return made
+    before = call.memory.get(view_key(t))
+    if before is None or sorted(before) != sorted(t.stride()) or before == t.stride():
+        return call.run()
+    call.having(0, t.as_strided(t.size(), before)) if all(
+        n == m for n, m in zip(t.size(), reversed(t.size()), strict=True)) else None
+    return t
+
+
+def _twice_through_one_view(call: Call) -> Any:
+    """The second write in a row through one view replaces what the first wrote elsewhere: it is lost."""
+    last = call.memory.get("last")
+    call.memory["last"] = view_key(call.first)
+    whole = call.first.numel() * call.first.element_size() == call.first.untyped_storage().nbytes()
+    return call.first if last == view_key(call.first) and not whole else call.run()
 
 
 def _offset_unspecified(call: Call) -> Any:
@@ -253,5 +344,16 @@ FAULTS: dict[str, Fault] = {
         call.first, (call.args[1] if len(call.args) > 1 else 0) + 1), "pytorch tril"),
     "diagonal ignores the offset": Fault("diagonal", lambda call: call.func(call.first, 0, *call.args[2:]),
                                          "tinygrad#10945"),
+    "a write through a view is lost once its base was written": Fault(
+        f"{EVERY_VIEW} {WRITES}", _after_base_write(lambda call: call.first), "xla#7304"),
+    "a fill through a view goes to its base once that was written": Fault(
+        f"{EVERY_VIEW} fill_ zero_ copy_ add_", _after_base_write(_fill_at_start), "xla#7304"),
+    "a write through a view of a view is lost": Fault(
+        f"{EVERY_VIEW} {ARITHMETIC}", _depth(lambda call: call.first, 3), "pytorch#104505"),
+    "a view read twice is read once": Fault(READS, _stale_read, "xla#7304"),
+    "a result follows a write after the read": Fault(f"{READS} {WRITES}", _write_after_read, "peer: write after read"),
+    "a write after t_ goes by the old strides": Fault(
+        f"t_ transpose_ swapdims_ swapaxes_ {WRITES}", _old_strides_after_t, "pytorch#185888"),
+    "the second write through a view is lost": Fault(WRITES, _twice_through_one_view, "long chains cut wrongly"),
     "cumsum_ is lost on gaps": Fault("cumsum_", _not_when(_gappy), "in-place on a view"),
 }

@@ -66,6 +66,11 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
     parser.add_argument("--limit", type=positive, default=60.0, metavar="SECONDS", help="that a program may take "
                         "(default: 60)")
+    parser.add_argument("--memory", type=positive, default=8.0, metavar="GIB", help="that a worker may take; more is a "
+                        "finding (default: 8; Linux only)")
+    parser.add_argument("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
+    parser.add_argument("--resume", action="store_true", help="go on where the campaign in --reports stopped, with "
+                        "the same options")
     parser.add_argument("--stop-at-first-failure", action="store_true", help="stop drawing at the first failure")
     parser.add_argument("--reports", default="reports", metavar="DIR", help="where results go (default: reports)")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a "
@@ -117,7 +122,20 @@ def plan_of(given: argparse.Namespace) -> Plan:
     if given.jobs < 1:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
     return Plan(given.target, given.seed, programs, given.minutes, drawing, given.jobs, Path(given.reports),
-                given.limit, given.stop_at_first_failure)
+                given.limit, given.stop_at_first_failure, memory=given.memory, corpus=corpus_of(given.corpus),
+                resume=given.resume)
+
+
+def corpus_of(folder: Path | None) -> tuple[str, ...]:
+    """The files of programs in a folder. Raises ProgramError when there is none, or one cannot be read."""
+    if folder is None:
+        return ()
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
+    for path in paths:
+        read_program(path)
+    return tuple(str(path) for path in paths)
 
 
 def campaign(plan: Plan) -> int:
@@ -198,9 +216,7 @@ def summarize(running: Campaign, console: Console) -> None:
 def replay_folder(folder: Path, spec: str) -> int:
     """Run every saved program of a folder, for example the corpus; one line each."""
     from conformance.verdict import judge
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
+    paths = [Path(path) for path in corpus_of(folder)]
     target, failed, skipped = load_target(spec), 0, 0
     for path in paths:
         verdict = judge(read_program(path), target)

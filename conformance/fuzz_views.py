@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import strategies as st
 
-from conformance.program import Input, Program, Storage, fresh_names
+from conformance.program import Broken, Input, Program, Storage, fresh_names
 from conformance.shadow import Shadow
 from conformance.steps.draw import Draw, Situation, Source
 from conformance.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
-from conformance.steps.op import Op, dtype_name, dtype_of
+from conformance.steps.op import Json, Op, dtype_name, dtype_of
 from conformance.steps.table import FAMILIES, OPS
 
 DTYPES = ("float32", "int64", "float32", "float32", "int32", "bool", "float64", "complex64", "uint8", "float16",
@@ -39,7 +39,20 @@ FAMILY_WEIGHT = {"view": 10, "setitem": 6, "arithmetic": 5, "copy": 4, "copies":
                  "metadata in place": 2, "setitem loop": 1, "autograd": 4}
 """How often a family is drawn; 1 where it is not named. Views and writes, whose interaction is the subject, lead."""
 
+WRITES = ("setitem", "arithmetic", "copy", "indexed write", "out=")
+READS = ("copies", "out of place", "reduction", "questions")
+FOLLOWS = {"view": (*WRITES, *WRITES), **dict.fromkeys(WRITES, ("view", "view", *READS)),
+           **dict.fromkeys(READS, ("view", *WRITES))}
+"""What half of the steps are drawn from, by the family of the step before: bugs of views and writes are interactions,
+a write after a view after a write, a read of what was viewed before."""
+
 STEPS = (1, 8)
+
+
+Cell = tuple[str, str, str]
+CLASSES = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expanded", "overlapping", "non-divisible",
+           "0-d", "empty")
+"""The layout classes of `layout_class`, all of them names in the catalogue too."""
 
 
 class UnknownFamily(ValueError):
@@ -53,7 +66,7 @@ class Tally:
     programs: int = 0
     steps: int = 0
     avoided: Counter[str] = field(default_factory=Counter)
-    cells: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    cells: Counter[Cell] = field(default_factory=Counter)
     """Steps drawn by (family, layout class of the first tensor, its dtype)."""
 
     def add(self, other: Tally) -> None:
@@ -61,6 +74,17 @@ class Tally:
         self.programs, self.steps = self.programs + other.programs, self.steps + other.steps
         self.avoided += other.avoided
         self.cells += other.cells
+
+    def to_json(self) -> dict[str, Json]:
+        """The tally as JSON."""
+        return {"programs": self.programs, "steps": self.steps, "avoided": dict(self.avoided),
+                "cells": [[*cell, count] for cell, count in self.cells.items()]}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Tally:
+        """The tally that `to_json` wrote."""
+        cells = Counter({(family, layout, dtype): count for family, layout, dtype, count in data["cells"]})
+        return cls(data["programs"], data["steps"], Counter(data["avoided"]), cells)
 
 
 def programs(*, steps: tuple[int, int] = STEPS, only: Collection[str] = (), without: Collection[str] = (),
@@ -75,7 +99,9 @@ def programs(*, steps: tuple[int, int] = STEPS, only: Collection[str] = (), with
 
     @st.composite
     def draw_program(draw: Callable[[st.SearchStrategy[int]], int]) -> Program:
-        return drawing.program(lambda low, high: draw(_integers(low, high)), tally)
+        at = draw(_integers(0, len(drawing.cells)))
+        aim = drawing.cells[at - 1] if at else None
+        return drawing.program(lambda low, high: draw(_integers(low, high)), tally, aim)
 
     return draw_program()
 
@@ -118,15 +144,31 @@ class Drawing:
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
         """Program `number` of this seed: the same on every machine, for one version of this package."""
-        return self.program(random.Random(f"{seed}:{number}").randint, tally)
+        return self.program(random.Random(f"{seed}:{number}").randint, tally, self.aim(seed, number))
 
-    def program(self, source: Source, tally: Tally | None = None) -> Program:
-        """A program whose every choice comes from the source."""
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell that a step can be aimed at: family, layout class of its first tensor, dtype."""
+        return _cells(tuple(self.families), tuple(dict.fromkeys(self.dtypes)))
+
+    def aim(self, seed: int, number: int) -> Cell | None:
+        """The cell that a program of this seed is aimed at: every second program, and each cell once before any is
+        aimed at again, in an order of the seed's own. So unseen cells are come to whatever was drawn before, and a
+        program needs nothing but its seed and number to be drawn again."""
+        if not self.biased or number % 2 == 0:
+            return None
+        turn, at = divmod(number // 2, len(self.cells))
+        return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
+
+    def program(self, source: Source, tally: Tally | None = None, aim: Cell | None = None) -> Program:
+        """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
+        the cell `aim`."""
         d = Draw(source)
         known = [name for name in DTYPES if name in self.dtypes] or list(self.dtypes)
-        program = draw_inputs(d, known, "autograd" in self.families)
+        program = draw_inputs(d, known, "autograd" in self.families, aim)
         shadow = Shadow(program)
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
+        aimed = d.integer(1, self.steps[1]) if aim else 0
         weighted = [family for family in self.families
                     for _ in range(FAMILY_WEIGHT.get(family, 1) if self.biased else 1)]
         least, most = self.steps
@@ -134,7 +176,13 @@ class Drawing:
             drawn = len(shadow.steps)
             if drawn >= most or (drawn >= least and d.integer(0, most) == 0):
                 break
-            draw_step(k, self.families, weighted, tally)
+            try:
+                if aim is None or drawn + 1 < aimed or not draw_aimed(k, self.families, aim, tally):
+                    draw_step(k, self.families, weighted, tally)
+                else:
+                    aim = None
+            except Broken:
+                break
         if tally is not None:
             tally.programs += 1
             tally.steps += len(shadow.steps)
@@ -142,9 +190,30 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
 
+def draw_aimed(k: Situation, by_family: dict[str, list[Op]], aim: Cell, tally: Tally | None) -> bool:
+    """Draw a step of the cell's family whose first tensor is in the cell; False when there is none now."""
+    family, layout, dtype = aim
+
+    def in_cell(t: torch.Tensor) -> bool:
+        return dtype_name(t.dtype) == dtype and layout_class(t) == layout
+    k.only = in_cell
+    ops = list(dict.fromkeys(op for op in by_family[family] if op.fits is not None and k.holds(op.fits)))
+    found = bool(ops)
+    if found:
+        offer(k, k.choice(ops), tally)
+    k.only = None
+    return found
+
+
 def draw_step(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str], tally: Tally | None) -> None:
     """Draw one step and offer it to the shadow; where nothing fits, another is drawn by the caller."""
-    op = k.choice(by_family[k.choice(weighted)])
+    following = FOLLOWS.get(OPS[k.shadow.steps[-1].op].family, ()) if k.shadow.steps and k.biased else ()
+    likely = [family for family in following if family in by_family]
+    offer(k, choose(k, by_family, likely if likely and k.chance(1, 2) else weighted), tally)
+
+
+def offer(k: Situation, op: Op, tally: Tally | None) -> None:
+    """Draw a step of this row and offer it to the shadow."""
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
@@ -156,19 +225,41 @@ def draw_step(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[s
         tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
 
 
-def _cell(op: Op, first: torch.Tensor) -> tuple[str, str, str]:
+def choose(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str]) -> Op:
+    """A row that something in the program fits: a family is chosen, then one of its rows, until one does."""
+    families = list(weighted)
+    while families:
+        family = k.choice(families)
+        ops = by_family[family]
+        while ops:
+            op = k.choice(ops)
+            if op.fits is None or k.holds(op.fits):
+                return op
+            ops = [other for other in ops if other is not op]
+        families = [other for other in families if other != family]
+    return OPS["clone"]
+
+
+@functools.cache
+def _cells(families: tuple[str, ...], dtypes: tuple[str, ...]) -> tuple[Cell, ...]:
+    return tuple((family, layout, dtype) for family in families for layout in CLASSES for dtype in dtypes
+                 if not (family == "autograd" and not dtype_of(dtype).is_floating_point))
+
+
+def _cell(op: Op, first: torch.Tensor) -> Cell:
     return op.family, layout_class(first), dtype_name(first.dtype)
 
 
-def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool) -> Program:
-    """One to three inputs, each of a layout class from the catalogue; a later one may be a view of an earlier one's
-    storage; at times one requires grad."""
+def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None) -> Program:
+    """One to three inputs, each of a layout class from the catalogue, the first of the class and dtype that are aimed
+    at; a later one may be a view of an earlier one's storage; at times one requires grad."""
     storages: list[Storage] = []
     inputs: list[Input] = []
     names = fresh_names({})
     for _ in range(d.choice((1, 2, 1, 2, 3))):
-        dtype = d.choice(dtypes)
-        layout = draw_layout(d)
+        dtype, layout = d.choice(dtypes), draw_layout(d)
+        if aim and not inputs:
+            dtype, layout = aim[2], LAYOUTS[aim[1]](d)
         shared = bool(storages) and d.chance(1, 4)
         if shared:
             at = d.integer(0, len(storages) - 1)
@@ -176,7 +267,8 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool) -> Program:
             storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
         else:
             at = len(storages)
-            values = {"seed": d.integer(0, 99)} if d.chance(1, 2) else "arange"
+            values = d.choice(("arange", {"seed": d.integer(0, 99)}, {"seed": d.integer(0, 99)}, "arange", "arange",
+                               {"seed": d.integer(0, 99)}, {"seed": d.integer(0, 99)}, {"special": d.integer(0, 99)}))
             storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
         grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))

@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,8 @@ class Planted(TorchDispatchMode):
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
-        self.fault, self.ops, self.memory = fault, frozenset(fault.ops.split()), Counter[int]()
+        self.fault, self.ops = fault, frozenset(fault.ops.split())
+        self.memory: dict[Any, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -9,7 +9,7 @@ never equals anything. This module knows nothing of programs, OpInfo or reports.
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,7 +120,7 @@ def observe(outcome: Any = None, inputs: Any = (), *, target: Target | None = No
     grads = {name: leaf.grad for name, leaf in sorted(leaves.items())}
     fetched, host_grads = target.fetch((tensors, grads)) if target else rebuild((tensors, grads), copied_to_host)
     return _seen(tensors, fetched, kept, others, host_grads, Raised.of(error) if error else None, kernels,
-                 versions)
+                 versions, target.key if target else storage_key)
 
 
 def _rooted(tree: Any, root: str) -> dict[str, Any]:
@@ -131,13 +131,12 @@ def _rooted(tree: Any, root: str) -> dict[str, Any]:
 
 def _seen(tensors: dict[str, torch.Tensor], fetched: dict[str, torch.Tensor], kept: set[str], others: dict[str, Any],
           grads: dict[str, torch.Tensor | None], error: Raised | None, kernels: int | None,
-          versions: Mapping[int, int] | None) -> Observation:
+          versions: Mapping[int, int] | None, key_of: Callable[[torch.Tensor], int]) -> Observation:
     first: dict[int, str] = {}
     seen: dict[str, Seen] = {}
     storages: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        key = storage_key(tensor)
-        alias = first.setdefault(key, name)
+        alias = first.setdefault(key_of(tensor), name)
         host = fetched[name].detach()
         seen[name] = Seen(host, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()),
                           contiguity(tensor), alias, tensor.requires_grad,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,13 +27,18 @@ LOOP = "loop"
 """The op of a step that runs its body several times."""
 
 
+SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
+"""Floats that kernels treat apart."""
+
+
 class ProgramError(Exception):
     """A program that cannot be read or run: one sentence with what is wrong and where."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers and halves, or a list."""
+    """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers and halves, {"special": n} for such
+    numbers with nan, the infinities and -0.0 among them, or a list."""
 
     dtype: str
     size: int
@@ -51,9 +57,12 @@ class Storage:
         if self.values == "arange":
             numbers: list[int] = [k % 100 for k in range(self.size)]
         else:
-            rng = random.Random(self.values["seed"])
+            special = "special" in self.values and dtype.is_floating_point
+            rng = random.Random(self.values["special" if "special" in self.values else "seed"])
             low = 0 if not dtype.is_signed else -8
             numbers = [rng.randint(low, 8) for _ in range(self.size)]
+            if special:
+                return [rng.choice((float(n), *SPECIAL)) for n in numbers]
             if dtype.is_floating_point:
                 return [n + rng.choice((0, 0, 0.5)) for n in numbers]
         return [bool(n % 2) for n in numbers] if dtype is torch.bool else list(numbers)
@@ -178,6 +187,10 @@ class StepFailed(Exception):
         self.number = number
 
 
+class Broken(StepFailed):
+    """After this step torch cannot even say what a tensor's place in the autograd graph is; the error is the cause."""
+
+
 class Execution:
     """A program while it runs on a device: its tensors by name, and the plain answers that steps gave."""
 
@@ -192,7 +205,7 @@ class Execution:
         self.done = 0
 
     def step(self, step: Step) -> None:
-        """Run one step; an error that it declares becomes an answer, any other raises StepFailed."""
+        """Run one step; an error that it declares becomes an answer, any other raises StepFailed (or Broken)."""
         self.done += 1
         try:
             self.perform(step)
@@ -207,9 +220,12 @@ class Execution:
                 self.answers[f"step {self.done}"] = "no error"
         # A view whose base has come to require grad learns of it only when somebody looks, and until then torch rejects
         # in-place writes to it: look, so that a program means the same whoever watches.
-        for tensor in self.env.values():
-            if isinstance(tensor, torch.Tensor):
-                _ = tensor.grad_fn
+        try:
+            for tensor in self.env.values():
+                if isinstance(tensor, torch.Tensor):
+                    _ = tensor.grad_fn
+        except RuntimeError as error:
+            raise Broken(self.done, step) from error
 
     def perform(self, step: Step, i: int = 0) -> None:
         """Run one step, whatever it raises."""
@@ -265,14 +281,16 @@ def run(program: Program, target: Target, *, eager: bool = False, count: bool = 
     """Run a program on a target and observe it at the end, or, when `eager`, after each step.
 
     `count` counts kernels, the observation's included. An error that no step declares ends the run; it is in the last
-    observation, and `failed_step` says where (None: while observing). What was made before it is not observed.
+    observation, and `failed_step` says where (0: while the inputs moved; None: while observing). What was made before
+    it is not observed.
     `watch` is told the number of each step before it runs, and one more before the lazy observation.
     """
     observations: list[Observation] = []
     with target.kernels() if count else contextlib.nullcontext() as counted:
-        execution = Execution(program, target)
-        failed: int | None = None
+        failed: int | None = 0
         try:
+            execution = Execution(program, target)
+            failed = None
             for number, step in enumerate(program.steps, 1):
                 watch(number)
                 with target.active():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from conformance.program import LOOP, Input, Program, ProgramError, Storage
+from conformance.program import LOOP, Broken, Input, Program, ProgramError, Storage
 from conformance.shadow import Shadow
 from conformance.steps.layouts import dense
 from conformance.steps.op import Json, Step, StepError, dtype_of
@@ -51,7 +51,7 @@ def settle(program: Program) -> Program | None:
         for step in program.steps:
             if shadow.offer(replace(step, raises=None)) is None:
                 return None
-    except (ProgramError, StepError):
+    except (ProgramError, StepError, Broken):
         return None
     return program.with_steps(tuple(shadow.steps))
 

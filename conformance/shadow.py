@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from conformance.oracle import Observation
-from conformance.program import LOOP, Execution, Program, ProgramError, StepFailed, fresh_names, table
+from conformance.program import LOOP, Broken, Execution, Program, ProgramError, StepFailed, fresh_names, table
 from conformance.steps import layouts
-from conformance.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, Op, Step, StepError, decode
+from conformance.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, decode
 from conformance.target import map_tensors, rebuild, storage_key
 from conformance.targets.cpu import AtenOps
 
@@ -52,6 +52,10 @@ class Shadow(Execution):
         """MOVED, EXACT or ROUNDED."""
         return self.levels.get(storage_key(tensor), MOVED)
 
+    def overlaps(self, tensor: torch.Tensor) -> bool:
+        """Whether two elements of the tensor lie in one cell."""
+        return layouts.overlaps_itself(tensor)
+
     def fresh(self, count: int) -> tuple[str, ...]:
         """Names that no tensor has yet."""
         return tuple(next(self.names) for _ in range(count))
@@ -63,7 +67,8 @@ class Shadow(Execution):
     def offer(self, step: Step) -> Step | None:
         """Run a drawn step when it has a meaning, and say how it is to be recorded: None when it has none.
 
-        What is turned down is counted in `avoided` by reason, and leaves the shadow as it was."""
+        What is turned down is counted in `avoided` by reason, and leaves the shadow as it was. Raises Broken when torch
+        itself fails after the step: then the shadow is of no more use, and `steps` are those before."""
         try:
             if not step.out and table()[step.op].makes:
                 step = replace(step, out=self.fresh(table()[step.op].makes))
@@ -74,6 +79,9 @@ class Shadow(Execution):
         except Undefined as reason:
             self.avoided[str(reason)] += 1
             return None
+        except Broken:
+            self.avoided["torch cannot say whether a view requires grad"] += 1
+            raise
         except StepFailed as failed:
             self.done -= 1
             raised = failed.__cause__
@@ -183,7 +191,7 @@ class Shadow(Execution):
         made = [self.env[name] for name in step.out if name in self.env]
         self.kept += [tensor.untyped_storage() for tensor in made]
         old = {key for _, key in before}
-        self.has_pieces |= len(made) > 1
+        self.has_pieces |= op.effect == VIEW and op.results != 1
         for tensor in [*written, *(tensor for tensor in made if storage_key(tensor) not in old)]:
             key = storage_key(tensor)
             reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED

@@ -24,6 +24,7 @@ ORACLES = ("structure", "dtype", "shape", "stride", "storage_offset", "contiguit
 BUILTIN = {
     "cpu": "conformance.targets.cpu:CpuTarget",
     "tiny": "conformance.targets.tiny:TinyTarget",
+    "tinygrad-upstream": "conformance.targets.tinygrad_upstream:TinygradUpstreamTarget",
     "device": "conformance.targets.device:DeviceTarget",
     "meta": "conformance.targets.meta:MetaTarget",
     "fake": "conformance.targets.fake:FakeTarget",
@@ -61,6 +62,12 @@ class Target:
     """What the target declares it does not support: step families, steps, and traits of `conformance.support`."""
     whole: bool = False
     """Whether a program runs as one function that `transform` is given, and not step by step."""
+    storages: bool = True
+    """Whether the device's tensors show their storages. Where not, inputs are made with `as_strided`, and aliasing can
+    be judged by behaviour only: leave `alias` and `storage` out of `oracles`."""
+    relatives: tuple[str, ...] = ()
+    """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
+    to say whose bug it is."""
 
     def __init__(self, argument: str = "") -> None:
         if argument:
@@ -74,15 +81,22 @@ class Target:
 
     def send(self, tree: Any) -> Any:
         """The same tree with every CPU tensor on the device: same layout, same aliasing, `requires_grad` kept."""
-        return rebuild(tree, self.upload)
+        return rebuild(tree, self.upload, _view_of if self.storages else _strided_like)
 
     def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of dense 1-d CPU tensors on the device, each with a storage of its own."""
         return [flat.clone() if self.device.type == "cpu" else flat.to(self.device) for flat in flats]
 
     def fetch(self, tree: Any) -> Any:
-        """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`."""
+        """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`; without
+        storages each tensor by itself."""
+        if not self.storages:
+            return map_tensors(tree, lambda tensor: tensor.detach().cpu())
         return rebuild(tree, self.download)
+
+    def key(self, tensor: torch.Tensor) -> int:
+        """Equal for tensors that are known to share a storage."""
+        return storage_key(tensor) if self.storages else id(tensor)
 
     def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies on the CPU of dense 1-d device tensors that each cover a whole storage. A lazy device computes all
@@ -152,7 +166,8 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
 
 
-def rebuild(tree: Any, move: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]) -> Any:
+def rebuild(tree: Any, move: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+            lay_out: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> Any:
     """The tree with all of its storages moved at once by `move`, and each tensor rebuilt on its moved storage.
 
     A tensor object that occurs twice stays one object. Size, stride, offset, dtype, `requires_grad` and the conj and
@@ -168,7 +183,7 @@ def rebuild(tree: Any, move: Callable[[Sequence[torch.Tensor]], list[torch.Tenso
             if storage_key(tensor) not in flats:
                 flats[storage_key(tensor)] = whole_storage(tensor)
         moved = dict(zip(flats, move(list(flats.values())), strict=True))
-        rebuilt = {key: _view_of(moved[storage_key(tensor)], tensor) for key, tensor in originals.items()}
+        rebuilt = {key: (lay_out or _view_of)(moved[storage_key(tensor)], tensor) for key, tensor in originals.items()}
     for key, tensor in originals.items():
         if tensor.requires_grad:
             rebuilt[key].requires_grad_()
@@ -181,6 +196,10 @@ def _view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if like.is_conj():
         base = base.conj()
     return torch._neg_view(base) if like.is_neg() else base
+
+
+def _strided_like(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return flat.as_strided(like.size(), like.stride(), like.storage_offset())
 
 
 def load_target(spec: str) -> Target:

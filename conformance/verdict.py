@@ -6,6 +6,7 @@ of its own kind: the steps are right one by one, and wrong together.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,6 @@ from conformance.oracle import Mismatch, compare
 from conformance.program import Program, run
 from conformance.shadow import Shadow, reference
 from conformance.steps.layouts import layout_class
-from conformance.steps.op import dtype_name
 from conformance.support import left_out
 from conformance.target import Target
 from conformance.whole import run_whole
@@ -22,7 +22,7 @@ from conformance.whole import run_whole
 @dataclass(frozen=True)
 class Signature:
     """What makes two failures the same bug, as far as can be told: the oracle that saw it, the first bad step's op, the
-    layout class and dtype category of what it worked on, and the error's type."""
+    layout class of what it worked on, and the error's type and text, numbers and names left out."""
 
     oracle: str
     op: str
@@ -96,7 +96,7 @@ def first_bad_step(program: Program, target: Target) -> int | None:
 def signature(program: Program, verdict: Verdict) -> Signature:
     """The group that a failure belongs to."""
     first = verdict.mismatches[0]
-    error = first.actual if first.oracle == "error" else ""
+    error = f"{first.actual}{_gist(first.detail)}" if first.oracle == "error" else ""
     if verdict.bad_step == 0:
         return Signature(first.oracle, "the move of the inputs", error=error)
     if verdict.bad_step is None:
@@ -108,5 +108,10 @@ def signature(program: Program, verdict: Verdict) -> Signature:
         shadow.step(earlier)
     names = [name for name in step.names() if name in shadow.env]
     layout = layout_class(shadow.env[names[0]]) if names else ""
-    kind = dtype_name(shadow.env[names[0]].dtype) if names and first.oracle in ("value", "error", "dtype") else ""
-    return Signature(first.oracle, step.op, f"{layout} {kind}".strip(), error)
+    return Signature(first.oracle, step.op, layout, error)
+
+
+def _gist(text: str) -> str:
+    """The first words of an error's text, without what differs from program to program."""
+    words = re.sub(r"not implemented is never a pass: |'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
+    return f": {' '.join(words[:9])}" if words else ""

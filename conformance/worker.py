@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import signal
 import time
 import warnings
@@ -20,19 +21,25 @@ from typing import Any
 
 from conformance.fuzz_views import Drawing, Tally
 from conformance.oracle import Mismatch
-from conformance.program import Program, ProgramError
+from conformance.program import Program, ProgramError, read_program
 from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.steps.op import Json
 from conformance.target import Target, load_target
 from conformance.verdict import Verdict, judge, signature
 
-FAIL, FLAKY, CRASH, TIMEOUT, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "INVALID"
+FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY", "INVALID"
 """What can be found; INVALID is a fault of the drawing: a program that means nothing on torch CPU."""
 
+LAST_WORDS = {-1: TIMEOUT, -2: MEMORY}
+"""Written down instead of a step when the worker ends itself, since a program ran too long or took too much memory."""
 
-TIMED_OUT = -1
-"""Written down instead of a step when the worker ends itself because a program ran too long."""
+OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc", "Cannot allocate memory", "out of memory")
+"""How Python, torch, C++ and the system say it."""
+
+
+NOTHING = Program((), ())
+"""Stands for a program that was never drawn."""
 
 
 class ProgramTimeout(BaseException):
@@ -76,6 +83,8 @@ class Shard:
     count: int
     notes: str
     limit: float
+    corpus: tuple[str, ...] = ()
+    """Files of programs that are run first, under the numbers -1, -2, ... counted from the end."""
 
     @property
     def running(self) -> Path:
@@ -100,11 +109,25 @@ class Result:
     unsupported: Counter[str] = field(default_factory=Counter)
     """Programs that were not run, by what the target had declared that it leaves out."""
 
+    def to_json(self) -> dict[str, Json]:
+        """The counts; findings have files of their own."""
+        return {"done": self.done, "kernels": self.kernels, "allowed": self.allowed,
+                "unsupported": dict(self.unsupported), "tally": self.tally.to_json()}
 
-def start() -> None:
-    """Prepare a worker: the campaign alone answers Ctrl-C, and torch's warnings are not news."""
+    @classmethod
+    def from_json(cls, data: Json) -> Result:
+        """The counts that `to_json` wrote."""
+        return cls(data["done"], Tally.from_json(data["tally"]), [], data["kernels"], data["allowed"], [],
+                   Counter(data["unsupported"]))
+
+
+def start(memory: float | None = None) -> None:
+    """Prepare a worker: the campaign alone answers Ctrl-C, torch's warnings are not news, and from `memory` GiB of
+    writable memory on the system refuses more (on Linux: RLIMIT_DATA, which leaves out what is only reserved)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(memory * 2 ** 30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 @functools.cache
@@ -123,7 +146,12 @@ def run_shard(shard: Shard) -> Result:
     target, result = loaded(shard.target), Result()
     for number in range(shard.first, shard.first + shard.count):
         shard.running.write_text(json.dumps({"number": number}), encoding="utf-8")
-        program = shard.drawing.numbered(shard.seed, number, result.tally)
+        try:
+            program = program_of(shard, number, result.tally)
+        except Exception as error:
+            result.findings.append(Finding(INVALID, shard.seed, number, f"invalid / drawing: {error}", NOTHING))
+            result.done += 1
+            continue
         shard.running.write_text(json.dumps({"number": number, "program": program.to_json()}), encoding="utf-8")
         began = time.perf_counter()
 
@@ -138,12 +166,14 @@ def run_shard(shard: Shard) -> Result:
             result.kernels += verdict.kernels or 0
             result.allowed += verdict.allowed or 0
             result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+            if out_of_memory(verdict):
+                raise MemoryError
             found = confirmed(shard, number, program, verdict) if verdict.mismatches else None
         except ProgramError as error:
             found = Finding(INVALID, shard.seed, number, f"invalid / {error}", program)
-        except ProgramTimeout:
-            # Whatever the alarm interrupted, an import perhaps, is left half done: this process is not to be trusted.
-            watch(TIMED_OUT)
+        except (ProgramTimeout, MemoryError) as error:
+            # Whatever was interrupted, an import perhaps, is left half done: this process is not to be trusted.
+            watch(-1 if isinstance(error, ProgramTimeout) else -2)
             os._exit(1)
         if found is not None:
             write_atomic(shard.found(number), json.dumps(found.to_json()))
@@ -151,6 +181,17 @@ def run_shard(shard: Shard) -> Result:
         result.done += 1
     shard.running.unlink(missing_ok=True)
     return result
+
+
+def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
+    """The shard's program of this number: drawn, or from its corpus."""
+    return read_program(Path(shard.corpus[number])) if number < 0 else shard.drawing.numbered(shard.seed, number, tally)
+
+
+def out_of_memory(verdict: Verdict) -> bool:
+    """Whether the target failed for want of memory."""
+    return any(word in f"{mismatch.actual} {mismatch.detail}" for mismatch in verdict.mismatches
+               if mismatch.oracle == "error" for word in OUT_OF_MEMORY)
 
 
 def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> Finding:
@@ -199,21 +240,27 @@ def _alike(one: Mismatch, two: Mismatch) -> bool:
 
 
 def survives(spec: str, program: Program, limit: float) -> bool:
-    """Run a program only to see whether the process survives it. Raises ProgramTimeout after `limit` seconds."""
+    """Run a program only to see whether the process survives it. Raises ProgramTimeout after `limit` seconds, and
+    MemoryError."""
     with at_most(limit):
-        judge(program, loaded(spec), locate=False)
+        verdict = judge(program, loaded(spec), locate=False)
+    if out_of_memory(verdict):
+        raise MemoryError
     return True
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise ProgramTimeout in the block after so many seconds; what hangs outside Python is the campaign's to end."""
+    """Raise ProgramTimeout in the block after so many seconds; what hangs outside Python is the campaign's to end. A
+    program that ends the interpreter ends the worker, which is a finding like any other death."""
     def ring(*_: Any) -> None:
         raise ProgramTimeout(f"ran longer than {seconds:g} s")
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except SystemExit:
+        os._exit(1)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

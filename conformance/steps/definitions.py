@@ -27,6 +27,26 @@ def through_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().clone().to(tensor.device)
 
 
+def host_view(host: torch.Tensor, start: int, kind: str) -> torch.Tensor:
+    """A view of a host tensor that is not dense: transposed, with a step, or expanded; from `start` of its last dim."""
+    start = min(start, host.size(-1) - 1)
+    if kind == "t":
+        return host[..., start:].transpose(0, -1)
+    return host[..., start::2] if kind == "step" else host[..., start:start + 1].expand(*host.shape[:-1], 3)
+
+
+def from_host_view(tensor: torch.Tensor, start: int, kind: str) -> torch.Tensor:
+    """What a view on the host is once it was moved to the device."""
+    return host_view(tensor.detach().cpu().clone(), start, kind).to(tensor.device, copy=True)
+
+
+def into_host_view(tensor: torch.Tensor, start: int, kind: str) -> torch.Tensor:
+    """The tensor written into a view on the host, that view's whole base moved to the device."""
+    host = torch.zeros(2 * tensor.size(0) + start, *tensor.shape[1:], dtype=tensor.dtype)
+    host[start::2].copy_(tensor.detach())
+    return (host.t() if kind == "t" and host.dim() == 2 else host).to(tensor.device, copy=True)
+
+
 def swap_rows_(tensor: torch.Tensor, i: int, j: int) -> None:
     """Swap two rows through a copy of one of them."""
     kept = tensor[i].clone()

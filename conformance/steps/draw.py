@@ -68,26 +68,40 @@ class Situation(Draw):
     def __init__(self, source: Source, shadow: Shadow, dtypes: Sequence[str], biased: bool = True) -> None:
         super().__init__(source)
         self.shadow, self.dtypes, self.biased = shadow, dtypes, biased
+        self.only: Callable[[torch.Tensor], bool] | None = None
+        """While a step is aimed: what the tensor must be that is picked first."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.shadow.env[name]
 
+    def holds(self, fits: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether there is a tensor that fits."""
+        return any(t.numel() <= MOST_ELEMENTS and (self.only is None or self.only(t)) and fits(t)
+                   for t in self.shadow.env.values())
+
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
-        """A tensor that fits, by name: later ones and those whose storage was written are drawn more often."""
-        written = {self.shadow.env[name].untyped_storage()._cdata for name in self.shadow.written[-3:]}
+        """A tensor that fits, by name: later ones, those on a storage that the last steps touched, and
+        those of several elements more often."""
+        touched = {self.shadow.env[name].untyped_storage()._cdata for step in self.shadow.steps[-2:]
+                   for name in (*step.names()[:1], *step.out) if name in self.shadow.env}
+        only, self.only = self.only, None
         names: list[str] = []
         for age, (name, candidate) in enumerate(self.shadow.env.items()):
-            if candidate.numel() <= MOST_ELEMENTS and fits(candidate):
-                late, fresh = age >= len(self.shadow.env) - 2, candidate.untyped_storage()._cdata in written
-                names += [name] * (1 + late + fresh if self.biased else 1)
+            if candidate.numel() <= MOST_ELEMENTS and (only is None or only(candidate)) and fits(candidate):
+                late, near = age >= len(self.shadow.env) - 2, candidate.untyped_storage()._cdata in touched
+                weight = (1 + late + NEAR * near) * (TELLING if candidate.numel() > 1 else 1)
+                names += [name] * (weight if self.biased else 1)
         return self.choice(names) if names else None
 
     def pick_writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
         """Like `pick`, mostly one that can be written without an error."""
         if self.chance(1, 10):
             return self.pick(fits)
-        return self.pick(lambda t: fits(t) and 0 not in (st for st, n in zip(t.stride(), t.size()) if n > 1)
-                         and not (t.requires_grad and t.is_leaf))
+        only = self.only
+        found = self.pick(lambda t: fits(t) and not (t.requires_grad and t.is_leaf) and not self.shadow.overlaps(t))
+        if found is None:
+            self.only = only
+        return found or self.pick(fits)
 
     def dim(self, t: torch.Tensor) -> int:
         """A dimension of the tensor, at times counted from the end."""
@@ -129,18 +143,25 @@ class Situation(Draw):
         cut = self.choice((0, 0, 0, *range(len(size) + 1)))
         return tuple(1 if self.chance(1, 5) else n for n in size[cut:])
 
-    def operand(self, size: Sequence[int], dtype: torch.dtype, *, same: bool = False, host: bool = False) -> Json:
+    def operand(self, size: Sequence[int], dtype: torch.dtype, *, same: bool = False, host: bool = False,
+                settled: bool = False) -> Json:
         """A tensor that broadcasts to `size` and whose dtype may be written to `dtype` (or is it, when `same`): one of
-        the program's, or a constant; at times a constant on the host when `host`."""
+        the program's, without rounding errors when `settled`, or a constant; at times one on the host when `host`."""
         def fits(t: torch.Tensor) -> bool:
             right = t.dtype == dtype if same else category(t.dtype) <= category(dtype)
-            return right and broadcasts(t.size(), size)
+            return right and broadcasts(t.size(), size) and not (settled and self.shadow.level(t) > 1)
         if self.chance(2, 3):
             name = self.pick(fits)
             if name is not None:
                 return tensor(name)
         return self.constant(self.subsize(size), dtype, host and self.chance(1, 3))
 
+
+NEAR = 1
+"""How much more often a tensor is drawn for lying on a storage that the last two steps touched."""
+
+TELLING = 3
+"""How much more often a tensor is drawn that has more than one element: little can go wrong in the others."""
 
 MOST_ELEMENTS = 256
 """Larger tensors are left alone, so that no program grows without end."""

@@ -251,9 +251,9 @@ class Op:
 
     `writes` is the position of the argument that is written in place, or "out", or None. `constant` says that every
     element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may
-    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `draw`
-    draws a step from what the shadow holds, or None when nothing there fits. `may_raise` lets CPU's error be the
-    answer.
+    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `fits` says
+    which tensors the rule can start from; `draw` draws a step from what the shadow holds, or None when nothing there
+    fits after all. `may_raise` lets CPU's error be the answer.
     """
 
     name: str
@@ -268,6 +268,7 @@ class Op:
     may_raise: bool = False
     weight: int = 1
     results: int = 1
+    fits: Callable[[torch.Tensor], bool] | None = None
 
     @property
     def makes(self) -> int:

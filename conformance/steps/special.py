@@ -51,9 +51,7 @@ def _two(k: Situation, t: torch.Tensor) -> list[Json]:
     return [_same_size(k, t), k.number(t.dtype) if k.chance(1, 3) else _same_size(k, t)]
 
 
-def _cat(k: Situation, t: torch.Tensor) -> list[Json] | None:
-    if not t.dim() or t.size(0) < 2:
-        return None
+def _cat(k: Situation, t: torch.Tensor) -> list[Json]:
     return [[k.constant((1, *t.size()[1:]), t.dtype), k.constant((t.size(0) - 1, *t.size()[1:]), t.dtype)], 0]
 
 
@@ -69,15 +67,25 @@ def out_row(name: str, effect: str, rest: Callable[[Situation, torch.Tensor], li
             fits: Fits = number_like, **options: object) -> Op:
     """A function that writes into `out=`."""
     return Op(name + ".out", "out=", effect, _out(name + ".out", fits, rest), FUNCTION, call=name, writes="out",
-              may_raise=True, **options)  # type: ignore[arg-type]
+              may_raise=True, fits=lambda t: fits(t) and not t.requires_grad, **options)  # type: ignore[arg-type]
 
 
 OUT = [
     out_row("add", COMPUTE, _two, pointwise=True, weight=3),
     out_row("mul", COMPUTE, _two, pointwise=True),
     out_row("neg", COMPUTE, _one, lambda t: number_like(t) and t.dtype.is_signed, pointwise=True),
-    out_row("exp", LOSSY, lambda k, t: [k.constant(t.size(), t.dtype)] if t.numel() < 5 else None, floating),
-    out_row("cat", MOVE, _cat),
+    out_row("exp", LOSSY, lambda k, t: [k.constant(t.size(), t.dtype)], lambda t: floating(t) and t.numel() < 5),
+    out_row("sub", COMPUTE, _two, pointwise=True),
+    out_row("maximum", COMPUTE, lambda k, t: [_same_size(k, t), _same_size(k, t)], pointwise=True),
+    out_row("clamp", COMPUTE, lambda k, t: [_same_size(k, t), 0, 3], pointwise=True),
+    out_row("cat", MOVE, _cat, lambda t: t.dim() > 0 and t.size(0) > 1),
+    out_row("stack", MOVE, lambda k, t: [[k.constant(t.size()[1:], t.dtype) for _ in range(t.size(0))], 0],
+            lambda t: t.dim() > 0 and t.numel() > 0),
+    out_row("index_select", MOVE, lambda k, t: [k.constant(t.size(), t.dtype), 0, {
+        "tensor": k.permutation(t.size(0)), "dtype": "int64"}], lambda t: t.dim() > 0 and t.numel() > 0),
+    out_row("masked_select", MOVE, lambda k, t: [k.constant(t.size(), t.dtype), {
+        "tensor": [True] * t.size(0), "dtype": "bool"}], lambda t: t.dim() == 1 and t.numel() > 0),
+    out_row("matmul", COMPUTE, _mm, lambda t: number_like(t) and t.dim() == 2 and t.numel() > 0),
     out_row("mm", COMPUTE, _mm, lambda t: number_like(t) and t.dim() == 2 and t.numel() > 0),
     out_row("sum", COMPUTE, _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
     out_row("cumsum", COMPUTE, lambda k, t: [k.constant(t.size(), t.dtype), k.dim(t)]),
@@ -90,8 +98,10 @@ OUT = [
 
 
 def _metadata(name: str, rest: Rest = lambda k, t: [], fits: Fits = always, **options: object) -> Op:
-    return Op(name, "metadata in place", METADATA, on(name, rest, lambda t: fits(t) and not t.requires_grad),
-              may_raise=True, **options)  # type: ignore[arg-type]
+    def fit(t: torch.Tensor) -> bool:
+        return fits(t) and not t.requires_grad
+    return Op(name, "metadata in place", METADATA, on(name, rest, fit), may_raise=True, fits=fit,
+              **options)  # type: ignore[arg-type]
 
 
 def _geometry(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -130,43 +140,69 @@ IN_PLACE = [
     _metadata("t_", fits=lambda t: t.dim() <= 2, weight=2),
     _metadata("transpose_", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
     _metadata("swapdims_", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
+    _metadata("swapaxes_", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
     _metadata("squeeze_"),
+    _metadata("squeeze_.dim", lambda k, t: [k.dim(t)], call="squeeze_"),
     _metadata("unsqueeze_", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 4),
-    _metadata("as_strided_", _geometry, weight=2),
+    _metadata("as_strided_", _geometry, lambda t: t.untyped_storage().nbytes() > t.element_size(), weight=2),
     _metadata("detach_", fits=lambda t: not t._is_view()),
-    Op("resize_filled_", "metadata in place", METADATA, on("resize_filled_", _resize, lambda t: not t.requires_grad),
-       DEFINED, may_raise=True),
+    _metadata("resize_filled_", _resize, form=DEFINED),
     Op("set_view_", "metadata in place", METADATA, _set_view, DEFINED, may_raise=True),
     Op("set_data", "metadata in place", METADATA, _set_data, SET_DATA, may_raise=True),
 ]
 
 
+def has_graph(t: torch.Tensor) -> bool:
+    """Results that a gradient can be asked of."""
+    return t.requires_grad and t.grad_fn is not None
+
+
+def wants_grad(t: torch.Tensor) -> bool:
+    """Tensors that require grad."""
+    return t.requires_grad
+
+
 def _backward(k: Situation) -> Step | None:
-    name = k.pick(lambda t: t.requires_grad and t.grad_fn is not None)
+    name = k.pick(has_graph)
     return name and Step("backward", (tensor(name), k.constant(k[name].size(), k[name].dtype)))  # type: ignore[return-value]
 
 
 def _leaf_use(k: Situation) -> Step | None:
-    name = k.pick(lambda t: t.requires_grad)
+    name = k.pick(wants_grad)
     return name and Step("mul.grad", (tensor(name), k.operand(k[name].size(), k[name].dtype, same=True)))  # type: ignore[return-value]
 
 
+def could_want_grad(t: torch.Tensor) -> bool:
+    """Leaves that do not require grad yet."""
+    return floating(t) and t.is_leaf and not t.requires_grad
+
+
 def _requires_grad(k: Situation) -> Step | None:
-    name = k.pick(lambda t: floating(t) and t.is_leaf and not t.requires_grad) if not k.shadow.has_pieces else None
+    name = k.pick(could_want_grad) if not k.shadow.has_pieces else None
     return Step("requires_grad_", (tensor(name),)) if name else None
 
 
 AUTOGRAD = [
-    Op("backward", "autograd", METADATA, _backward, may_raise=True, weight=6),
-    Op("mul.grad", "autograd", COMPUTE, _leaf_use, FUNCTION, call="mul", weight=4),
-    Op("clone.grad", "autograd", MOVE, on("clone.grad", fits=lambda t: t.requires_grad), call="clone", weight=3),
-    Op("requires_grad_", "autograd", METADATA, _requires_grad, may_raise=True),
+    Op("backward", "autograd", METADATA, _backward, may_raise=True, weight=6, fits=has_graph),
+    Op("mul.grad", "autograd", COMPUTE, _leaf_use, FUNCTION, call="mul", weight=4, fits=wants_grad),
+    Op("clone.grad", "autograd", MOVE, on("clone.grad", fits=wants_grad), call="clone", weight=3, fits=wants_grad),
+    Op("requires_grad_", "autograd", METADATA, _requires_grad, may_raise=True, fits=could_want_grad),
 ]
 
 
 def _relation(k: Situation) -> Step | None:
     one, two = k.pick(), k.pick()
     return Step("same_base", (tensor(one), tensor(two))) if one and two else None
+
+
+def is_one(t: torch.Tensor) -> bool:
+    """One element that is not complex."""
+    return t.numel() == 1 and not t.is_complex()
+
+
+def is_short(t: torch.Tensor) -> bool:
+    """Few elements that are not complex."""
+    return t.numel() < 30 and not t.is_complex()
 
 
 def _settled(name: str, fits: Fits = always) -> Callable[[Situation], Step | None]:
@@ -177,8 +213,8 @@ def _settled(name: str, fits: Fits = always) -> Callable[[Situation], Step | Non
 
 
 QUERIES = [
-    Op("item", "questions", QUERY, _settled("item", lambda t: t.numel() == 1 and not t.is_complex()), weight=4),
-    Op("tolist", "questions", QUERY, _settled("tolist", lambda t: t.numel() < 30 and not t.is_complex()), weight=2),
+    Op("item", "questions", QUERY, _settled("item", is_one), weight=4, fits=is_one),
+    Op("tolist", "questions", QUERY, _settled("tolist", is_short), weight=2, fits=is_short),
     Op("same_base", "questions", QUERY, _relation, DEFINED),
     Op("is_contiguous", "questions", QUERY, on("is_contiguous")),
 ]
@@ -202,7 +238,8 @@ def _unviewable(t: torch.Tensor) -> bool:
 
 def error_row(name: str, rest: Rest, fits: Fits = always, **options: object) -> Op:
     """A call that torch must reject, and leave everything as it was."""
-    return Op(name, "errors", METADATA, _bad(name, rest, fits), may_raise=True, **options)  # type: ignore[arg-type]
+    return Op(name, "errors", METADATA, _bad(name, rest, fits), may_raise=True,
+              fits=lambda t: fits(t) and t.numel() > 0, **options)  # type: ignore[arg-type]
 
 
 ERRORS = [
@@ -215,8 +252,7 @@ ERRORS = [
               call="expand"),
     error_row("view.dtype.error", lambda k, t: [{"dtype": "float64"}],
               lambda t: t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) % 2 == 1, call="view"),
-    Op("setitem.range", "errors", METADATA, _bad("setitem.range", lambda k, t: [t.size(0), 1], has_dims(1)), SETITEM,
-       may_raise=True),
+    error_row("setitem.range", lambda k, t: [t.size(0), 1], has_dims(1), form=SETITEM),
     error_row("add_.size", lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)],
               lambda t: number_like(t) and t.dim() > 0, call="add_", writes=0),
     error_row("add_.dtype", lambda k, t: [k.constant((), torch.float32)],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.steps.draw import MOST_ELEMENTS, Situation
+from conformance.steps.draw import MOST_ELEMENTS, Situation, broadcasts, category
 from conformance.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, Op, Step, tensor
 from conformance.target import whole_storage
 
@@ -154,13 +154,13 @@ def _unfold(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [dim, k.integer(1, n), k.integer(1, 3)] if n else None
 
 
-def _select(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _select(k: Situation, t: torch.Tensor) -> list[Json]:
     dim = k.dim(t)
     n = t.size(dim)
-    return [dim, k.integer(0, n - 1) - (n if k.chance(1, 4) else 0)] if n else None
+    return [dim, k.integer(0, n - 1) - (n if k.chance(1, 4) else 0)]
 
 
-def _narrow(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _narrow(k: Situation, t: torch.Tensor) -> list[Json]:
     dim = k.dim(t)
     start = k.integer(0, t.size(dim))
     return [dim, start, k.integer(0 if k.chance(1, 6) else min(1, t.size(dim) - start), t.size(dim) - start)]
@@ -183,15 +183,20 @@ def _pieces(op: str, most: Callable[[Situation, torch.Tensor, int], tuple[list[J
     """A rule for several views at once. Not beside autograd: once their base is written, torch refuses even to say
     whether such a view requires grad, so that it cannot be observed."""
     def rule(k: Situation) -> Step | None:
-        if any(t.requires_grad for t in k.shadow.env.values()):
+        if k.holds(lambda t: t.requires_grad):
             return None
-        name = k.pick(lambda t: t.dim() > 0 and t.numel() > 0)
+        name = k.pick(divisible)
         if name is None:
             return None
         dim = k.dim(k[name])
         drawn, count = most(k, k[name], dim)
         return Step(op, (tensor(name), *drawn), out=k.shadow.fresh(count)) if 0 < count <= 5 else None
     return rule
+
+
+def divisible(t: torch.Tensor) -> bool:
+    """Tensors that can be cut into a few pieces."""
+    return t.dim() > 0 and t.numel() > 0 and max(t.size()) <= 5
 
 
 def _split(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
@@ -211,6 +216,37 @@ def _tensor_split(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Json], 
     return [n := k.integer(1, 4), dim], n
 
 
+def _split_with_sizes(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
+    first = k.integer(0, t.size(dim))
+    return [[first, t.size(dim) - first], dim], 2
+
+
+def _view_as(k: Situation, t: torch.Tensor) -> list[Json]:
+    def viewable(u: torch.Tensor) -> bool:
+        try:
+            return u.numel() == t.numel() and t.detach().view(u.size()) is not None
+        except RuntimeError:
+            return False
+    return [tensor(k.pick(viewable) or "")]
+
+
+def _broadcast_tensors(k: Situation) -> Step | None:
+    one = None if k.holds(lambda t: t.requires_grad) else k.pick()
+    two = one and k.pick(lambda t: broadcasts(t.size(), k[one].size()))
+    return Step("broadcast_tensors", (tensor(one), tensor(two))) if one and two else None
+
+
+def has_one_dim(t: torch.Tensor) -> bool:
+    """1-d tensors that are not empty."""
+    return t.dim() == 1 and t.numel() > 0
+
+
+def _meshgrid(k: Situation) -> Step | None:
+    one = None if k.holds(lambda t: t.requires_grad) else k.pick(has_one_dim)
+    two = one and k.pick(lambda t: has_one_dim(t) and t.dtype == k[one].dtype)
+    return Step("meshgrid", (tensor(one), tensor(two)), {"indexing": k.choice(("ij", "xy"))}) if one and two else None
+
+
 def row(name: str, rule: Callable[[Situation], Step | None], **options: object) -> Op:
     """A row of this family."""
     return Op(name, "view", VIEW, rule, **options)  # type: ignore[arg-type]
@@ -218,7 +254,7 @@ def row(name: str, rule: Callable[[Situation], Step | None], **options: object) 
 
 def simple(name: str, rest: Rest = lambda k, t: [], fits: Fits = always, **options: object) -> Op:
     """A row whose rule is `on`."""
-    return row(name, on(name, rest, fits), **options)
+    return row(name, on(name, rest, fits), fits=fits, **options)
 
 
 ROWS = [
@@ -228,20 +264,32 @@ ROWS = [
     simple("transpose", lambda k, t: [k.dim(t), k.dim(t)], weight=2),
     simple("permute", lambda k, t: [k.permutation(t.dim())], has_dims(2), weight=2),
     simple("movedim", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
+    simple("moveaxis", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
     simple("swapaxes", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
+    simple("swapdims", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
     simple("mT", fits=has_dims(2), form=ATTRIBUTE),
-    simple("select", _select, has_dims(1), weight=2),
+    simple("adjoint", fits=has_dims(2)),
+    simple("conj", fits=torch.is_complex),
+    simple("resolve_conj", fits=torch.is_complex),
+    simple("select", _select, lambda t: t.dim() > 0 and t.numel() > 0, weight=2),
     simple("narrow", _narrow, has_dims(1), weight=2),
     simple("diagonal", _diagonal, has_dims(2), weight=3),
     simple("unfold", _unfold, weight=3),
     simple("expand", _expand, weight=2),
     simple("broadcast_to", _expand),
+    simple("expand_as", lambda k, t: [tensor(k.pick(lambda u: broadcasts(t.size(), u.size())) or "")]),
+    row("broadcast_tensors", _broadcast_tensors, form=FUNCTION, results=2),
+    row("meshgrid", _meshgrid, form=FUNCTION, results=2, fits=has_one_dim),
     simple("view", _view, weight=3),
+    simple("view_as", _view_as),
+    simple("reshape_as", lambda k, t: [tensor(k.pick(lambda u: u.numel() == t.numel()) or "")]),
     simple("unflatten", _unflatten, has_dims(1)),
     simple("unsqueeze", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 5),
     simple("squeeze"),
     row("squeeze.dim", on("squeeze.dim", lambda k, t: [k.dim(t)]), call="squeeze"),
-    row("view.dtype", on("view.dtype", _view_dtype, lambda t: not t.requires_grad), call="view", weight=2),
+    row("squeeze.dims", on("squeeze.dims", lambda k, t: [{"tuple": k.subset(t.dim())}]), call="squeeze"),
+    simple("view.dtype", _view_dtype, lambda t: not t.requires_grad and not t.is_neg() and t.numel() > 0
+           and category(t.dtype) in (1, 2), call="view", weight=2),
     simple("view_as_real", fits=lambda t: t.is_complex() and not t.is_conj(), form=FUNCTION, weight=3),
     simple("view_as_complex", fits=lambda t: t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) == 2
            and t.stride(-1) == 1 and t.storage_offset() % 2 == 0 and all(n % 2 == 0 for n in t.stride()[:-1]),
@@ -251,8 +299,9 @@ ROWS = [
     simple("detach"),
     simple("data", form=ATTRIBUTE),
     row("alias", on("alias"), form=FUNCTION, call="ops.aten.alias"),
-    row("split", _pieces("split", _split), results=0),
-    row("chunk", _pieces("chunk", _chunk), results=0),
-    row("tensor_split", _pieces("tensor_split", _tensor_split), results=0),
-    row("unbind", _pieces("unbind", lambda k, t, dim: ([dim], t.size(dim))), weight=2, results=0),
+    row("split", _pieces("split", _split), results=0, fits=divisible),
+    row("split_with_sizes", _pieces("split_with_sizes", _split_with_sizes), results=0, fits=divisible),
+    row("chunk", _pieces("chunk", _chunk), results=0, fits=divisible),
+    row("tensor_split", _pieces("tensor_split", _tensor_split), results=0, fits=divisible),
+    row("unbind", _pieces("unbind", lambda k, t, dim: ([dim], t.size(dim))), weight=2, results=0, fits=divisible),
 ]

@@ -1,7 +1,13 @@
-"""The `tiny` device that this package ships: all that is observed is computed in one schedule, kernels are counted."""
+"""The `tiny` device that this package ships: all that is observed is computed in one schedule, kernels are counted.
+
+`tiny:RENDERER` is the same device with another of tinygrad's code generators: what fails under one only is not the
+device's fault. tinygrad reads its choice once a process, so a process holds one of them.
+"""
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,14 +15,31 @@ import torch
 
 from conformance.target import ORACLES, KernelCount, Target, TargetError
 
+RENDERERS = {"CLANG": "CPU:CLANG", "X86": "CPU:X86", "LLVM": "CPU:LLVM", "PYTHON": "PYTHON"}
+"""tinygrad's code generators that need no further hardware, each with what its `DEV` must say."""
+
 
 class TinyTarget(Target):
     name = "tiny"
-    oracles = frozenset(ORACLES) - {"version"}
+    oracles = frozenset(ORACLES)
     backend: Any
 
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+        self.renderer = argument.upper()
+        if argument and self.renderer not in RENDERERS:
+            raise TargetError(f"target 'tiny:{argument}' names no renderer of tinygrad: choose from "
+                              f"{', '.join(RENDERERS)}")
+        self.relatives = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
+
     def prepare(self) -> None:
-        """Import `conformance.backend`, which registers the device."""
+        """Choose the renderer and import `conformance.backend`, which registers the device."""
+        if self.renderer:
+            wanted = RENDERERS[self.renderer]
+            if "tinygrad" in sys.modules and os.environ.get("DEV", "") != wanted:
+                raise TargetError(f"target 'tiny:{self.renderer}' needs a process of its own: tinygrad is already "
+                                  f"loaded with DEV={os.environ.get('DEV', '')!r}; set DEV={wanted} before it is")
+            os.environ["DEV"] = wanted
         try:
             from conformance import backend
         except ImportError as error:
@@ -26,9 +49,10 @@ class TinyTarget(Target):
         try:
             backend.ensure_compiler()
             (torch.ones(2).to(self.device) * 3).cpu()
-        except (RuntimeError, OSError, backend.ToolchainError) as error:
-            reason = str(error).partition("\n")[0]
-            raise TargetError(f"the tiny device is registered but cannot compute: {reason}") from error
+        except Exception as error:  # tinygrad's ways to fail are many: a missing library, compiler or renderer
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            under = f" under {self.renderer}" if self.renderer else ""
+            raise TargetError(f"the tiny device is registered but cannot compute{under}: {reason}") from error
 
     def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compute every storage in one schedule, then copy each to the host."""
@@ -60,4 +84,5 @@ class TinyTarget(Target):
 
     def script(self) -> str:
         """The import that registers `tiny`."""
-        return 'import conformance.backend\nDEVICE = "tiny"'
+        chosen = f'import os\nos.environ["DEV"] = {RENDERERS[self.renderer]!r}\n' if self.renderer else ""
+        return chosen + 'import conformance.backend\nDEVICE = "tiny"'

@@ -1,0 +1,73 @@
+"""tinygrad's own PyTorch backend, `tinygrad-upstream:PATH`, from a checkout of tinygrad; it is in no release.
+
+Its tensors show no storages, so aliasing is judged by behaviour only: a write through one view must be seen by the
+others. It compiles a C++ extension when it is imported.
+"""
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import conformance
+from conformance.target import ORACLES, Target, TargetError
+
+BACKEND = Path("extra", "torch_backend", "backend.py")
+
+
+def choose_compiler() -> None:
+    """Find tinygrad a C compiler as the tiny device does, without importing that device, which has the same name."""
+    place = Path(conformance.__file__).parent / "backend" / "toolchain.py"
+    spec = importlib.util.spec_from_file_location("tinygrad_toolchain", place)
+    assert spec is not None and spec.loader is not None
+    toolchain = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = toolchain
+    spec.loader.exec_module(toolchain)
+    toolchain.ensure_compiler()
+
+
+class TinygradUpstreamTarget(Target):
+    name = "tinygrad-upstream"
+    storages = False
+    oracles = frozenset(ORACLES) - {"alias", "storage", "version", "kernels"}
+    dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8,
+                        torch.int8, torch.int16, torch.int32, torch.int64})
+    without = frozenset({"same_base", "set_view_", "set_data", "resize_filled_", "empty_filled", "view_as_complex",
+                         "view_as_real"})
+    """Whatever looks at storages or replaces them, and complex numbers; bfloat16 has no way to the device."""
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+        if not argument:
+            raise TargetError("target 'tinygrad-upstream' needs a checkout of tinygrad: write tinygrad-upstream:PATH")
+        self.checkout = Path(argument).expanduser().resolve()
+
+    def prepare(self) -> None:
+        """Import the backend from the checkout, with the tinygrad that lies beside it."""
+        if not (self.checkout / BACKEND).is_file():
+            raise TargetError(f"{self.checkout} is no checkout of tinygrad with a PyTorch backend: it has no {BACKEND}")
+        other = sys.modules.get("tinygrad")
+        if other is not None and not str(other.__file__).startswith(str(self.checkout)):
+            raise TargetError(f"target {self.spec!r} needs a process of its own: another tinygrad is already loaded "
+                              f"from {other.__file__}")
+        sys.path.insert(0, str(self.checkout))
+        os.environ.setdefault("TINY_BACKEND", "1")
+        if not os.environ.get("DEV"):
+            os.environ["DEV"] = "CPU"
+        try:
+            choose_compiler()
+            __import__("extra.torch_backend.backend")
+            self.device = torch.device("tiny")
+            (torch.ones(2).to(self.device) * 3).cpu()
+        except Exception as error:  # a missing C++ compiler, a torch that it does not know, a C compiler for kernels
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise TargetError(f"tinygrad's PyTorch backend in {self.checkout} cannot be built or used with torch "
+                              f"{torch.__version__}: {reason}; it needs g++, ninja and Python's headers") from error
+
+    def script(self) -> str:
+        """The import of the backend from the checkout."""
+        return (f"import sys\nsys.path.insert(0, {str(self.checkout)!r})\nimport extra.torch_backend.backend\n"
+                'DEVICE = "tiny"')
