@@ -99,19 +99,19 @@ class TestIsolation:
     @pytest.mark.parametrize("name", ["Dies", "Exits"])
     def test_a_crash_is_a_finding_and_the_campaign_goes_on(self, name, targets, tmp_path):
         """The program that killed the worker is known, shrunk outside, and the other programs ran."""
-        assert fuzz("--target", targets + name, "--programs", 40, "--only", "setitem", reports=tmp_path) == 1
+        assert fuzz("--target", targets + name, "--seed", 5, "--programs", 8, "--only", "setitem", reports=tmp_path) == 1
         done = result(tmp_path)
-        assert done["programs"] == 40
+        assert done["programs"] == 8
         [crash] = [one for one in done["findings"] if one["kind"] == "CRASH"]
         assert crash["signature"] == "crash / unfold"
         assert crash["steps"] == 1
 
     def test_a_hang_is_a_finding(self, targets, tmp_path):
         """A program that runs too long is a TIMEOUT."""
-        words = ("--programs", 40, "--limit", 10, "--only", "setitem")
+        words = ("--seed", 5, "--programs", 8, "--limit", 10, "--only", "setitem")
         assert fuzz("--target", targets + "Hangs", *words, reports=tmp_path) == 1
         done = result(tmp_path)
-        assert done["programs"] == 40
+        assert done["programs"] == 8
         assert {one["kind"] for one in done["findings"]} == {"TIMEOUT"}
 
     def test_ctrl_c_leaves_what_was_found(self, tmp_path):
