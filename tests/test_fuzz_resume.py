@@ -83,7 +83,7 @@ class TestResume:
                 os.kill(child, signal.SIGKILL)
         running.wait(timeout=100)
         assert notes
-        programs, failing, _, groups = summary(tmp_path)
+        programs, _, _, groups = summary(tmp_path)
         assert programs == undisturbed[0]
         plain = {name: numbers for name, numbers in groups if not name.startswith("crash")}
         lost = {number for name, numbers in undisturbed[3] for number in numbers} - {
