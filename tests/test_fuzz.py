@@ -99,7 +99,8 @@ class TestIsolation:
     @pytest.mark.parametrize("name", ["Dies", "Exits"])
     def test_a_crash_is_a_finding_and_the_campaign_goes_on(self, name, targets, tmp_path):
         """The program that killed the worker is known, shrunk outside, and the other programs ran."""
-        assert fuzz("--target", targets + name, "--seed", 5, "--programs", 8, "--only", "setitem", reports=tmp_path) == 1
+        words = ("--seed", 5, "--programs", 8, "--only", "setitem")
+        assert fuzz("--target", targets + name, *words, reports=tmp_path) == 1
         done = result(tmp_path)
         assert done["programs"] == 8
         [crash] = [one for one in done["findings"] if one["kind"] == "CRASH"]

@@ -11,10 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, value
+from ..dispatch import Context, decomposition, value
 from ..dtypes import element, opmath
 from ..tensors import cast, constant
 
@@ -175,3 +176,44 @@ def cross(ctx: Context, self: UOp, other: UOp, *, dim: int = -1) -> UOp:
         return cast(cast(_rolled(a, -shift, dim) * _rolled(b, shift, dim), dtype), work)
 
     return products(1) - products(-1)
+
+
+def _kept(t: torch.Tensor) -> torch.Tensor:
+    """A copy of the whole storage, viewed as `t` is: what aten's `*_scatter` write into (`clone_preserve_strides`)."""
+    if any(st == 0 and n > 1 for n, st in zip(t.size(), t.stride(), strict=True)):
+        return t.clone()
+    cells = t.untyped_storage().nbytes() // t.element_size()
+    return t.as_strided((cells,), (1,), 0).clone().as_strided(t.size(), t.stride(), t.storage_offset())
+
+
+def _scattered(t: torch.Tensor, src: torch.Tensor, view: Any, *args: Any) -> torch.Tensor:
+    made = _kept(t)
+    part = view(made, *args)
+    if part.size() != src.size():
+        raise RuntimeError(f"expected src to have a size equal to the view's {tuple(part.size())}, got "
+                           f"{tuple(src.size())}")
+    part.copy_(src)
+    return made
+
+
+@decomposition("slice_scatter")
+def _slice_scatter(t: torch.Tensor, src: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
+                   step: int = 1) -> torch.Tensor:
+    return _scattered(t, src, torch.ops.aten.slice, dim, start, end, step)
+
+
+@decomposition("select_scatter")
+def _select_scatter(t: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    return _scattered(t, src, torch.select, dim, index)
+
+
+@decomposition("diagonal_scatter")
+def _diagonal_scatter(t: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0,
+                      dim2: int = 1) -> torch.Tensor:
+    return _scattered(t, src, torch.diagonal, offset, dim1, dim2)
+
+
+@decomposition("as_strided_scatter")
+def _as_strided_scatter(t: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int],
+                        storage_offset: int | None = None) -> torch.Tensor:
+    return _scattered(t, src, torch.as_strided, size, stride, storage_offset)
