@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from conformance.opinfo import catalog, script
-from conformance.opinfo.sampling import Sample, send, tensors
+from conformance.opinfo.sampling import Sample, map_leaves, send, tensors
 from conformance.target import Target, load_target
 
 OUT_FORMS = ("right-sized", "empty", "with gaps")
@@ -123,6 +124,38 @@ def _backward(op: Any, sample: Sample) -> Iterator[Call]:
     yield Call(sample, sample.tree, run, script.function_name(op))
 
 
+def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
+    if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
+        raise Skip("no input requires a gradient")
+
+    def drawn(like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, dtype=like.dtype).to(like.device)
+
+    def run(tree: dict[str, Any]) -> Any:
+        duals: list[torch.Tensor] = []
+
+        def dual(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+                return leaf
+            duals.append(forward_ad.make_dual(leaf, drawn(leaf)))
+            return duals[-1]
+
+        with forward_ad.dual_level():
+            moved = map_leaves(tree, dual)
+            result = op.op(moved["input"], *moved["args"], **moved["kwargs"])
+            processed = result if sample.process is None else sample.process(result)
+            found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
+            if not found:
+                return []
+            ones = [drawn(tensor) for tensor in found]
+            gradients = torch.autograd.grad(found, duals, ones, allow_unused=True)
+            tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradients]
+        # A tangent that is known to be zero may be a tensor without memory, which nothing may read.
+        return [t.clone() if t is not None and torch._is_zerotensor(t) else t for t in tangents]
+
+    yield Call(sample, sample.tree, run, script.function_name(op))
+
+
 VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
     "forward": _function,
     "reference_inputs": _function,
@@ -131,4 +164,5 @@ VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
     "inplace": _inplace,
     "out": _out,
     "backward": _backward,
+    "forward_over_backward": _forward_over_backward,
 }

@@ -141,6 +141,7 @@ def _variants(op: Any) -> frozenset[str]:
         "inplace": op.inplace_variant is not None,
         "out": op.supports_out,
         "backward": op.supports_autograd,
+        "forward_over_backward": op.supports_autograd and op.supports_fwgrad_bwgrad,
         "error_inputs": op.error_inputs_func is not None,
     }
     return frozenset(name for name, present in has.items() if present)

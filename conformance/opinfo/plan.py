@@ -22,9 +22,12 @@ VARIANTS = {
     "inplace": "the in-place method, on a copy of the input",
     "out": "the function with out=: right-sized, empty, and with gaps",
     "backward": "the gradients of all inputs that OpInfo differentiates",
+    "forward_over_backward": "the derivatives of those gradients along drawn tangents, in forward mode",
     "error_inputs": "inputs that must raise, with OpInfo's message pattern",
     "reference_inputs": "the function, on OpInfo's larger set of inputs",
 }
+# Variants whose sample inputs require gradients.
+DIFFERENTIATED = ("backward", "forward_over_backward")
 LAYOUTS = {
     "as_sampled": "strides as OpInfo made them",
     "transposed": "dimensions stored in reverse order",
@@ -230,7 +233,7 @@ def _cases(catalog: Sequence[Entry], wanted: Selection) -> Iterable[Case]:
                 continue
             # Error inputs choose their dtypes and layouts themselves.
             own = variant == "error_inputs"
-            supported = entry.backward_dtypes if variant == "backward" else entry.dtypes
+            supported = entry.backward_dtypes if variant in DIFFERENTIATED else entry.dtypes
             for dtype in wanted.dtypes[:1] if own else [name for name in wanted.dtypes if name in supported]:
                 for layout in wanted.layouts[:1] if own else wanted.layouts:
                     yield Case(entry.op, entry.overload, entry.family, dtype, variant, layout, wanted.samples)

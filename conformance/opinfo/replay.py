@@ -6,7 +6,7 @@ process that never imported torch can write the script.
 
 from __future__ import annotations
 
-from conformance.opinfo.plan import Case
+from conformance.opinfo.plan import DIFFERENTIATED, Case
 
 SEED = 1234
 """torch.testing._internal.common_utils.SEED, with which every call is made."""
@@ -20,7 +20,7 @@ def from_op_db(case: Case, setup: str, index: int, finding: str) -> str:
         "reference_inputs": f"op.reference_inputs('cpu', torch.{case.dtype})",
     }
     drawn = draw.get(
-        case.variant, f"op.sample_inputs('cpu', torch.{case.dtype}, requires_grad={case.variant == 'backward'})"
+        case.variant, f"op.sample_inputs('cpu', torch.{case.dtype}, requires_grad={case.variant in DIFFERENTIATED})"
     )
     item = "drawn.sample_input" if case.variant == "error_inputs" else "drawn"
     name, _, number = case.overload.partition("#")
@@ -44,6 +44,7 @@ _OP_DB_CALLS = {
     "method": "op.method_variant(sample.input, *sample.args, **sample.kwargs)",
     "inplace": "op.inplace_variant(sample.input, *sample.args, **sample.kwargs)",
     "backward": "gradients(op, sample)",
+    "forward_over_backward": "derivatives(op, sample)",
     "out": "with_out(op, sample, device)",
 }
 _DEFINITIONS = {
@@ -63,6 +64,30 @@ def gradients(op, sample):
 
 
 """,
+    "forward_over_backward": """from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def derivatives(op, sample):
+    duals = []
+
+    def dual(x):
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return x
+        duals.append(forward_ad.make_dual(x, torch.randn(x.shape, dtype=x.dtype).to(x.device)))
+        return duals[-1]
+
+    with forward_ad.dual_level():
+        torch.manual_seed(SEED)
+        args, kwargs = tree_map(dual, ((sample.input, *sample.args), sample.kwargs))
+        results = tree_leaves(sample.output_process_fn_grad(op(*args, **kwargs)))
+        results = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
+        ones = [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in results]
+        grads = torch.autograd.grad(results, duals, ones, allow_unused=True)
+        return [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]
+
+
+""".replace("SEED", str(SEED)),
     "out": '''def with_out(op, sample, device):
     """Out tensors of the right size, with gaps; replace by torch.empty(0, ...) or a dense one to try the others."""
     result = op(sample.input, *sample.args, **sample.kwargs)

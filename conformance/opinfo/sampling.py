@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from conformance.opinfo import catalog
+from conformance.opinfo.plan import DIFFERENTIATED
 from conformance.target import Target, storage_key
 
 MARKER = torch.device("cpu", 0)
@@ -100,7 +101,7 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
     elif variant == "reference_inputs":
         drawn = iter(op.reference_inputs(MARKER, dtype, set_seed=seeds))
     else:
-        drawn = iter(op.sample_inputs(MARKER, dtype, requires_grad=variant == "backward", set_seed=seeds))
+        drawn = iter(op.sample_inputs(MARKER, dtype, requires_grad=variant in DIFFERENTIATED, set_seed=seeds))
     mode = KeptOnCpu()
     for index in itertools.count(only):
         if limit is not None and index - only >= limit:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.opinfo.plan import Case
+from conformance.opinfo.plan import DIFFERENTIATED, Case
 from conformance.opinfo.replay import SEED, TAIL, from_op_db, head
 from conformance.opinfo.sampling import MARKER, Sample, tensors
 from conformance.target import storage_key, whole_storage
@@ -76,7 +76,7 @@ class _Unwritable(Exception):
 
 
 def _literal(case: Case, source: str | None, tree: dict[str, Any], sample: Sample) -> str:
-    if source is None or case.variant == "backward":
+    if source is None or case.variant in DIFFERENTIATED:
         raise _Unwritable
     found = tensors(tree)
     if any(t.layout is not torch.strided or t.is_conj() or t.is_neg() for t in found):

@@ -209,7 +209,8 @@ def heat_map(results: Iterable[Result]) -> dict[str, Any]:
     return {"columns": labels, "rows": rows, "narrow": len(columns) <= 2}
 
 
-_VARIANTS = ("forward", "method", "inplace", "out", "backward", "error_inputs", "reference_inputs")
+_VARIANTS = ("forward", "method", "inplace", "out", "backward", "forward_over_backward", "error_inputs",
+             "reference_inputs")  # fmt: skip
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64")
 
 
