@@ -25,7 +25,7 @@ from tinygrad.uop.ops import UOp
 from . import engine, fallback, layout, overlap, storage
 from .dtypes import COMPUTED, PAIRS, opmath
 from .stats import STATS, FallbackError, count_fallback
-from .tensors import Spec, assign, cast, check_writable, constant, geometry, make, read
+from .tensors import Spec, assign, cast, check_writable, constant, elements, geometry, make
 
 OpOverload = torch._ops.OpOverload
 ValueFunction = Callable[..., Any]
@@ -340,7 +340,7 @@ def _tensors(xs: Iterable[Any]) -> Iterable[torch.Tensor]:
 
 def _values(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        return read(x)
+        return elements(x)
     if type(x) in (list, tuple):
         return type(x)([_values(y) for y in x])
     return x

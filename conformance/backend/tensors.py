@@ -105,10 +105,22 @@ def read(t: torch.Tensor) -> UOp:
     return storage.cell_of(t).read(t.dtype, *geometry(t))
 
 
+def elements(t: torch.Tensor) -> UOp:
+    """The elements of a tensor as a lazy value, its conjugate and negative bits carried out."""
+    found = read(t)
+    if t.is_conj():
+        imaginary = UOp.arange(2).reshape((1,) * t.dim() + (2,)).expand(found.shape) > 0
+        found = imaginary.where(-found, found)
+    return -found if t.is_neg() else found
+
+
 def _read_host(t: torch.Tensor) -> UOp:
     """A 0-dim CPU tensor, which torch lets into any operator: read on the host, no copy to the device."""
-    if t.dim() or t.dtype not in COMPUTED:
+    if t.dim() or not (t.dtype in COMPUTED or t.dtype in PAIRS):
         raise RuntimeError(f"Expected all tensors to be on the same device, but found tiny and {t.device}")
+    if t.dtype in PAIRS:
+        number, real = t.resolve_conj().item(), PAIRS[t.dtype]
+        return UOp.arange(2).eq(0).where(constant(number.real, real), constant(number.imag, real))
     return constant(t.item(), COMPUTED[t.dtype])
 
 

@@ -17,7 +17,7 @@ from tinygrad.uop.ops import UOp
 from . import engine, layout, overlap, storage
 from .dtypes import COMPUTED, TORCH, element
 from .storage import Cell
-from .tensors import assign, check_writable, geometry, is_tiny, read
+from .tensors import assign, check_writable, elements, geometry, is_tiny
 
 
 def host_bytes(cell: Cell) -> torch.Tensor:
@@ -132,33 +132,24 @@ def _broadcast(value: UOp, size: tuple[int, ...], parts: int) -> UOp:
     return value.expand((*size, 2) if parts == 2 else size)
 
 
-def _elements(t: torch.Tensor) -> UOp:
-    """The elements of a tensor as a lazy value, its conjugate and negative bits carried out."""
-    found = read(t)
-    if t.is_conj():
-        imaginary = UOp.arange(2).reshape((1,) * t.dim() + (2,)).expand(found.shape) > 0
-        found = imaginary.where(-found, found)
-    return -found if t.is_neg() else found
-
-
 def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:
     same = src.dtype == self.dtype and geometry(self) == geometry(src) and not (src.is_conj() or src.is_neg())
     if same and storage.cell_of(self) is storage.cell_of(src):
         return
     if src.dtype == self.dtype:
         _, parts = element(self.dtype)
-        assign(self, _broadcast(_elements(src), tuple(self.size()), parts))
+        assign(self, _broadcast(elements(src), tuple(self.size()), parts))
     elif self.dtype in COMPUTED and src.dtype in COMPUTED:
-        assign(self, _elements(src).expand(tuple(self.size())))
+        assign(self, elements(src).expand(tuple(self.size())))
     elif self.dtype.is_complex and src.dtype in COMPUTED:
         real, _ = element(self.dtype)
-        pair = _elements(src).cast(real).unsqueeze(-1).pad(((0, 0),) * src.dim() + ((0, 1),))
+        pair = elements(src).cast(real).unsqueeze(-1).pad(((0, 0),) * src.dim() + ((0, 1),))
         assign(self, _broadcast(pair, tuple(self.size()), 2))
     elif self.dtype.is_complex and src.dtype.is_complex:
-        assign(self, _broadcast(_elements(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
+        assign(self, _broadcast(elements(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
     elif src.dtype.is_complex and self.dtype in COMPUTED:
         warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
-        pair = _elements(src)
+        pair = elements(src)
         first = pair.shrink(((None,) * src.dim()) + ((0, 1),)).reshape(tuple(src.size()))
         assign(self, first.expand(tuple(self.size())))
     else:  # float8: converted where torch defines the rounding

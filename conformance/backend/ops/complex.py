@@ -480,6 +480,17 @@ def _bilinear(function: ValueFunction, conjugates: bool) -> ValueFunction:
 bilinear("mm", "bmm", "dot", "vdot")
 
 
+# What the CPU's products of conjugate views are themselves (aten/src/ATen/native/Blas.cpp), bit by bit.
+def _dot(name: str) -> Callable[..., Any]:
+    kernel = Overload(find(name), find(name), ROWS[full_name(name)]).kernel
+
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        conjugate_result = b.is_conj() and (a.is_conj() if name == "dot" else not a.is_conj())
+        return kernel(a.conj(), b.conj()).conj() if conjugate_result else kernel(a, b)
+
+    return call
+
+
 def _plus_product(product: Callable[[Context, UOp, UOp], UOp]) -> ValueFunction:
     """beta * self + alpha * (a times b)."""
 
@@ -565,5 +576,6 @@ def _conjugating(name: str) -> Callable[..., Any]:
     return overload.kernel
 
 
+KERNELS: dict[str, Callable[..., Any]] = {"dot": _dot("dot"), "vdot": _dot("vdot")}
 # torch derives the gradient of the functional form from its composite form, which ends here.
-KERNELS: dict[str, Callable[..., Any]] = {name: _conjugating(name) for name in ("conj_physical.out", "conj_physical_")}
+KERNELS |= {name: _conjugating(name) for name in ("conj_physical.out", "conj_physical_")}
