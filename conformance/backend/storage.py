@@ -30,7 +30,7 @@ Number = float | int | bool
 
 # A lazy value is realized when its measure exceeds one of these: scheduling time grows with depth, compile time with
 # cost, and clang takes no more than 256 nested brackets.
-MAX_DEPTH = 1024
+MAX_DEPTH = 4096
 MAX_NESTING = 128
 MAX_COST = 2048
 # Constant writes in a row that are kept as movement ops; more are replayed on the host into one table.
@@ -273,12 +273,16 @@ class Cell:
         return mask.where(table, flat)
 
     def cut(self) -> None:
-        """Realize a value that has grown past what one schedule should hold."""
+        """Realize a value that has grown past what one schedule should hold.
+
+        Live cells whose values it is computed from are realized with it: later they would be computed a second time.
+        """
         if is_recording():
             return
         depth, nesting, cost = engine.measure(self.value)
         if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
-            observe([self], dirty=False)
+            inside = self.value.toposort()
+            observe([self, *[c for c in _cells.values() if c is not self and c.value in inside]], dirty=False)
 
     @property
     def lazy(self) -> bool:

@@ -481,3 +481,16 @@ class TestCalls:
         assert both_[0].weight is both_[1].weight
         assert both_[0].weight.device.type == "tiny"
         assert both_.cpu()[0].weight is both_[1].weight
+
+
+def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value grown too deep was realized alone; live values which it is computed from were computed again later."""
+    monkeypatch.setattr(storage, "MAX_DEPTH", 32)
+    w, x = torch.eye(4).to("tiny"), torch.ones(2, 4).to("tiny")
+    kept = []
+    backend.reset_stats()
+    for _ in range(20):
+        x = (x @ w).relu()
+        kept.append(x)
+    assert sum(k.sum() for k in kept).item() == 160
+    assert backend.stats()["kernels"] <= 24  # 20 values and their sum; 42 when each was computed twice
