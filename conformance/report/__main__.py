@@ -116,14 +116,15 @@ def _write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
         trends = history.trends(folder / HISTORY, run)
     except ReportError as error:
         run.notes.append(f"Without history: {error}")
-    summary = machine.markdown(run, compare.diff(baseline, run) if baseline else None)
+    difference = compare.diff(baseline, run) if baseline else None
+    summary = machine.markdown(run, difference)
     model.write_atomic(folder / "opinfo-summary.md", summary)
     try:
         fuzz = html.load_fuzz(folder / "fuzz.json")
     except ReportError as error:
         run.notes.append(f"Without the fuzzer's results: {error}")
         fuzz = None
-    model.write_atomic(folder / "conformance.html", html.render(run, baseline, fuzz, trends))
+    model.write_atomic(folder / "conformance.html", html.render(run, baseline, fuzz, trends, difference))
     return summary
 
 

@@ -15,6 +15,8 @@ _UNSEEN = re.compile(f"{_CONTROLS}|{_DIRECTIONS}")
 def visible(text: str) -> str:
     """The text with control characters and direction marks as visible signs, so that they do nothing wherever it is
     pasted; newlines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
     return _UNSEEN.sub(_sign, text)
 
 

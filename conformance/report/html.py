@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 
-from conformance.report.compare import KINDS, REGRESSIONS, diff
+from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.foreign import visible
 from conformance.report.history import Trend
 from conformance.report.model import BROKEN, UNEXPECTED, Failure, Outcome, ReportError, Result, Run, summary_line
@@ -48,7 +48,7 @@ class _Names:
         self.numbers: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
-        return self.numbers.setdefault(visible(text), len(self.numbers))
+        return self.numbers.setdefault(text, len(self.numbers))
 
 
 def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     ]
     return {
         "rows": rows,
-        "names": list(names.numbers),
+        "names": list(map(visible, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
         "command": f"python -m conformance.opinfo_runner --target {visible(run.target)}",
@@ -122,9 +122,14 @@ def _failure(failure: Failure, left: int) -> dict[str, Any]:
 
 
 def render(
-    run: Run, baseline: Run | None = None, fuzz: Mapping[str, Any] | None = None, trends: Sequence[Trend] = ()
+    run: Run,
+    baseline: Run | None = None,
+    fuzz: Mapping[str, Any] | None = None,
+    trends: Sequence[Trend] = (),
+    difference: Diff | None = None,
 ) -> str:
-    """The page for a run, with a baseline, a fuzz campaign's results and earlier runs where given."""
+    """The page for a run, with a baseline, a fuzz campaign's results and earlier runs where given. `difference` is that
+    to the baseline, where it is known already."""
     loader = jinja2.PackageLoader("conformance.report")
     environment = jinja2.Environment(
         loader=loader,
@@ -135,6 +140,8 @@ def render(
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
 
+    counts = run.counts()
+
     def source(name: str) -> str:
         return loader.get_source(environment, name)[0]
 
@@ -143,13 +150,13 @@ def render(
         style=source("report.css"),
         script=source("report.js"),
         data=embed(page_data(run, baseline)),
-        counts=[(str(o), run.counts()[str(o)], WORDS[o]) for o in reversed(Outcome) if run.counts()[str(o)]],
+        counts=[(str(o), counts[str(o)], WORDS[o]) for o in reversed(Outcome) if counts[str(o)]],
         total=len(run.results),
         summary=summary_line(run),
         plain=run.passed_without_fallback(),
-        passed=run.counts()["PASS"],
+        passed=counts["PASS"],
         heat=heat_map(run.results),
-        difference=diff(baseline, run) if baseline else None,
+        difference=difference or (diff(baseline, run) if baseline else None),
         kinds=KINDS,
         regressions=REGRESSIONS,
         budgets=_budgets(run, baseline),

@@ -70,7 +70,7 @@ def ctrf(run: Run) -> str:
     results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
     extra = {"target": run.target, "complete": run.complete, **run.environment}
     results["environment"] = {"appName": run.target, "extra": extra}
-    return json.dumps({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": results}, indent=1) + "\n"
+    return json.dumps({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": results}) + "\n"
 
 
 def _ctrf_test(result: Result) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,12 @@ class Named:
     variant: str
     layout: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The OpInfo's full name, e.g. `linalg.pinv.hermitian`."""
         return f"{self.op}.{self.overload}" if self.overload else self.op
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The case's id, e.g. `add::float32::forward::as_sampled`; unique within a run."""
         return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
@@ -205,7 +206,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
     for item in dataclasses.fields(Result):
         value = getattr(result, item.name)
         if item.name == "failures":
-            value = [{k: v for k, v in dataclasses.asdict(f).items() if v or k == "oracle"} for f in value]
+            value = [{k: v for k, v in vars(f).items() if v or k == "oracle"} for f in value]
         elif item.name == "fallbacks":
             value = dict(value)
         elif item.name == "seconds":

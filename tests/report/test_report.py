@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from conformance.report import __main__ as command
@@ -312,6 +313,39 @@ class TestMachine:
         assert "\n" not in line
         assert "\x1b" not in line
         assert line.startswith("::error title=")
+
+
+SCHEMAS = {
+    "ours": (Path(model.__file__).parent / "opinfo.schema.json", model.dumps),
+    "ctrf": (Path(__file__).parent / "ctrf.schema.json", machine.ctrf),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+class TestSchemas:
+    """The JSON that is written fits its schema."""
+
+    def every(self, hostile: Run) -> Run:
+        """A run with every outcome and every field."""
+        rest = (result(f"op{outcome}", outcome, kernels=3, eager=4, native=1, decomposed=0) for outcome in Outcome)
+        made = run(*hostile.results, *rest, seconds=1.5, calibration=0.01, command="it", notes=["a note"])
+        made.budgets = {"mlp": {"kernels": 3}}
+        return made
+
+    def test_fits(self, name: str, hostile: Run) -> None:
+        """Whatever was found."""
+        path, dumps = SCHEMAS[name]
+        jsonschema.Draft7Validator(json.loads(path.read_text())).validate(json.loads(dumps(self.every(hostile))))
+
+    def test_every_field_is_documented(self, name: str, hostile: Run) -> None:
+        """A name that the schema has not, at any depth, does not fit it."""
+        path, dumps = SCHEMAS[name]
+        validator = jsonschema.Draft7Validator(json.loads(path.read_text()))
+        results = {"ours": lambda data: data["results"], "ctrf": lambda data: data["results"]["tests"]}[name]
+        for spoil in (lambda data: data, lambda data: results(data)[0]):
+            data = json.loads(dumps(self.every(hostile)))
+            spoil(data)["unheard of"] = 1
+            assert not validator.is_valid(data)
 
 
 class TestCtrf:
