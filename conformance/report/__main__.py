@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -99,8 +100,12 @@ def _alone(folder: Path) -> Iterator[None]:
 def write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
     """Write all forms of a run into `folder`, add it to the history there, and return the job summary. Raises
     ReportError."""
-    with _alone(folder):
-        return _write(run, folder, baseline)
+    gc.freeze()  # the results are no garbage: nothing need look at them again and again while text is made of them
+    try:
+        with _alone(folder):
+            return _write(run, folder, baseline)
+    finally:
+        gc.unfreeze()
 
 
 def _write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
