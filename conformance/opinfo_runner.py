@@ -126,7 +126,8 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     expected_file = options.expectations or expectations.path_for(options.target)
     baseline_file = options.baseline or BASELINES / f"{model.file_name(options.target)}.json.gz"
     expected = expectations.expected(expected_file)
-    baseline = model.load(baseline_file) if options.baseline or baseline_file.exists() else None
+    wanted = options.baseline and not options.update_baseline  # a first baseline is made by accepting a run
+    baseline = model.load(baseline_file) if wanted or baseline_file.exists() else None
     if options.kernels and not options.kernels.exists():
         raise ReportError(f"{options.kernels} does not exist; write it with benchmarks/kernel_counts.py --json.")
     counted = budgets.load(options.kernels) if options.kernels else {}
