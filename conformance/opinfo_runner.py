@@ -34,7 +34,6 @@ from conformance.report import budgets, compare, history, model
 from conformance.report.model import RERUN, Outcome, ReportError, Result, Run
 
 INTERRUPTED = 130
-BASELINES = Path("reports/baseline")
 
 
 def run(
@@ -124,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     chosen = _choices(options)
     expected_file = options.expectations or expectations.path_for(options.target)
-    baseline_file = options.baseline or BASELINES / f"{model.file_name(options.target)}.json.gz"
+    baseline_file = options.baseline or report.baseline_for(options.target)
     expected = expectations.expected(expected_file)
     wanted = options.baseline and not options.update_baseline  # a first baseline is made by accepting a run
     baseline = model.load(baseline_file) if wanted or baseline_file.exists() else None

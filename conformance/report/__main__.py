@@ -18,10 +18,11 @@ from conformance.report import compare, history, html, machine, model
 from conformance.report.model import ReportError
 
 HISTORY = "history.sqlite"
+BASELINES = Path("reports/baseline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Exit code 1 when `diff` finds a regression or a merged run failed, 2 on bad usage."""
+    """The command. Exit code 1 when `diff` or `merge` finds a regression or a merged run failed, 2 on bad usage."""
     parser = argparse.ArgumentParser(prog="python -m conformance.report", description=(__doc__ or "").split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     differ = commands.add_parser("diff", help="what changed from run A to run B")
@@ -46,6 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def baseline_for(target: str) -> Path:
+    """Where a target's baseline is kept."""
+    return BASELINES / f"{model.file_name(target)}.json.gz"
+
+
 def _diff(options: argparse.Namespace) -> int:
     difference = compare.diff(model.load(options.before), model.load(options.after))
     print(compare.text(difference))
@@ -64,12 +70,15 @@ def _html(options: argparse.Namespace) -> int:
 
 def _merge(options: argparse.Namespace) -> int:
     merged = model.merge([model.load(path) for path in options.runs])
-    write(merged, options.reports, _baseline(options))
+    usual = baseline_for(merged.target)
+    baseline = _baseline(options) or (model.load(usual) if usual.exists() else None)
+    write(merged, options.reports, baseline)
+    regressions = compare.diff(baseline, merged).regressions if baseline else 0
     print(options.reports / "conformance.html")
     for note in merged.notes:
         print(f"report: {note}", file=sys.stderr)
     print(model.summary_line(merged))
-    return max(merged.exit_code(), int(not merged.complete))
+    return max(merged.exit_code(), int(not merged.complete), int(regressions > 0))
 
 
 def _summary(options: argparse.Namespace) -> int:

@@ -465,6 +465,17 @@ class TestCommand:
         assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
         assert len(list((tmp_path / "out").iterdir())) == 6
 
+    def test_merged_shards_are_compared(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With the target's baseline; a regression that is in it fails the join."""
+        monkeypatch.chdir(tmp_path)
+        model.save(run(result(kernels=3), result("gone")), command.baseline_for("tiny"))
+        model.save(run(result(kernels=3)), tmp_path / "a.json")
+        assert command.main(["merge", "a.json"]) == 1
+        assert "gone: 1" in Path("reports/opinfo-summary.md").read_text()
+        assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+
     def test_bad_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A file that is not there is one sentence and exit code 2."""
         assert command.main(["html", str(tmp_path / "none.json")]) == 2
