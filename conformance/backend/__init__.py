@@ -27,7 +27,7 @@ autocast.install()
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:
     """Compute these tiny tensors in one schedule, with everything that was written in place; copies nothing."""
-    storage.observe([storage.cell_of(t) for t in tensors_])
+    storage.observe([storage.cell_of(t) for t in tensors_], why="realize")
 
 
 __all__ = [

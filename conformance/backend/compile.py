@@ -172,7 +172,7 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
 def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     """The results, written inputs written; None, and nothing written, where an element is out of range."""
     cells = {i: storage.cell_of(inputs[i]) for i in recording.order if i is not None}
-    storage.observe(cells.values(), dirty=False)
+    storage.observe(cells.values(), dirty=False, why="compiled")
     buffers = []
     for place, constant in zip(recording.order, recording.constants, strict=True):
         buffers.append(constant if place is None else _buffer(cells[place], inputs[place].dtype))
@@ -205,7 +205,7 @@ def _buffer(cell: storage.Cell, dtype: torch.dtype) -> UOp:
     real, _ = element(dtype)
     flat = cell.flat_as(real)
     if not engine.is_realized(flat):
-        (flat,), _ = engine.realize([flat], cell.device)
+        (flat,), _ = engine.realize([flat], cell.device, why="compiled")
         cell.replace(flat, cell.nbytes)
     return flat.base
 

@@ -66,7 +66,7 @@ class device:
 
 def synchronize(device: Any = None) -> None:
     """Run everything that was written in place and not yet computed."""
-    storage.observe([])
+    storage.observe([], why="realize")
 
 
 def manual_seed(seed: int) -> None:

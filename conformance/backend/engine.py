@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tinygrad.device import Buffer, Device
 from tinygrad.dtype import DType
-from tinygrad.engine.realize import run_linear
+from tinygrad.engine.realize import compile_linear, link_linear, run_linear
 from tinygrad.helpers import DEV, PARALLEL, GlobalCounters
 from tinygrad.schedule import create_linear_with_vars
 from tinygrad.tensor import transform_to_call
@@ -27,7 +28,8 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 from tinygrad.uop.ops import buffers as _buffers
 
-from .replay import Key, Replay, Replays, canonical
+from . import trace
+from .replay import Key, Replay, Replays, canonical, kernel_names
 from .toolchain import ensure_compiler
 
 # tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
@@ -91,6 +93,8 @@ def from_host(data: Any, dtype: DType, device: str) -> UOp:
             buffer.copy_from(Buffer("PYTHON", size, dtype, opaque=data.cast("B")))
         COUNTERS.copies_in += 1
         COUNTERS.bytes_in += data.nbytes
+        if trace.LISTENERS:
+            trace.tell(trace.Copy("in", data.nbytes))
         return value
 
 
@@ -107,6 +111,8 @@ def count_store() -> None:
     global _generation
     _generation += 1
     COUNTERS.stored += 1
+    if trace.LISTENERS:
+        trace.tell(trace.Store())
 
 
 def memory(value: UOp) -> memoryview:
@@ -121,6 +127,8 @@ def to_host(value: UOp) -> memoryview:
         buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]
         COUNTERS.copies_out += 1
         COUNTERS.bytes_out += buffer.nbytes
+        if trace.LISTENERS:
+            trace.tell(trace.Copy("out", buffer.nbytes))
         if host_addressable(buffer.device):
             return buffer.as_memoryview(force_zero_copy=True)
         return buffer.as_memoryview()
@@ -151,8 +159,10 @@ def _rearranges(value: UOp) -> bool:
     return value.op in GroupOp.Movement or value.op is Ops.BITCAST
 
 
-def realize(values: Sequence[UOp], device: str, others: Sequence[UOp] = ()) -> tuple[list[UOp], list[UOp]]:
-    """Compute `values` in one schedule.
+def realize(
+    values: Sequence[UOp], device: str, others: Sequence[UOp] = (), why: str = "observed"
+) -> tuple[list[UOp], list[UOp]]:
+    """Compute `values` in one schedule; `why` is what a trace says of it.
 
     Returns the values as realized buffers, and `others` (lazy values that stay lazy) rewritten to read what was
     computed instead of computing it again.
@@ -163,14 +173,18 @@ def realize(values: Sequence[UOp], device: str, others: Sequence[UOp] = ()) -> t
         pending = [v for v in wanted if not v.has_buffer_identity()]
         if not pending:
             return wanted, list(others)
-        before = GlobalCounters.kernel_count
+        before, start = GlobalCounters.kernel_count, time.perf_counter()
         key, buffers = canonical(pending)
         replay = REPLAYS.get(key)
         if replay is not None:
+            found = time.perf_counter()
             done = [_like(b, v) for b, v in zip(replay.run(buffers), pending, strict=True)]
+            if trace.LISTENERS:
+                spent = found - start, 0.0, time.perf_counter() - found
+                trace.tell(trace.Schedule(why, replay.names, len(pending), True, *spent))
             becomes = {_bare(v): _like(d.base, _bare(v)) for v, d in zip(pending, done, strict=True)}
         else:
-            done, becomes = _schedule(key, buffers, pending)
+            done, becomes = _schedule(key, buffers, pending, why)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         finished = iter(done)
@@ -181,14 +195,21 @@ def realize(values: Sequence[UOp], device: str, others: Sequence[UOp] = ()) -> t
         return results, _rewritten(others, becomes)
 
 
-def _schedule(key: Key, buffers: list[UOp], pending: list[UOp]) -> tuple[list[UOp], dict[UOp, UOp]]:
+def _schedule(key: Key, buffers: list[UOp], pending: list[UOp], why: str) -> tuple[list[UOp], dict[UOp, UOp]]:
     """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
+    start = time.perf_counter()
     call, becomes = transform_to_call(UOp.sink(*pending))
     linear, variables = create_linear_with_vars(call)
     done = list(UOp.sink(*pending).substitute(becomes, walk=True).src)
-    run_linear(linear, variables)
+    scheduled = time.perf_counter()
+    ready = compile_linear(linear)
+    coded = time.perf_counter()
+    run_linear(link_linear(ready), variables, jit=True)
+    if trace.LISTENERS:
+        spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
+        trace.tell(trace.Schedule(why, kernel_names(ready), len(pending), False, *spent))
     if REPLAYS.repeated(key) and not variables and all(v.has_buffer_identity() for v in done):
-        REPLAYS.record(key, buffers, linear, done)
+        REPLAYS.record(key, buffers, ready, done)
     return done, becomes
 
 
@@ -204,14 +225,17 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
         linear, variables = create_linear_with_vars(call)
         assert not variables
         done = list(UOp.sink(*wanted).substitute(becomes, walk=True).src)
-        return REPLAYS.record(key, buffers, linear, done), buffers
+        return REPLAYS.record(key, buffers, compile_linear(linear), done), buffers
 
 
 def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
     """Run a schedule over realized buffers; its results as flat buffers."""
     with LOCK:
-        before = GlobalCounters.kernel_count
+        before, start = GlobalCounters.kernel_count, time.perf_counter()
         results = replay.run(buffers)
+        if trace.LISTENERS:
+            spent = 0.0, 0.0, time.perf_counter() - start
+            trace.tell(trace.Schedule("compiled", replay.names, len(results), True, *spent))
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         return results

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tinygrad.device import Buffer, MultiBuffer
-from tinygrad.engine.realize import compile_linear, get_call_arg_uops, get_runtime, run_linear
-from tinygrad.helpers import DEBUG, PROFILE, GlobalCounters
+from tinygrad.engine.realize import get_call_arg_uops, get_runtime, run_linear
+from tinygrad.helpers import DEBUG, PROFILE, GlobalCounters, ansistrip
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 from tinygrad.uop.ops import buffers as buffers_of_nodes
@@ -61,6 +61,7 @@ class Replay:
     fresh: list[tuple[str, int, Any]]  # (device, size, dtype) of each new buffer
     results: list[int]  # the slot that holds each value
     intermediates: list[Buffer]
+    names: tuple[str, ...]  # of the kernels, in order
 
     def run(self, buffers: Sequence[UOp]) -> list[UOp]:
         """Run over these buffers; the results as flat buffers."""
@@ -87,6 +88,12 @@ class Replay:
             base = buffer._base
             if base is not None and base.allocated_views == 0 and base.is_allocated():
                 base.deallocate()
+
+
+def kernel_names(linear: UOp) -> tuple[str, ...]:
+    """tinygrad's names of a schedule's kernels, in order: r_ for reductions, E_ for elementwise work, copies."""
+    heads = [call.src[0] for call in linear.src]
+    return tuple(ansistrip(h.arg.name) if h.op is Ops.PROGRAM else h.op.name.lower() for h in heads)
 
 
 def _step(call: UOp) -> Launch | UOp:
@@ -134,17 +141,17 @@ class Replays:
         return False
 
     def record(self, key: Key, buffers: Sequence[UOp], linear: UOp, outcomes: Sequence[UOp]) -> Replay:
-        """Keep the schedule that computed `outcomes` (values with buffer identity) for the graph of this key."""
+        """Keep the compiled schedule that computed `outcomes` (values with buffer identity) for the graph of this key."""
         slots = {b: i for i, b in enumerate(buffers)}
         fresh = list(dict.fromkeys(v.base for v in outcomes if v.base not in slots))
         slots |= {b: len(slots) + i for i, b in enumerate(fresh)}
         parameters = {b: UOp.param(i, b.dtype, b.shape, b.device) for b, i in slots.items()}
-        template = compile_linear(linear).substitute(parameters, walk=True)
+        template = linear.substitute(parameters, walk=True)
         kept = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
         specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
         inner = [b for b in (u.buffer for u in kept) if not isinstance(b, MultiBuffer)]
         steps = [_step(call) for call in template.src]
-        plan = self._plans[key] = Replay(steps, specs, [slots[v.base] for v in outcomes], inner)
+        plan = self._plans[key] = Replay(steps, specs, [slots[v.base] for v in outcomes], inner, kernel_names(linear))
         if len(self._plans) > PLANS_KEPT:
             self._plans.popitem(last=False)
         return plan

@@ -210,7 +210,7 @@ class Cell:
         contents: list[Number | torch.Tensor] = []
         for size, _, _, value in writes:
             if isinstance(value, UOp):
-                (done,), _ = engine.realize([value], self.device)
+                (done,), _ = engine.realize([value], self.device, why="write in place")
                 contents.append(torch.frombuffer(engine.memory(done), dtype=dtype).view(size))
             else:
                 contents.append(value)
@@ -233,7 +233,7 @@ class Cell:
                     cell.replace(cell.flat().clone(cell.device), cell.nbytes)
                 readers.append(cell)
         if readers:
-            observe(readers, dirty=False)
+            observe(readers, dirty=False, why="write in place")
 
     def _table(self, positions: np.ndarray) -> UOp:
         return engine.from_host(np.ascontiguousarray(positions), dtypes.int64, self.device)
@@ -282,7 +282,8 @@ class Cell:
         depth, nesting, cost = engine.measure(self.value)
         if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
             inside = self.value.toposort()
-            observe([self, *[c for c in _cells.values() if c is not self and c.value in inside]], dirty=False)
+            under = [c for c in _cells.values() if c is not self and c.value in inside]
+            observe([self, *under], dirty=False, why="cut")
 
     @property
     def lazy(self) -> bool:
@@ -354,8 +355,11 @@ def check_not_recording(reason: str) -> None:
         raise Observed(reason)
 
 
-def observe(cells: Iterable[Cell], dirty: bool = True) -> None:
-    """Realize these cells in one schedule, and with them (when `dirty`) all that were written in place."""
+def observe(cells: Iterable[Cell], dirty: bool = True, why: str = "observed") -> None:
+    """Realize these cells in one schedule, and with them (when `dirty`) all that were written in place.
+
+    `why` is what a trace says of it.
+    """
     check_not_recording("it needs a value before it ends")
     with engine.LOCK:
         wanted = list(dict.fromkeys([*cells, *(list(_dirty.values()) if dirty else ())]))
@@ -369,7 +373,7 @@ def observe(cells: Iterable[Cell], dirty: bool = True) -> None:
         for device, group in by_device.items():
             inside = set(group)
             rest = [c for c in _cells.values() if c not in inside]
-            done, others = engine.realize([c.flat() for c in group], device, [c.value for c in rest])
+            done, others = engine.realize([c.flat() for c in group], device, [c.value for c in rest], why)
             for cell, value in zip([*group, *rest], [*done, *others], strict=True):
                 if cell.value is not value:
                     cell.learn(value)
