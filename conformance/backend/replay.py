@@ -141,7 +141,7 @@ class Replays:
         return False
 
     def record(self, key: Key, buffers: Sequence[UOp], linear: UOp, outcomes: Sequence[UOp]) -> Replay:
-        """Keep the compiled schedule that computed `outcomes` (values with buffer identity) for the graph of this key."""
+        """Keep the compiled schedule that computed `outcomes` (values with buffer identity) for this key."""
         slots = {b: i for i, b in enumerate(buffers)}
         fresh = list(dict.fromkeys(v.base for v in outcomes if v.base not in slots))
         slots |= {b: len(slots) + i for i, b in enumerate(fresh)}
