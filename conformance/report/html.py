@@ -155,6 +155,7 @@ def render(
         summary=summary_line(run),
         plain=run.passed_without_fallback(),
         passed=counts["PASS"],
+        over=_worse_than_eager(run),
         heat=heat_map(run.results),
         difference=difference or (diff(baseline, run) if baseline else None),
         kinds=KINDS,
@@ -178,6 +179,12 @@ def _verdict(run: Run) -> tuple[str, str]:
     if bad:
         return "bad", f"{bad:,} of {len(run.results):,} cases do not do what torch CPU does."
     return "good", f"All {run.counts()['PASS']:,} cases that were compared do what torch CPU does, or fail as declared."
+
+
+def _worse_than_eager(run: Run) -> int | None:
+    """How many cases ran more kernels than torch CPU runs ops; None when kernels are not counted."""
+    counted = [(r.kernels, r.eager) for r in run.results if r.kernels is not None and r.eager is not None]
+    return sum(kernels > eager for kernels, eager in counted) if counted else None
 
 
 def _budgets(run: Run, baseline: Run | None) -> list[tuple[str, dict[str, int], dict[str, int]]]:

@@ -158,7 +158,13 @@ class TestReading:
 
     def test_kernel_bars(self, opened: Callable[..., Any]) -> None:
         """The bar is marked at the baseline's count and at the number of ops that the CPU ran."""
-        page = opened(html.render(run(passed(kernels=3, eager=6)), run(passed(kernels=4))))
+        made = run(passed(kernels=3, eager=6), passed("more", kernels=3, eager=2))
+        page = opened(html.render(made, run(passed(kernels=4))))
+        page.click(".totals a[href='#kernels=over']")
+        assert page.locator("#table td.name").all_inner_texts() == ["more"]
+        page.click("#clear")
+        page.fill("#q", "add")
+        page.wait_for_selector("#count:has-text('1 of 2 cases')")
         bar = page.locator(".kbar")
         assert bar.get_attribute("title") == "3 kernels, torch CPU ran 6 ops, baseline 4"
         widths = [part.bounding_box()["width"] for part in (bar, bar.locator("i"))]

@@ -28,7 +28,7 @@ const svgNode = (tag, attributes, text) => {
 };
 
 // State lives in the fragment, so that a link shows what its sender saw.
-const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "sort", "case"];
+const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "kernels", "sort", "case"];
 let state = {}, shown = [], drawn = 0, at = -1;
 function readState() {
   state = {};
@@ -56,6 +56,7 @@ function matches(row) {
   if (state.oracle && !N[r[ORACLES]].split(", ").includes(state.oracle)) return false;
   if (state.fallback === "none" && r[FALLBACK]) return false;
   if (state.fallback === "some" && !r[FALLBACK]) return false;
+  if (state.kernels === "over" && !(r[EAGER] !== null && r[KERNELS] > r[EAGER])) return false;
   if (state.fell && !(data.details[row.i]?.fallbacks || []).some(([name]) => name === state.fell)) return false;
   if (state.q) for (const word of state.q.toLowerCase().split(/\s+/)) if (!row.text.includes(word)) return false;
   return true;
