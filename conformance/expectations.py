@@ -247,6 +247,27 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, S
     return problems
 
 
+def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: Path) -> list[str]:
+    """One sentence for each entry whose names exist, but which covers no case of op_db (a list of the planner's
+    entries): an op that lost a dtype or a variant."""
+    problems = []
+    for entry in entries:
+        ops = [op for op in catalog if fnmatch.fnmatchcase(op.name, entry.op)]
+        if ops and not any(_has_case(op, entry) for op in ops):
+            what = " ".join(",".join(getattr(entry, part)) for part in ("variant", "dtype"))
+            problems.append(f"{path}, line {entry.line}: {entry.op!r} has no case {what} in op_db; take the entry out.")
+    return problems
+
+
+def _has_case(op: Any, entry: Expectation) -> bool:
+    for variant in op.variants if "*" in entry.variant else op.variants.intersection(entry.variant):
+        # Error inputs choose their dtypes themselves, so a run names them by whatever dtype it was asked for.
+        dtypes = op.backward_dtypes if variant == "backward" else op.dtypes
+        if variant == "error_inputs" or "*" in entry.dtype or dtypes.intersection(entry.dtype):
+            return True
+    return False
+
+
 # The command
 
 
@@ -297,7 +318,9 @@ def _check(options: argparse.Namespace, path: Path) -> int:
         "oracle": (*plan.ORACLES, *plan.RUN_ORACLES),
     }
     names = [entry.name for entry in catalog]
-    problems = check(load(path), names, known, path) + check(load(OP_DB), names, known, OP_DB)
+    problems = []
+    for file in (path, OP_DB):
+        problems += check(load(file), names, known, file) + without_cases(load(file), catalog, file)
     print("\n".join(problems) or f"{path}: {len(load(path))} entries, every name exists")
     return int(bool(problems))
 

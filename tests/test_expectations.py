@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conformance import expectations
-from conformance.expectations import Expectation, apply, check, dumps, load, update
+from conformance.expectations import Expectation, apply, check, dumps, load, update, without_cases
 from conformance.opinfo import plan
 from conformance.report import model
 from conformance.report.model import Failure, Outcome, ReportError, Result, Run
@@ -151,6 +151,21 @@ class TestCheck:
     def test_good_names(self) -> None:
         """Entries that name what exists have no problem."""
         assert check([entry("a*", "value")], ["add"], KNOWN, Path("t.toml")) == []
+
+    @pytest.mark.parametrize(
+        ("variant", "dtype", "found"),
+        [
+            ("forward", "int64", False), ("backward", "int64", True), ("inplace", "float32", True),
+            ("error_inputs", "bool", True), ("*", "bool", True), ("backward", "*", False),
+        ],
+    )  # fmt: skip
+    def test_support_that_went_away(self, variant: str, dtype: str, found: bool) -> None:
+        """An entry whose op exists, but not in that variant and dtype, covers nothing and is named."""
+        op = plan.Entry("add", "", "binary", frozenset({"float32", "int64"}), frozenset({"float32"}),
+                        frozenset({"forward", "backward"}))  # fmt: skip
+        declared = Expectation("a*", (variant,), (dtype,), ("*",), ("value",), "a reason", line=7)
+        problems = without_cases([declared], [op], Path("t.toml"))
+        assert [problem.startswith("t.toml, line 7: 'a*' has no case") for problem in problems] == [True] * found
 
     @pytest.mark.slow
     def test_tracked_files_name_what_exists(self, capsys: pytest.CaptureFixture[str]) -> None:
