@@ -100,6 +100,8 @@ class Group:
     numbers: set[int]
     found_as: set[str]
     shrunk: bool = False
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """What becomes of the program on each target that is related to the one under test."""
 
 
 @dataclass
@@ -147,6 +149,25 @@ class Campaign:
             except BaseException:
                 pool.stop()
                 raise
+        for relative in describe_target(self.plan.target).relatives:
+            self._compare(relative)
+
+    def _compare(self, relative: str) -> None:
+        """Run every finding on a related target, in a process of its own, to say whose bug it is."""
+        with ProcessPool(1, context=multiprocessing.get_context("spawn"), initializer=worker.start,
+                         initargs=[self.plan.memory]) as pool:
+            for group in self.groups.values():
+                if relative in group.elsewhere or not group.finding.program.inputs:
+                    continue
+                try:
+                    answer = pool.schedule(worker.elsewhere, args=[relative, group.finding.program, self.plan.limit],
+                                           timeout=2 * self.plan.limit + 60).result()
+                except ProcessExpired:
+                    answer = "fails (crash)"
+                except TimeoutError:
+                    answer = "runs too long"
+                group.elsewhere[relative] = answer
+                self._save(group)
 
     def _count_seconds(self) -> None:
         self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
@@ -214,7 +235,7 @@ class Campaign:
                 self.add(finding)
             elif found.get("target") == self.plan.target and found.get("seed") == self.plan.seed:
                 self.groups[finding.group] = Group(finding, set(found["numbers"]), {finding.group, *found["found_as"]},
-                                                   found["shrunk"])
+                                                   found["shrunk"], found["elsewhere"])
 
     def _patience(self, shard: Shard) -> float:
         return 60 + shard.count * shard.limit / 4 + shard.limit
@@ -335,7 +356,7 @@ class Campaign:
     def _save(self, group: Group) -> None:
         data, text = self._paths(group)
         found = {"target": self.plan.target, "count": len(group.numbers), "numbers": sorted(group.numbers),
-                 "found_as": sorted(group.found_as), "shrunk": group.shrunk}
+                 "found_as": sorted(group.found_as), "shrunk": group.shrunk, "elsewhere": group.elsewhere}
         write_atomic(data, json.dumps({**group.finding.to_json(), **found}, indent=1))
         write_atomic(text, self.script(group.finding))
 
@@ -372,5 +393,6 @@ class Campaign:
             "findings": [{"signature": group.finding.group, "kind": group.finding.kind, "count": len(group.numbers),
                           "program": group.finding.number, "steps": len(group.finding.program.steps),
                           "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",
+                          "elsewhere": group.elsewhere,
                           "script": self.script(group.finding)} for group in groups],
         }

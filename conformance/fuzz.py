@@ -55,8 +55,9 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
     parser.add_argument("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
     parser.add_argument("--minutes", type=positive, metavar="M", help="stop drawing after so many minutes")
-    parser.add_argument("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE], "
-                        "mutant:FAULT (default: tiny)")
+    parser.add_argument("--target", default="tiny", help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
+                        "functionalize, aot_eager, inductor, device:NAME[,import=MODULE], tinygrad-upstream:PATH, "
+                        "mutant:FAULT, class:MODULE.CLASS (default: tiny)")
     parser.add_argument("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
     parser.add_argument("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX",
                         help=f"steps of a program (default: {STEPS[0]}..{STEPS[1]})")
@@ -201,6 +202,8 @@ def summarize(running: Campaign, console: Console) -> None:
         console.rule(f"{finding.kind} in {len(group.numbers)} of {running.result.done} programs: {finding.group}")
         if at < MOST_SCRIPTS:
             console.print(running.script(finding))
+        if group.elsewhere:
+            console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in group.elsewhere.items()))
         console.print(f"script: {running.path(group)}\nagain:  python -m conformance.fuzz --target "
                       f"{running.plan.target} --replay {running.path(group).with_suffix('.json')}")
     tally, result = running.result.tally, running.result

@@ -25,7 +25,7 @@ from conformance.program import Program, ProgramError, read_program
 from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.steps.op import Json
-from conformance.target import Target, load_target
+from conformance.target import Target, TargetError, load_target
 from conformance.verdict import Verdict, judge, signature
 
 FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY", "INVALID"
@@ -247,6 +247,20 @@ def survives(spec: str, program: Program, limit: float) -> bool:
     if out_of_memory(verdict):
         raise MemoryError
     return True
+
+
+def elsewhere(spec: str, program: Program, limit: float) -> str:
+    """What becomes of a program on a related target: `agrees`, `fails` with the oracle, or why it was not run."""
+    try:
+        with at_most(limit):
+            verdict = judge(program, loaded(spec), locate=False)
+    except ProgramTimeout:
+        return "runs too long"
+    except TargetError as error:
+        return f"cannot be used: {error}"
+    if verdict.unsupported:
+        return f"leaves out {verdict.unsupported}"
+    return f"fails ({verdict.mismatches[0].oracle})" if verdict.mismatches else "agrees"
 
 
 @contextmanager
