@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from conformance.oracle import Mismatch, compare
-from conformance.program import Program, run
+from conformance.program import Program, run, table
 from conformance.shadow import Shadow, reference
 from conformance.steps.layouts import layout_class
 from conformance.support import left_out
@@ -21,8 +21,9 @@ from conformance.whole import run_whole
 
 @dataclass(frozen=True)
 class Signature:
-    """What makes two failures the same bug, as far as can be told: the oracle that saw it, the first bad step's op, the
-    layout class of what it worked on, and the error's type and text, numbers and names left out."""
+    """What makes two failures the same bug, as far as can be told: the oracle that saw it, the first bad step's op and
+    the layout class of what it worked on; or the step's family and the error's type and text, numbers and names left
+    out, since the text says more of the cause than op and layout do."""
 
     oracle: str
     op: str
@@ -106,9 +107,11 @@ def signature(program: Program, verdict: Verdict) -> Signature:
     shadow = Shadow(program)
     for earlier in program.steps[:verdict.bad_step - 1]:
         shadow.step(earlier)
+    if error:
+        return Signature(first.oracle, table()[step.op].family if step.op in table() else step.op, error=error)
     names = [name for name in step.names() if name in shadow.env]
     layout = layout_class(shadow.env[names[0]]) if names else ""
-    return Signature(first.oracle, step.op, layout, error)
+    return Signature(first.oracle, step.op, layout)
 
 
 def _gist(text: str) -> str:

@@ -18,8 +18,10 @@ class FunctionalizeTarget(Target):
     whole = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "grad", "alias", "storage_offset", "stride", "contiguity"}
     without = frozenset({"autograd", "an input that requires grad", "inputs that share a storage", "errors",
-                         "a step that raises", "same_base", "tolist", "set_data", "set_view_"})
-    """The transform takes inputs for independent tensors, and torch documents that it refuses `.data` and `set_`."""
+                         "a step that raises", "same_base", "tolist", "set_data", "set_view_", "is_contiguous",
+                         "resize_filled_"})
+    """The transform takes inputs for independent tensors, and torch documents that it refuses `.data` and `set_`, and a
+    view's `resize_`; strides, and so contiguity, are not promised."""
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function without mutations."""

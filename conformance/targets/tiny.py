@@ -19,6 +19,15 @@ RENDERERS = {"CLANG": "CPU:CLANG", "X86": "CPU:X86", "LLVM": "CPU:LLVM", "PYTHON
 """tinygrad's code generators that need no further hardware, each with what its `DEV` must say."""
 
 
+def require_llvm() -> None:
+    """Raises TargetError unless there is a libLLVM of version 16 or newer: older ones cannot read tinygrad's code."""
+    try:
+        from tinygrad.runtime.autogen import llvm
+        llvm.dll.LLVMGetVersion  # noqa: B018 - a symbol that came with version 16
+    except (AttributeError, ImportError, OSError) as error:
+        raise TargetError(f"target 'tiny:LLVM' needs libLLVM 16 or newer: {error}") from error
+
+
 class TinyTarget(Target):
     name = "tiny"
     oracles = frozenset(ORACLES)
@@ -40,6 +49,8 @@ class TinyTarget(Target):
                 raise TargetError(f"target 'tiny:{self.renderer}' needs a process of its own: tinygrad is already "
                                   f"loaded with DEV={os.environ.get('DEV', '')!r}; set DEV={wanted} before it is")
             os.environ["DEV"] = wanted
+        if self.renderer == "LLVM":
+            require_llvm()
         try:
             from conformance import backend
         except ImportError as error:
