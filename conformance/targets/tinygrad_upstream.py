@@ -37,8 +37,8 @@ class TinygradUpstreamTarget(Target):
                         torch.int8, torch.int16, torch.int32, torch.int64})
     without = frozenset({"same_base", "set_view_", "set_data", "resize_filled_", "empty_filled", "view_as_complex",
                          "view_as_real", "detach_"})
-    """Whatever looks at storages or replaces them, `detach_`, since inputs are views, and complex numbers; bfloat16 has no
-    way to the device."""
+    """Whatever looks at storages or replaces them, `detach_`, since inputs are views, and complex numbers; bfloat16 has
+    no way to the device."""
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
