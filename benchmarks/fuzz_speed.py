@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conformance.fuzz_views import Drawing
 from conformance.oracle import Observation, compare
@@ -61,16 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def elsewhere(target: str, naive: bool, cache: Path, given: argparse.Namespace) -> dict[str, object]:
+def elsewhere(target: str, naive: bool, cache: Path, given: argparse.Namespace) -> dict[str, Any]:
     """One row, measured in a fresh process."""
     command = [sys.executable, "-W", "ignore", __file__, "--one", target, "--seed", str(given.seed), "--programs",
                str(given.programs), *(["--naive"] if naive else [])]
     done = subprocess.run(command, env={**os.environ, "CACHEDB": str(cache)}, check=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
-def measure(spec: str, seed: int, programs: int, naive: bool) -> dict[str, object]:
+def measure(spec: str, seed: int, programs: int, naive: bool) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
     target = load_target(spec)
