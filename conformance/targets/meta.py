@@ -11,8 +11,9 @@ METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad
 """What can be judged without values. Whether a result requires grad is left to targets that compute gradients."""
 
 NEEDS_VALUES = frozenset({"questions", "item.error", "index_select.range", "as_strided.range", "through_host",
+                          "from_host_view", "into_host_view", "nonzero", "masked_select", "masked_select.out",
                           "a write that raises"})
-"""Steps whose answer, or whose error, depends on values, on how many bytes there are or on which of them overlap: meta
+"""Steps whose answer, size or error depends on values, on how many bytes there are or on which of them overlap: meta
 kernels check no memory. And the way to the host."""
 
 
