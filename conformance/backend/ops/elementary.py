@@ -18,9 +18,10 @@ from typing import Any
 
 from tinygrad.dtype import DType, dtypes
 from tinygrad.helpers import polyN
+from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
 from tinygrad.uop import Ops
-from tinygrad.uop.ops import UOp, python_alu
+from tinygrad.uop.ops import PatternMatcher, UOp, UPat, python_alu
 
 from .. import engine
 
@@ -48,6 +49,21 @@ python_alu[Ops.CMPEQ] = lambda a, b: not _python_differ(a, b)
 # Its C renderers write a - (-b) as a--b. A space is all that is missing.
 for _renderer in (CStyleLanguage, ClangRenderer):
     _renderer.code_for_op[Ops.SUB] = lambda a, b, dtype: f"({a}- {b})"
+
+
+def _wrapped(ctx: Any, x: UOp) -> str:
+    return f"({ctx.render_cast(x, ctx.code_for_op[x.op](*(ctx[source] for source in x.src), x.dtype))})"
+
+
+# C computes narrow integers in int, so a sum of two bytes that is not stored does not wrap: cast it back.
+_NARROW = UPat(
+    (Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG, Ops.CDIV),
+    (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16),
+    name="x",
+)
+for _renderer in vars(cstyle).values():
+    if isinstance(_renderer, type) and "string_rewrite" in vars(_renderer):
+        _renderer.string_rewrite = PatternMatcher([(_NARROW, _wrapped)]) + _renderer.string_rewrite  # type: ignore
 
 
 def divide(a: UOp, b: UOp | float) -> UOp:
