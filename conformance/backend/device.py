@@ -129,6 +129,8 @@ def register() -> None:
     _serve_untyped_storage()
     _print_on_host()
     _keep_shared_parameters()
+    _serve_accelerator()
+    _pin_by_copying()
     # tinygrad's scheduler is not thread-safe; backward runs in the calling thread.
     torch.autograd.set_multithreading_enabled(False)
 
@@ -191,3 +193,33 @@ def _keep_shared_parameters() -> None:
         return moved
 
     torch.nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _serve_accelerator() -> None:
+    """`torch.accelerator` asks C++ for what a device registered from Python cannot give it: streams, an allocator."""
+
+    def no_statistics(device_index: Any = None, /) -> Any:
+        raise RuntimeError(
+            "tiny: there is no caching allocator to ask for statistics; conformance.backend.stats() counts bytes moved"
+        )
+
+    def empty_cache() -> None:
+        """Nothing: memory goes back to tinygrad when a storage dies."""
+
+    replacements = {"synchronize": synchronize, "empty_cache": empty_cache, "memory_stats": no_statistics}
+    for module in (torch.accelerator, torch.accelerator.memory):
+        for name, function in replacements.items():
+            if hasattr(module, name):
+                setattr(module, name, function)
+
+
+_pinning = torch.library.Library("aten", "IMPL")
+
+
+def _pin_by_copying() -> None:
+    """`pin_memory()` of a CPU tensor is a copy: a transfer reads any host memory at the same speed."""
+
+    def pinned(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        return self.clone()
+
+    _pinning.impl("_pin_memory", pinned, "CPU")

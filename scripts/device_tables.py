@@ -1,0 +1,188 @@
+"""The generated tables of docs/device.md: how much of op_db the tiny device gets right, and what it leaves to the CPU.
+
+    python scripts/device_tables.py collect RUN/opinfo.json ...   runs of conformance.opinfo_runner into tracked data
+    python scripts/device_tables.py                               that data into docs/device.md
+    python scripts/device_tables.py --check                       exit code 1 when docs/device.md is stale
+
+The key insight: a page is stale against tracked data, not against a live run, so the check takes no time and no device.
+A later run of the same case replaces an earlier one. Every operator that falls back needs a reason in reasons.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path("reports/coverage/tiny.json")
+REASONS = Path("reports/coverage/reasons.toml")
+PAGE = Path("docs/device.md")
+BEGIN, END = "<!-- tables: python scripts/device_tables.py -->", "<!-- end of tables -->"
+SLOWEST = 20
+OUTCOMES = ("PASS", "XFAIL", "FAIL", "SKIP", "TIMEOUT", "CRASH", "XPASS", "FLAKY")
+
+
+class TablesError(Exception):
+    """Data that cannot be shown; the text is one sentence that says what to do."""
+
+
+def collect(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The data behind the tables, from the JSON of runs (conformance.report.model), earliest first."""
+    cases: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for run in runs:
+        if run.get("target") != "tiny":
+            raise TablesError(f"a run of target {run.get('target')!r} was given; the tables are of tiny")
+        for result in run["results"]:
+            name = result["op"] + (f".{result['overload']}" if result.get("overload") else "")
+            cases[name, result["dtype"], result["variant"], result["layout"]] = result
+    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    for (_, dtype, variant, layout), result in cases.items():
+        column = variant if layout == "as_sampled" else f"{variant}, {layout}"
+        outcomes[f"{dtype}|{column}"][result["outcome"]] += 1
+    plain = {name: r for (name, *rest), r in cases.items() if rest == ["float32", "forward", "as_sampled"]}
+    served = Counter("fallback" if r.get("fallback") else "decomposed" if r.get("decomposed") else "native"
+                     for r in plain.values())  # fmt: skip
+    fallbacks: dict[str, list[str]] = defaultdict(list)
+    for name, result in sorted(plain.items()):
+        for op in result.get("fallbacks", {}):
+            fallbacks[op].append(name)
+    slowest = sorted(((r["seconds"], name, r["samples"]) for name, r in plain.items()), reverse=True)[:SLOWEST]
+    return {
+        "runs": [{"command": run["command"], "started": run["started"]} for run in runs],
+        "outcomes": {key: dict(sorted(counts.items())) for key, counts in sorted(outcomes.items())},
+        "served": dict(sorted(served.items())),
+        "samples": sum(r["samples"] for r in plain.values()),
+        "seconds": round(sum(r["seconds"] for r in plain.values())),
+        "fallbacks": dict(sorted(fallbacks.items())),
+        "slowest": [[name, round(seconds, 1), samples] for seconds, name, samples in slowest],
+    }
+
+
+def reason_for(op: str, reasons: Mapping[str, str]) -> str:
+    """The reason of the first pattern that an operator's name matches; raises TablesError where there is none."""
+    for pattern, reason in reasons.items():
+        if fnmatch.fnmatchcase(op, pattern):
+            return reason
+    raise TablesError(f"{op} falls back to the CPU without a reason: add one to {REASONS}")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines)
+
+
+def _outcome_rows(outcomes: Mapping[str, Mapping[str, int]]) -> list[list[Any]]:
+    rows = []
+    for key, counts in outcomes.items():
+        dtype, variant = key.split("|")
+        compared = sum(counts.values()) - counts.get("SKIP", 0)
+        share = f"{100 * counts.get('PASS', 0) / compared:.1f} %" if compared else ""
+        rows.append([dtype, variant, *(counts.get(o, 0) or "" for o in OUTCOMES[:4]),
+                     sum(counts.get(o, 0) for o in OUTCOMES[4:]) or "", share])  # fmt: skip
+    return rows
+
+
+def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """The generated part of the page, with its markers."""
+    served, total = data["served"], sum(data["served"].values())
+    outcome = _table(["dtype", "variant", *OUTCOMES[:4], "other", "passed"], _outcome_rows(data["outcomes"]))
+    share = _table(
+        ["served by", "OpInfos", "share"],
+        [[kind, served.get(kind, 0), f"{100 * served.get(kind, 0) / max(total, 1):.1f} %"]
+         for kind in ("native", "decomposed", "fallback")],
+    )  # fmt: skip
+    by_reason: dict[str, tuple[list[str], set[str]]] = {}
+    for op, names in data["fallbacks"].items():
+        ops, of = by_reason.setdefault(reason_for(op, reasons), ([], set()))
+        ops.append(f"`{op.removeprefix('aten.')}`")
+        of.update(names)
+    most = sorted(by_reason.items(), key=lambda entry: -len(entry[1][1]))
+    fallback = _table(
+        ["operators", "OpInfos", "why"], [[", ".join(ops), len(of), reason] for reason, (ops, of) in most]
+    )
+    slow = _table(["OpInfo", "seconds", "samples"], data["slowest"])
+    commands = "\n".join(f"{run['command']}" for run in data["runs"])
+    return f"""{BEGIN}
+
+### Outcomes on op_db
+
+Cases are OpInfo x dtype; "passed" is of those in which something was compared. XFAIL is declared, with its reason, in
+`reports/expectations/tiny.toml`.
+
+{outcome}
+
+### Who computes
+
+Float32, forward: a native OpInfo ran value functions (or views) only, a decomposed one also decompositions, a fallback
+handed at least one operator of one sample to the CPU.
+
+{share}
+
+### What falls back, and why
+
+{fallback}
+
+### The slowest
+
+{data["samples"]} samples of float32 forward took {data["seconds"]} s in all.
+
+{slow}
+
+### The runs behind these tables
+
+```text
+{commands}
+```
+
+{END}"""
+
+
+def updated(page: str, part: str) -> str:
+    """The page with its generated part replaced; raises TablesError where the markers are missing."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise TablesError(f"{PAGE} lacks the line {BEGIN!r} or {END!r}: put both where the tables belong")
+    return before + part + after
+
+
+def _written(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(path.suffix + ".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
+    parser.add_argument("command", nargs="?", choices=["collect"], help="read runs into the tracked data first")
+    parser.add_argument("runs", nargs="*", type=Path, help="opinfo.json files, earliest first")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "collect":
+            data = collect([json.loads(path.read_text()) for path in given.runs])
+            _written(root / DATA, json.dumps(data, indent=1) + "\n")
+        page = (root / PAGE).read_text()
+        reasons = tomllib.loads((root / REASONS).read_text())["reasons"]
+        wanted = updated(page, page_part(json.loads((root / DATA).read_text()), reasons))
+    except (OSError, KeyError, ValueError, TablesError) as error:
+        print(f"device_tables: {error}", file=sys.stderr)
+        return 2
+    if given.check:
+        if wanted != page:
+            print(f"device_tables: {PAGE} is stale; run python scripts/device_tables.py", file=sys.stderr)
+        return int(wanted != page)
+    _written(root / PAGE, wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
