@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-import conformance.backend  # noqa: F401 - registers the device
+import conformance.backend
 
 DEVICES = ("cpu", "tiny")
 

@@ -44,6 +44,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     **dynamic.KERNELS,
     **factory.KERNELS,
     **norm.KERNELS,
+    **pointwise.KERNELS,
     **random.KERNELS,
     **rnn.KERNELS,
 }

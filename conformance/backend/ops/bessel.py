@@ -182,9 +182,13 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 
 def _zeta_of_positive(s: UOp, q: UOp) -> UOp:
-    """The sum of (q + k)**-s for q > 0: ten terms, and the rest by Euler and Maclaurin (DLMF 25.11.5)."""
+    """The sum of (q + k)**-s for q > 0: ten terms, and the rest by Euler and Maclaurin (DLMF 25.11.5).
+
+    Stored: three of these in one kernel take the compiler a minute.
+    """
+    s, q = s.contiguous(), q.contiguous()
     k = UOp.arange(_SHIFT).cast(dtypes.float64).reshape((1,) * q.ndim + (_SHIFT,))
-    total = e.exp(-s.unsqueeze(-1) * e.log(q.unsqueeze(-1) + k)).sum(-1)
+    total = e.exp(-s.unsqueeze(-1) * e.log(q.unsqueeze(-1) + k)).sum(-1).contiguous()
     a = q + float(_SHIFT)
     power = e.exp(-s * e.log(a))
     square = divide(a.const_like(1.0), a * a)
@@ -192,7 +196,7 @@ def _zeta_of_positive(s: UOp, q: UOp) -> UOp:
     for n, b in enumerate(_BERNOULLI, 1):
         rest = rest + factor * (b / math.factorial(2 * n))
         factor = factor * (s + float(2 * n - 1)) * (s + float(2 * n)) * square
-    return total + power * (divide(a, subtract(s, 1.0)) + 0.5 + rest)
+    return (total + power * (divide(a, subtract(s, 1.0)) + 0.5 + rest)).contiguous()
 
 
 def zeta(s: UOp, q: UOp) -> UOp:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import engine
-from ..dispatch import Context, pointwise, value
+from ..dispatch import ROWS, Context, Overload, find, pointwise, value
 from ..dtypes import opmath
 from ..tensors import cast, constant
 from . import elementary as e
@@ -295,7 +296,7 @@ def fill_tensor(ctx: Context, self: UOp, number: UOp) -> UOp:
     return cast(number, ctx.out.computed)
 
 
-@value("where.self")
+@value("where.self", elementwise=True)
 def where(ctx: Context, condition: UOp, a: UOp, b: UOp) -> UOp:
     """Elements of `a` where the condition holds, else of `b`."""
     dtype = ctx.out.computed
@@ -325,3 +326,13 @@ def arange(ctx: Context, start: float, end: float, step: float = 1, **_: object)
     wide = dtypes.int64 if dtypes.is_int(ctx.out.computed) else dtypes.float64
     count = math.prod(ctx.out.size)
     return UOp.arange(count).cast(wide) * constant(step, wide) + constant(start, wide)
+
+
+def where_out(condition: torch.Tensor, self: Any, other: Any, *, out: torch.Tensor) -> torch.Tensor:
+    """aten::where.self_out, which attention's masks call with two numbers that the meta kernel takes for doubles."""
+    a, b = (x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (self, other))
+    return _WHERE_OUT(condition, a, b, out=out)
+
+
+_WHERE_OUT = Overload(find("where.self_out"), find("where.self"), ROWS["where.self"]).kernel
+KERNELS: dict[str, Callable[..., Any]] = {"where.self_out": where_out}

@@ -1,0 +1,75 @@
+"""The generated tables of docs/device.md."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import device_tables
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A checkout with the page and its data."""
+    for path in (device_tables.DATA, device_tables.REASONS, device_tables.PAGE):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(device_tables.ROOT / path, tmp_path / path)
+    return tmp_path
+
+
+def result(op: str, **changed: Any) -> dict[str, Any]:
+    """One case of a run."""
+    usual = {
+        "op": op, "dtype": "float32", "variant": "forward", "layout": "as_sampled", "outcome": "PASS", "samples": 2,
+        "seconds": 0.5, "native": 2, "decomposed": 0, "fallback": 0,
+    }  # fmt: skip
+    return usual | changed
+
+
+def run(*results: dict[str, Any], target: str = "tiny") -> dict[str, Any]:
+    """A run's JSON."""
+    return {"target": target, "command": "a command", "started": "today", "results": list(results)}
+
+
+def test_page_is_current() -> None:
+    """docs/device.md shows the tracked data; if not, run python scripts/device_tables.py."""
+    assert device_tables.main(["--check"]) == 0
+
+
+def test_stale_page_is_found(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Changed data makes the page stale until the command is run."""
+    data = json.loads((copy / device_tables.DATA).read_text())
+    data["samples"] += 1
+    (copy / device_tables.DATA).write_text(json.dumps(data))
+    assert device_tables.main(["--check"], copy) == 1
+    assert "run python scripts/device_tables.py" in capsys.readouterr().err
+    assert device_tables.main([], copy) == 0
+    assert device_tables.main(["--check"], copy) == 0
+
+
+def test_later_runs_replace_earlier_ones() -> None:
+    """A case counts once, as it last ended; who computed it is told by its counters."""
+    first = run(result("add", outcome="FAIL"), result("svd", fallback=1, fallbacks={"aten._linalg_svd.U": 1}))
+    data = device_tables.collect([first, run(result("add", decomposed=1))])
+    assert data["outcomes"] == {"float32|forward": {"PASS": 2}}
+    assert data["served"] == {"decomposed": 1, "fallback": 1}
+    assert data["fallbacks"] == {"aten._linalg_svd.U": ["svd"]}
+
+
+def test_fallback_without_a_reason(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An operator that falls back and that no pattern covers is an error which names it."""
+    data = device_tables.collect([run(result("new", fallback=1, fallbacks={"aten.brand_new.default": 1}))])
+    (copy / device_tables.DATA).write_text(json.dumps(data))
+    assert device_tables.main([], copy) == 2
+    assert "aten.brand_new.default falls back to the CPU without a reason" in capsys.readouterr().err
+
+
+def test_other_targets_are_refused(tmp_path: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page is of tiny."""
+    (tmp_path / "run.json").write_text(json.dumps(run(result("add"), target="cpu")))
+    assert device_tables.main(["collect", str(tmp_path / "run.json")], copy) == 2
+    assert "the tables are of tiny" in capsys.readouterr().err
