@@ -578,4 +578,18 @@ def _conjugating(name: str) -> Callable[..., Any]:
 
 KERNELS: dict[str, Callable[..., Any]] = {"dot": _dot("dot"), "vdot": _dot("vdot")}
 # torch derives the gradient of the functional form from its composite form, which ends here.
+
+
+def _exact_out(name: str) -> Callable[..., Any]:
+    kernel = Overload(find(f"{name}.out"), find(name), ROWS[full_name(name)]).kernel
+
+    def call(re: torch.Tensor, im: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        if out.dtype != torch.promote_types(re.dtype, torch.complex32):
+            raise Refused("out= takes no cast")
+        return kernel(re, im, out=out)
+
+    return call
+
+
+KERNELS |= {f"{name}.out": _exact_out(name) for name in ("complex", "polar")}
 KERNELS |= {name: _conjugating(name) for name in ("conj_physical.out", "conj_physical_")}
