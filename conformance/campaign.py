@@ -222,6 +222,7 @@ class Campaign:
         if identity != self.plan.identity():
             raise ProgramError(f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
                                "steps and corpus that it was started with")
+        untaken: list[Finding] = []
         for saved in sorted(self.plan.failures.glob("*.json")):
             if saved.name.startswith("running-"):
                 saved.unlink()
@@ -232,10 +233,13 @@ class Campaign:
             except (OSError, ValueError, KeyError, TypeError, ProgramError):
                 continue  # not of a campaign: a program that somebody put there
             if saved.name.startswith("found-"):
-                self.add(finding)
+                untaken.append(finding)
             elif found.get("target") == self.plan.target and found.get("seed") == self.plan.seed:
                 self.groups[finding.group] = Group(finding, set(found["numbers"]), {finding.group, *found["found_as"]},
                                                    found["shrunk"], found["elsewhere"])
+        self.groups = dict(sorted(self.groups.items(), key=lambda item: min(item[1].numbers)))
+        for finding in sorted(untaken, key=lambda one: one.number):
+            self.add(finding)
 
     def _patience(self, shard: Shard) -> float:
         return 60 + shard.count * shard.limit / 4 + shard.limit
