@@ -4,15 +4,19 @@ The peer is tinygrad's own torch backend (`extra/torch_backend` at commit a9069c
 119 in all, copies in and random numbers counted. Each workload here is counted the same way: inputs moved to the
 device, computed, and one result brought back.
 
-Usage: ``python benchmarks/kernel_counts.py``; counts are exact, not timings.
+Usage: ``python benchmarks/kernel_counts.py [--json FILE]``; counts are exact, not timings.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
@@ -126,8 +130,16 @@ def count(workload: Workload) -> dict[str, int]:
     return {**counts, "fallback": sum(stats["fallback"].values())}
 
 
-def setitem_loop(n: int) -> torch.Tensor:
-    """`for i in range(n): a[i] = i` with a view alive"""
+def setitem_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """a[i] = i"""
+    a = torch.zeros(n, device=device)
+    for i in range(n):
+        a[i] = i
+    return a
+
+
+def setitem_loop_with_view(n: int) -> torch.Tensor:
+    """a[i] = i, a view alive"""
     a = torch.zeros(n, device="tiny")
     view = a.view(2, -1)
     for i in range(n):
@@ -135,24 +147,97 @@ def setitem_loop(n: int) -> torch.Tensor:
     return view
 
 
-def main() -> None:
+def setitem_loop_int(n: int, device: str = "tiny") -> torch.Tensor:
+    """a[i] = i, a an int64 tensor that was moved to the device"""
+    a = torch.ones(n, dtype=torch.int64).to(device)
+    for i in range(n):
+        a[i] = i
+    return a
+
+
+def add_one_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """a[i] += 1"""
+    a = torch.zeros(n).to(device)
+    for i in range(n):
+        a[i] += 1
+    return a
+
+
+def row_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """m[i] = i, rows of a matrix"""
+    m = torch.zeros(n, 4).to(device)
+    for i in range(n):
+        m[i] = i
+    return m
+
+
+def dependent_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """a[i] = a[i - 1] * 2"""
+    a = torch.ones(n).to(device)
+    for i in range(1, n):
+        a[i] = a[i - 1] * 2
+    return a
+
+
+def append_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """cache[:, i] = x, as a key-value cache grows"""
+    cache, x = torch.zeros(2, n, 4, device=device), torch.ones(2, 4).to(device)
+    for i in range(n):
+        cache[:, i] = x
+    return cache
+
+
+# Each with the largest n that is tried: what depends on the step before cannot be one kernel.
+LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {
+    setitem_loop: (10, 100, 1000, 10000), setitem_loop_with_view: (10, 100, 1000), setitem_loop_int: (10, 100, 1000),
+    row_loop: (10, 100, 1000), add_one_loop: (10, 100), append_loop: (10, 100), dependent_loop: (10, 100),
+}  # fmt: skip
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Kernels and copies of every workload, by name; what a run compares with `reports/baseline/kernels.json`."""
+    found = {workload.__name__: count(workload) for workload in WORKLOADS}
+    for loop, sizes in LOOPS.items():
+        for n in sizes:
+            found[f"{loop.__name__}({n})"] = count(lambda loop=loop, n=n: loop(n))  # type: ignore[misc]
+    return found
+
+
+def show(found: dict[str, dict[str, int]]) -> None:
     """Print the two tables."""
     console = Console()
+    columns = ("kernels", "copies_in", "copies_out", "fallback")
     table = Table("workload", "kernels", "copies in", "copies out", "CPU fallbacks", "all", "peer", title="Fusion")
     total = [0] * 5
     for workload, peer in WORKLOADS.items():
-        c = count(workload)
-        row = [c["kernels"], c["copies_in"], c["copies_out"], c["fallback"]]
+        row = [found[workload.__name__][name] for name in columns]
         row.append(sum(row[:3]))
         total = [a + b for a, b in zip(total, row, strict=True)]
         table.add_row(workload.__name__, *map(str, row), str(peer))
     table.add_row("sum", *map(str, total), str(sum(WORKLOADS.values())))
     console.print(table)
-    loops = Table("n", "kernels", "copies in", "copies out", title="for i in range(n): a[i] = i")
-    for n in (10, 100, 1000, 10000):
-        c = count(lambda n=n: setitem_loop(n))  # type: ignore[misc]
-        loops.add_row(str(n), str(c["kernels"]), str(c["copies_in"]), str(c["copies_out"]))
+    loops = Table("loop", "n", "kernels", "copies in", "copies out", title="Loops of in-place writes")
+    for loop, sizes in LOOPS.items():
+        for n in sizes:
+            row = [found[f"{loop.__name__}({n})"][name] for name in columns[:3]]
+            loops.add_row(escape(loop.__doc__ or ""), str(n), *map(str, row))
     console.print(loops)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Count every workload; print the tables, or write the counts as JSON."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there instead of printing them")
+    given = parser.parse_args(arguments)
+    found = counts()
+    if given.json is None:
+        show(found)
+        return
+    kept = {name: {k: v for k, v in c.items() if k != "fallback"} for name, c in found.items()}
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    beside = given.json.with_suffix(".part")
+    beside.write_text(json.dumps(kept, indent=1) + "\n")
+    beside.replace(given.json)
 
 
 if __name__ == "__main__":

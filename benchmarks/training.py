@@ -1,17 +1,23 @@
-"""Time of a training step with Adam, all in one run: tiny eager and compiled, torch CPU, plain tinygrad, TinyJit.
+"""Time and memory of a training step and of inference, each way in a process of its own, all in one run.
 
-Two networks, batch 32: an MLP 784-128-128-10, and a batch-norm CNN on 28x28 images. The figures to take are the ratios:
-the machine is whatever this runs on. Medians of the steps after the first dozen.
+The ways: tiny eager, tiny with the loss and the optimizer's step compiled (`torch.compile(backend="tiny")`), torch CPU,
+plain tinygrad, tinygrad with TinyJit, and with ``--peer`` tinygrad's own torch backend from a checkout. The networks,
+batch 32: an MLP 784-128-128-10, a batch-norm CNN on 28x28 images, and a GPT with two layers. The figures to take are
+the ratios. Times are medians of the steps after a dozen, memory is the largest that tinygrad's buffers held.
 
-Usage: ``python benchmarks/training.py [STEPS]``
+Usage: ``python benchmarks/training.py [--steps N] [--net NAME] [--optimizer NAME] [--peer PATH]``
+       ``python benchmarks/training.py --flat 2000`` for the deciles of time and memory over so many eager steps
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,17 +25,49 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from conformance import backend
-from conformance.backend import compile as compiled
-
 WARM_UP = 12
+BATCH, CONTEXT, VOCABULARY, WIDTH = 32, 16, 64, 32
+
+Step = Callable[[], float]
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each behind a layer norm and with a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, context, width) to the same shape; four heads, each place sees those before it."""
+        parts = self.qkv(self.norms[0](x)).view(*x.shape[:2], 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
+        scores = parts[0] @ parts[1].transpose(-1, -2) / (WIDTH // 4) ** 0.5
+        later = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool, device=x.device).triu(1)
+        seen = scores.masked_fill(later, float("-inf")).softmax(-1) @ parts[2]
+        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+        return x + self.feed(self.norms[1](x))
+
+
+class GPT(nn.Module):
+    """Embeddings of tokens and places, two blocks, logits for each place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(Block(), Block(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, context) tokens to (batch * context, vocabulary) logits."""
+        places = torch.arange(CONTEXT, device=x.device)
+        return self.blocks(self.tokens(x) + self.places(places)).flatten(0, 1)
 
 
 def mlp() -> nn.Module:
     """784-128-128-10"""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
-    )
+    layers = [nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)]
+    return nn.Sequential(*layers)
 
 
 def cnn() -> nn.Module:
@@ -41,89 +79,190 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
-def torch_step(build: Callable[[], nn.Module], device: str, compile_it: bool) -> Callable[[], float]:
-    """A training step on a torch device; the loss is read at each."""
-    torch.manual_seed(0)
-    net = build().to(device)
-    run = torch.compile(net, backend=compiled.tiny) if compile_it else net
-    optimizer = torch.optim.Adam(net.parameters())
-    x, y = torch.randn(32, 1, 28, 28).to(device), torch.randint(0, 10, (32,)).to(device)
+NETS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "gpt": GPT}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"adam": {}, "sgd": {"lr": 0.01, "momentum": 0.9}}
+WAYS = ("tiny", "tiny compiled", "torch CPU", "tinygrad", "tinygrad TinyJit")
 
-    def step() -> float:
+
+def torch_steps(net_name: str, optimizer_name: str, device: str, compiled: bool) -> tuple[Step, Step]:
+    """(a training step, an inference) on a torch device; the loss, or the sum of the outputs, is read at each."""
+    torch.manual_seed(0)
+    net = NETS[net_name]().to(device)
+    if net_name == "gpt":
+        x, y = torch.randint(0, VOCABULARY, (BATCH, CONTEXT)), torch.randint(0, VOCABULARY, (BATCH * CONTEXT,))
+    else:
+        x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
+    x, y = x.to(device), y.to(device)
+    options = {**OPTIMIZERS[optimizer_name], **({"capturable": True} if compiled and optimizer_name == "adam" else {})}
+    optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer_name](net.parameters(), **options)
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(net(x), y)
+
+    def outputs(x: torch.Tensor) -> torch.Tensor:
+        return net(x).sum()
+
+    advance = optimizer.step
+    if compiled:
+        loss_of, outputs, advance = (torch.compile(f, backend="tiny") for f in (loss_of, outputs, advance))
+
+    def train() -> float:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(run(x), y)
+        loss = loss_of(x, y)
         loss.backward()
-        optimizer.step()
+        advance()
         return float(loss.item())
 
-    return step
+    def infer() -> float:
+        with torch.no_grad():
+            return float(outputs(x).item())
+
+    return train, infer
 
 
-def tinygrad_step(convolutional: bool, jit: bool) -> Callable[[], float]:
-    """The same step in tinygrad itself."""
+def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step, Step]:
+    """The same two in tinygrad itself."""
     from tinygrad import Tensor, TinyJit
     from tinygrad import nn as tnn
     from tinygrad.helpers import Context
 
     Tensor.manual_seed(0)
-    relu, flat = Tensor.relu, (lambda t: t.flatten(1))
     layers: list[Any]
-    if convolutional:
-        first = [tnn.Conv2d(1, 16, 3), tnn.BatchNorm(16), relu, Tensor.max_pool2d]
-        second = [tnn.Conv2d(16, 32, 3), tnn.BatchNorm(32), relu, Tensor.max_pool2d]
-        layers = [*first, *second, flat, tnn.Linear(32 * 5 * 5, 10)]
+    if net_name == "cnn":
+        first = [tnn.Conv2d(1, 16, 3), tnn.BatchNorm(16), Tensor.relu, Tensor.max_pool2d]
+        second = [tnn.Conv2d(16, 32, 3), tnn.BatchNorm(32), Tensor.relu, Tensor.max_pool2d]
+        layers = [*first, *second, lambda t: t.flatten(1), tnn.Linear(32 * 5 * 5, 10)]
     else:
-        layers = [flat, tnn.Linear(784, 128), relu, tnn.Linear(128, 128), relu, tnn.Linear(128, 10)]
-    optimizer = tnn.optim.Adam(tnn.state.get_parameters(layers))
-    x, y = Tensor.randn(32, 1, 28, 28).realize(), Tensor.randint(32, high=10).realize()
+        linear = tnn.Linear
+        layers = [lambda t: t.flatten(1), linear(784, 128), Tensor.relu, linear(128, 128), Tensor.relu, linear(128, 10)]
+    parameters = tnn.state.get_parameters(layers)
+    optimizer: Any = tnn.optim.Adam(parameters) if optimizer_name == "adam" else tnn.optim.SGD(parameters, 0.01, 0.9)
+    x, y = Tensor.randn(BATCH, 1, 28, 28).realize(), Tensor.randint(BATCH, high=10).realize()
 
-    def compute() -> Tensor:
+    def train() -> Any:
         with Context(TRAINING=1):
             optimizer.zero_grad()
             loss = x.sequential(layers).sparse_categorical_crossentropy(y).backward()
             return loss.realize(*optimizer.schedule_step())
 
-    run = TinyJit(compute) if jit else compute
-    return lambda: float(run().item())
+    def infer() -> Any:
+        return x.sequential(layers).sum().realize()
+
+    run_train, run_infer = (TinyJit(f) if jit else f for f in (train, infer))
+    return (lambda: float(run_train().item())), (lambda: float(run_infer().item()))
 
 
-def measure(step: Callable[[], float], steps: int) -> tuple[float, list[float]]:
-    """(median ms of a step after the warm-up, all losses)"""
-    times, losses = [], []
-    for _ in range(WARM_UP + steps):
+def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step, Step]:
+    """The two steps of a way; imports what it needs, so that no other way is changed by it."""
+    if way == "torch CPU":
+        return torch_steps(net, optimizer, "cpu", False)
+    if way.startswith("tinygrad"):
+        from conformance.targets.tinygrad_upstream import choose_compiler
+
+        choose_compiler()  # the compiler only: tinygrad stays as it is
+        return tinygrad_steps(net, optimizer, "TinyJit" in way)
+    if way == "peer":
+        from conformance.target import load_target
+
+        load_target(f"tinygrad-upstream:{peer}").prepare()
+        return torch_steps(net, optimizer, "tiny", False)
+    import conformance.backend
+
+    assert conformance.backend
+    return torch_steps(net, optimizer, "tiny", way == "tiny compiled")
+
+
+def held() -> int:
+    """Bytes that tinygrad's buffers hold now; 0 where tinygrad is not loaded."""
+    helpers = sys.modules.get("tinygrad.helpers")
+    return int(helpers.GlobalCounters.mem_used) if helpers is not None else 0
+
+
+def measured(step: Step, steps: int) -> Iterator[tuple[float, int, float]]:
+    """(ms, bytes held, result) of each step after the warm-up."""
+    for i in range(WARM_UP + steps):
         start = time.perf_counter()
-        losses.append(step())
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times[WARM_UP:]), losses
+        result = step()
+        spent = (time.perf_counter() - start) * 1e3
+        if i >= WARM_UP:
+            yield spent, held(), result
 
 
-def main(steps: int) -> None:
-    """Print one row for each way to train."""
+def one(way: str, net: str, optimizer: str, steps: int, peer: str | None) -> dict[str, float]:
+    """The figures of one way."""
+    train, infer = prepare(way, net, optimizer, peer)
+    first = train()
+    kernels = sys.modules["tinygrad.helpers"].GlobalCounters if "tinygrad.helpers" in sys.modules else None
+    runs = list(measured(train, steps))
+    assert runs[-1][2] < first, f"{way} does not learn: {first} to {runs[-1][2]}"
+    before = kernels.kernel_count if kernels else 0
+    train()
+    count = (kernels.kernel_count if kernels else 0) - before
+    times = [ms for ms, _, _ in measured(infer, steps)]
+    return {
+        "train": statistics.median(ms for ms, _, _ in runs), "infer": statistics.median(times),
+        "kernels": count, "megabytes": max(b for _, b, _ in runs) / 1e6,
+    }  # fmt: skip
+
+
+def deciles(net: str, steps: int) -> dict[str, float]:
+    """Largest decile to smallest of time and of bytes held, over the eager steps of tiny: medians of tenths."""
+    train, _ = prepare("tiny", net, "adam", None)
+    runs = list(measured(train, steps))
+    tenth = len(runs) // 10
+    parts = [runs[i * tenth : (i + 1) * tenth] for i in range(10)]
+    times = [statistics.median(ms for ms, _, _ in part) for part in parts]
+    sizes = [statistics.median(b for _, b, _ in part) for part in parts]
+    return {"time": max(times) / min(times), "memory": max(sizes) / min(sizes)}
+
+
+def apart(*arguments: str) -> dict[str, float]:
+    """Run one measurement of this file in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Print one table for each network and optimizer."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of each way (default: %(default)s)")
+    parser.add_argument("--net", choices=NETS, action="append", help="only this network")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, action="append", help="only this optimizer")
+    parser.add_argument("--peer", metavar="PATH", help="a checkout of tinygrad, whose torch backend is measured too")
+    parser.add_argument("--flat", type=int, metavar="STEPS", help="only whether eager steps stay as they are")
+    parser.add_argument("--way", choices=(*WAYS, "peer"), help="only this way, as JSON")
+    given = parser.parse_args()
+    nets, optimizers = given.net or list(NETS), given.optimizer or list(OPTIMIZERS)
+    if given.way:
+        print(json.dumps(one(given.way, nets[0], optimizers[0], given.steps, given.peer)))
+        return
+    if given.flat:
+        for net in given.net or ["mlp", "cnn"]:
+            tenths = deciles(net, given.flat)
+            print(f"{net}: largest to smallest decile of {given.flat} steps: {tenths}")
+        return
     console = Console()
-    for name, build in (("MLP 784-128-128-10", mlp), ("batch-norm CNN 28x28", cnn)):
-        convolutional = build is cnn
-        ways: dict[str, Callable[[], float]] = {
-            "tiny, eager": torch_step(build, "tiny", False),
-            "tiny, torch.compile(backend=tiny)": torch_step(build, "tiny", True),
-            "torch CPU": torch_step(build, "cpu", False),
-            "tinygrad": tinygrad_step(convolutional, False),
-            "tinygrad, TinyJit": tinygrad_step(convolutional, True),
-        }
-        found: dict[str, float] = {}
-        kernels: dict[str, float] = {}
-        for way, step in ways.items():
-            backend.reset_stats()
-            found[way], losses = measure(step, steps)
-            kernels[way] = backend.stats()["kernels"] / (WARM_UP + steps)
-            assert losses[-1] < losses[0], f"{way} does not learn: {losses[0]} to {losses[-1]}"
-        table = Table(
-            "way", "ms a step", "to tinygrad", "to TinyJit", "kernels a step", title=f"{name}, batch 32, Adam"
-        )
-        for way, ms in found.items():
-            ratios = (f"{ms / found[reference]:.2f}" for reference in ("tinygrad", "tinygrad, TinyJit"))
-            table.add_row(way, f"{ms:.1f}", *ratios, f"{kernels[way]:.1f}" if "tiny," in way else "")
-        console.print(table)
+    peer = ["--peer", given.peer] if given.peer else []
+    for net in nets:
+        for optimizer in optimizers:
+            ways = [w for w in (*WAYS, *(["peer"] if peer else [])) if net != "gpt" or not w.startswith("tinygrad")]
+            settings = ["--net", net, "--optimizer", optimizer, "--steps", str(given.steps), *peer]
+            found = {way: apart("--way", way, *settings) for way in ways}
+            reference = "tinygrad" if "tinygrad" in found else "torch CPU"
+            jit = "tinygrad TinyJit" if "tinygrad" in found else "torch CPU"
+            table = Table(
+                "way", "ms a step", f"to {reference}", f"to {jit}", "kernels", "MB held", "ms inference", f"to {jit}",
+                title=f"{net}, batch {BATCH}, {optimizer}",
+            )  # fmt: skip
+            for way, f in found.items():
+                ratios = [f"{f['train'] / found[r]['train']:.2f}" for r in (reference, jit)]
+                inference = f"{f['infer'] / found[jit]['infer']:.2f}"
+                table.add_row(
+                    way, f"{f['train']:.2f}", *ratios, str(f["kernels"]), f"{f['megabytes']:.1f}", f"{f['infer']:.2f}",
+                    inference,
+                )  # fmt: skip
+            console.print(table)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main()

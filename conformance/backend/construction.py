@@ -38,7 +38,7 @@ def _plain(ints: Any) -> bool:
 
 def _mop(self: UOp, op: Ops, arg: Any) -> UOp:
     """A movement op; sizes are ints in most graphs, and then its shape follows without any rewriting."""
-    if op is Ops.RESHAPE and arg and _plain(arg):
+    if op is Ops.RESHAPE and _plain(arg):
         shape = tuple(arg)
         if math.prod(self.shape) == math.prod(shape):
             return _with_shape(UOp(op, self.dtype, (self, *_shape_arguments(shape))), shape)

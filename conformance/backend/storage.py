@@ -10,6 +10,7 @@ Must not know ops: it reads and writes geometries.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -304,6 +305,7 @@ class Cell:
         return (engine.to_host(flat), None) if constant is None else (None, constant)
 
 
+@functools.lru_cache(maxsize=1024)
 def _zeros(nbytes: int, dtype: DType) -> UOp:
     return UOp.const(0, dtype).expand((-(-nbytes // dtype.itemsize),))
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import layout, storage
+from . import layout as layout_  # `layout` is an argument of factories
 from .tensors import CPU, SET, Spec, new_tensor, tensor_on
 
 aten = torch.ops.aten
@@ -52,6 +53,10 @@ def empty(
     memory_format: Any = None,
 ) -> torch.Tensor:
     """aten::empty.memory_format; memory reads as zeros."""
+    if memory_format is None and dtype is not None and all(type(s) is int and s >= 0 for s in size):
+        shape = tuple(size)
+        strides = layout_.contiguous_strides(shape)
+        return new_tensor(Spec(dtype, shape, strides), _checked(_index(device)))
     made = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     return new_tensor(Spec(made.dtype, tuple(made.size()), tuple(made.stride())), _checked(_index(device)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -113,6 +114,26 @@ class TestChecksOfElements:
         assert backend.stats()["native"] == {}  # it was recorded
         with pytest.raises(IndexError, match="Target 7 is out of bounds"):
             run(x.to("tiny"), torch.tensor([1, 7, 0]).to("tiny"))
+
+    def test_the_gradient_of_an_embedding_is_recorded(self) -> None:
+        """Rows summed by index on the device, those of the padding index left out; no warning, the CPU's values."""
+        weight, index = torch.randn(5, 3), torch.tensor([[1, 4, 1], [0, 1, 2]])
+
+        def loss(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return (nn.functional.embedding(index, weight, padding_idx=4) ** 2).sum()
+
+        grads = []
+        for device in ("cpu", "tiny"):
+            w = weight.clone().to(device).requires_grad_()
+            run = torch.compile(loss, backend=compiled.tiny) if device == "tiny" else loss
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                for _ in range(2):
+                    w.grad = None
+                    run(w, index.to(device)).backward()
+            assert w.grad is not None
+            grads.append(w.grad.cpu())
+        torch.testing.assert_close(grads[1], grads[0])
 
     def test_nothing_is_written_where_an_index_is_wrong(self) -> None:
         """The write that a graph makes before an index fails is not made."""

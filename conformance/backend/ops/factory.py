@@ -7,6 +7,7 @@ Must not know devices: `out` says where.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import fallback
-from ..dispatch import find, specs
+from ..dispatch import ROWS, Overload, find, specs
 from ..dtypes import COMPUTED, opmath
 from ..stats import STATS
 from ..tensors import assign, check_writable, constant
@@ -92,8 +93,43 @@ def zeros_to_be(size: Sequence[int], **kwargs: Any) -> torch.Tensor:
     return torch.zeros(size, **kwargs)
 
 
+_FILL = torch.ops.aten.fill_.Scalar
+_FILL_NAME = str(_FILL)
+
+
+@functools.cache
+def _fill_by_schema() -> Callable[..., Any]:
+    functional = torch.ops.aten.fill.Scalar
+    return Overload(_FILL, functional, ROWS["fill.Scalar"]).kernel
+
+
+def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
+    """aten::fill_.Scalar, the commonest write: it reads nothing, and its metadata are the tensor's own."""
+    dtype, kind = self.dtype, type(number)
+    if kind is bool or kind is int:
+        plain = dtype is torch.bool or (dtype in COMPUTED and 0 <= number <= 127)
+        plain = plain or (dtype in _EXACT and _EXACT[dtype][0] <= number <= _EXACT[dtype][1])
+    else:
+        plain = kind is float and dtype in _FLOATS and (abs(number) <= 65504 or number != number)
+    if not plain:
+        # Converts, or raises, as the CPU does: where there is one element it never raises.
+        converted = torch.empty(min(self.numel(), 2), dtype=dtype).fill_(number)
+        number = converted[0].item() if len(converted) else 0
+    if dtype not in COMPUTED or not self.numel():
+        return _fill_by_schema()(self, number)
+    check_writable(self)
+    STATS.native[_FILL_NAME] += 1
+    assign(self, constant(number, COMPUTED[dtype]))
+    return self
+
+
+_FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_EXACT = {d: (torch.iinfo(d).min, torch.iinfo(d).max) for d in (torch.int8, torch.int16, torch.int32, torch.int64)}
+_EXACT |= dict.fromkeys((torch.float64, torch.float32), (-(1 << 24), 1 << 24))
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "_efficientzerotensor": zeros_to_be,
+    "fill_.Scalar": fill_,
     "arange.out": into_out("arange.out", arange),
     "arange.start_out": into_out("arange.start_out", arange),
     "range.out": into_out("range.out", arange),

@@ -20,11 +20,12 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
+from .. import storage
 from ..dispatch import Context, Refused, value
 from ..dtypes import opmath
 from ..layout import elements
 from ..tensors import cast, constant
-from .bounds import Size, check, look
+from .bounds import Size, check, checked, look
 from .indexing import adjacent, indexed_dims, lines
 
 WIDTH = 32  # writes to one place that are combined in one round
@@ -315,9 +316,14 @@ def embedding_dense_backward(
     ctx: Context, grad_output: UOp, indices: UOp, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> UOp:
     """The gradient of embedding's weight: rows of the gradient summed by index, those of `padding_idx` left out."""
-    place = _integers(ctx, ctx.args[1], 0, num_weights).reshape(-1)
     width = ctx.out.size[1]
-    rows = cast(grad_output, opmath(grad_output.dtype)).reshape((len(place), width))
+    rows = cast(grad_output, opmath(grad_output.dtype)).reshape((ctx.args[1].numel(), width))
+    if storage.is_recording() and not scale_grad_by_freq:  # no host to invert the index on: compare all with all
+        index = checked(ctx, ctx.args[1], 0, num_weights).reshape((1, rows.shape[0], 1))
+        here = index.eq(UOp.arange(num_weights).reshape((num_weights, 1, 1))) & index.ne(padding_idx)
+        shape = (num_weights, rows.shape[0], width)
+        return here.expand(shape).where(rows.unsqueeze(0).expand(shape), constant(0, rows.dtype)).sum(1)
+    place = _integers(ctx, ctx.args[1], 0, num_weights).reshape(-1)
     if scale_grad_by_freq:
         rows = rows / ctx.data(np.bincount(place)[place].astype(np.float32)).reshape((len(place), 1))
     kept = place != padding_idx

@@ -1,0 +1,28 @@
+"""Factories: what op_db does not check."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import conformance.backend  # noqa: F401
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.int64, torch.float16, torch.float32])
+@pytest.mark.parametrize("number", [0, -1, 5, 255, 300, -300, 2**40, 1.7, -0.0, math.inf, math.nan, 1e39, True])
+def test_fill_takes_what_the_cpu_takes(dtype, number):
+    """fill_ on the device took numbers that the CPU refuses, such as 300 for an int8."""
+
+    def filled(device):
+        try:
+            return torch.zeros(2, dtype=dtype, device=device).fill_(number).cpu()
+        except RuntimeError as error:
+            return str(error)
+
+    expected, actual = filled("cpu"), filled("tiny")
+    if isinstance(expected, str):
+        assert actual == expected
+    else:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
