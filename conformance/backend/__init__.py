@@ -13,7 +13,15 @@ from collections.abc import Iterable
 
 import torch
 
-from . import autocast, construction, device, programs, storage, tensors
+from . import (  # mends: before anything else is built
+    autocast,
+    construction,
+    device,
+    mends,  # noqa: F401
+    programs,
+    storage,
+    tensors,
+)
 from .install import install
 from .stats import FallbackError, no_fallback, reset_stats, stats
 from .toolchain import Compiler, ToolchainError, ensure_compiler

@@ -494,3 +494,18 @@ def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> N
         kept.append(x)
     assert sum(k.sum() for k in kept).item() == 160
     assert backend.stats()["kernels"] <= 24  # 20 values and their sum; 42 when each was computed twice
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.int16, torch.float16, torch.int64])
+@pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.int32])
+def test_a_narrower_value_written_into_a_few_elements_leaves_the_others(dtype, target):
+    """tinygrad sent every element through the narrower dtype: a bool in one element turned all others into 0 and 1."""
+    whole = (torch.arange(9) * 100 + 0.5).to(target)
+
+    def program(device):
+        x = whole.clone().to(device)
+        x[:1] = x[1:2].to(dtype)
+        x[4:6] = torch.tensor([1, 0]).to(dtype).to(device)
+        return x
+
+    both(program)

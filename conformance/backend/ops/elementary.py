@@ -14,56 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from tinygrad.dtype import DType, dtypes
 from tinygrad.helpers import polyN
-from tinygrad.renderer import cstyle
-from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
 from tinygrad.uop import Ops
-from tinygrad.uop.ops import PatternMatcher, UOp, UPat, python_alu
+from tinygrad.uop.ops import UOp
 
 from .. import engine
 
 INF, NAN = math.inf, math.nan
 LN2 = math.log(2)
-
-
-def _python_division(a: float, b: float) -> float:
-    if b == 0:
-        return NAN if a == 0 or math.isnan(a) else math.copysign(INF, a) * math.copysign(1.0, b)
-    return a / b
-
-
-# tinygrad folds constants by this table, which lacks the division that its renderers have.
-python_alu.setdefault(Ops.FDIV, _python_division)
-
-
-def _python_differ(a: Any, b: Any) -> bool:
-    return float(a) != float(b) if isinstance(a, float) or isinstance(b, float) else bool(a != b)
-
-
-# Its constants count two nans as equal, so that a search for nan found none among constants.
-python_alu[Ops.CMPNE] = _python_differ
-python_alu[Ops.CMPEQ] = lambda a, b: not _python_differ(a, b)
-# Its C renderers write a - (-b) as a--b. A space is all that is missing.
-for _renderer in (CStyleLanguage, ClangRenderer):
-    _renderer.code_for_op[Ops.SUB] = lambda a, b, dtype: f"({a}- {b})"
-
-
-def _wrapped(ctx: Any, x: UOp) -> str:
-    return f"({ctx.render_cast(x, ctx.code_for_op[x.op](*(ctx[source] for source in x.src), x.dtype))})"
-
-
-# C computes narrow integers in int, so a sum of two bytes that is not stored does not wrap: cast it back.
-_NARROW = UPat(
-    (Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG, Ops.CDIV),
-    (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16),
-    name="x",
-)
-for _renderer in vars(cstyle).values():
-    if isinstance(_renderer, type) and "string_rewrite" in vars(_renderer):
-        _renderer.string_rewrite = PatternMatcher([(_NARROW, _wrapped)]) + _renderer.string_rewrite  # type: ignore
 
 
 def divide(a: UOp, b: UOp | float) -> UOp:

@@ -1,0 +1,77 @@
+"""Faults of tinygrad 0.14 that give wrong values, mended in its tables when this module is imported.
+
+The key insight: a wrong rewrite deep in a compiler cannot be worked around by building other graphs, since the same
+expression arises in many ways. So the rule itself is replaced; docs/findings.md has a reproducer of each.
+Must not know torch. Compiled programs on disk depend on this file's content (see `programs`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tinygrad import codegen
+from tinygrad.codegen.late import gater
+from tinygrad.dtype import dtypes
+from tinygrad.renderer import cstyle
+from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import PatternMatcher, UOp, UPat, python_alu
+
+
+def _python_division(a: float, b: float) -> float:
+    if b == 0:
+        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+# tinygrad folds constants by this table, which lacks the division that its renderers have.
+python_alu.setdefault(Ops.FDIV, _python_division)
+
+
+def _python_differ(a: Any, b: Any) -> bool:
+    return float(a) != float(b) if isinstance(a, float) or isinstance(b, float) else bool(a != b)
+
+
+# Its constants count two nans as equal, so that a search for nan found none among constants.
+python_alu[Ops.CMPNE] = _python_differ
+python_alu[Ops.CMPEQ] = lambda a, b: not _python_differ(a, b)
+# Its C renderers write a - (-b) as a--b. A space is all that is missing.
+for _renderer in (CStyleLanguage, ClangRenderer):
+    _renderer.code_for_op[Ops.SUB] = lambda a, b, dtype: f"({a}- {b})"
+
+
+def _wrapped(ctx: Any, x: UOp) -> str:
+    return f"({ctx.render_cast(x, ctx.code_for_op[x.op](*(ctx[source] for source in x.src), x.dtype))})"
+
+
+# C computes narrow integers in int, so a sum of two bytes that is not stored does not wrap: cast it back.
+_NARROW = UPat(
+    (Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG, Ops.CDIV),
+    (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16),
+    name="x",
+)
+for _renderer in vars(cstyle).values():
+    if isinstance(_renderer, type) and "string_rewrite" in vars(_renderer):
+        _renderer.string_rewrite = PatternMatcher([(_NARROW, _wrapped)]) + _renderer.string_rewrite  # type: ignore
+
+
+def _keeps(a: UOp, narrow: UOp, wide: UOp) -> bool:
+    """Whether the other branch of a where survives being the other value of a narrower load."""
+    if narrow.dtype == wide.dtype or a.is_invalid:
+        return True
+    if a.op is Ops.CONST:
+        number = narrow.const_like(a.val).val
+        return bool(number == a.val) and type(number) is type(a.val)
+    return a.op is Ops.CAST and a.src[0].dtype == narrow.dtype
+
+
+def _move_where_load(gate: UOp, l: UOp, a: UOp, w: UOp) -> UOp | None:
+    return gater.move_where_load(gate, l, a, w) if _keeps(a, l, w) else None
+
+
+# where(gate, cast(load(gate)), a) became cast(load(gate, else a)): all of `a` went through the narrower dtype, so that
+# writing a bool into some elements of a float tensor turned the others into 0 and 1.
+codegen.pm_move_gates_from_index = PatternMatcher(
+    [(p, _move_where_load if f is gater.move_where_load else f) for p, f in gater.pm_move_gates_from_index.patterns]
+)
