@@ -51,6 +51,7 @@ class Counters:
     copies_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    unoptimized: int = 0  # kernels that tinygrad's optimizer could not take
 
 
 COUNTERS = Counters()

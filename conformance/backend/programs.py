@@ -1,6 +1,6 @@
 """Compiled kernels kept on disk whole, so that a kernel which any process has compiled costs no code generation.
 
-Defines `install`, which puts `Programs` in the place of tinygrad's table of programs.
+Defines `install`, which puts `Programs` in the place of tinygrad's table of programs, and `generate` before it.
 
 The key insight: tinygrad keeps a kernel's binary by its source, and to learn the source it must rewrite the kernel's
 graph in Python, which takes four fifths of the time of a fresh kernel. Its own table of whole programs is keyed by the
@@ -21,10 +21,11 @@ from typing import Any
 import tinygrad
 from tinygrad import codegen
 from tinygrad.engine import realize
-from tinygrad.helpers import diskcache_get, diskcache_put
+from tinygrad.helpers import Context, diskcache_get, diskcache_put
 from tinygrad.uop.ops import UOp
 
 from . import mends
+from .engine import COUNTERS
 
 TABLE = "conformance_programs"
 
@@ -72,7 +73,25 @@ class Programs(dict[tuple[Any, ...], UOp]):
         diskcache_put(TABLE, _place(key), pickle.dumps(program))
 
 
+_generate = codegen.do_to_program
+
+
+def generate(graph: UOp, renderer: Any) -> UOp:
+    """A kernel's program. Where tinygrad's optimizer breaks the graph it is generated as it stands, and counted.
+
+    tinygrad 0.14 fails in its vectorizer on some graphs of writes to several views ("bad reshape: () -> (6, 6)").
+    """
+    try:
+        return _generate(graph, renderer)
+    except Exception:
+        with Context(NOOPT=1):
+            program = _generate(graph, renderer)  # what fails here too is an error
+        COUNTERS.unoptimized += 1
+        return program
+
+
 def install() -> None:
     """Use the table in the whole process."""
+    codegen.do_to_program = generate
     programs = Programs(codegen.to_program_cache)
     codegen.to_program_cache = realize.to_program_cache = programs  # type: ignore[attr-defined]

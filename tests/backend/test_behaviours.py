@@ -509,3 +509,16 @@ def test_a_narrower_value_written_into_a_few_elements_leaves_the_others(dtype, t
         return x
 
     both(program)
+
+
+def test_a_graph_that_tinygrads_vectorizer_breaks_is_computed():
+    """Writes to a diagonal and through a mask of a slice ended in "bad reshape: () -> (6, 6)" inside tinygrad."""
+
+    def program(device):
+        b = torch.arange(36.0).to(device).view(3, 2, 2, 3)
+        b.diagonal(-1, 3, 0).masked_fill_(torch.tensor(False, device=device), 0)
+        rows = torch.tensor([[2.0, 3, 4], [5, 6, 7]], device=device)
+        b[2][torch.tensor([True, True], device=device)] = rows
+        return b
+
+    both(program)
