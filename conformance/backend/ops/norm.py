@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tinygrad.dtype import DType
+from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import dispatch, fallback
@@ -19,6 +19,7 @@ from ..dispatch import Context, value
 from ..dtypes import COMPUTED, opmath
 from ..stats import STATS
 from ..tensors import Spec, assign, cast, check_writable, constant, make, read
+from .elementary import divide
 from .matmul import stored
 from .reduction import total
 
@@ -27,11 +28,15 @@ Ints = Sequence[Any]
 
 
 def mean_of(x: UOp, axes: Ints) -> UOp:
-    """Mean over `axes`, which stay as size 1."""
+    """Mean over `axes`, which stay as size 1.
+
+    In float64: the CPU's running mean of equal numbers is that number, and what a rounded mean leaves of them, divided
+    by a standard deviation near zero, is noise where the CPU has zeros.
+    """
     count: Any = 1
     for a in axes:
         count *= x.shape[a]
-    return total(x, tuple(axes)) * (1.0 / max(count, 1))
+    return divide(total(x, tuple(axes), dtypes.float64), float(max(count, 1))).cast(x.dtype)
 
 
 def moments(x: UOp, axes: Ints) -> tuple[UOp, UOp]:

@@ -272,6 +272,8 @@ def index_put(
 ) -> UOp:
     """self[indices] = values, or += with `accumulate`; integer indices, None where a dimension is taken whole."""
     dims = indexed_dims(indices)
+    if ctx.args[0].dtype != ctx.args[2].dtype:
+        raise Refused("the CPU converts no values here")
     if not dims:
         values = cast(values, self.dtype).expand(self.shape)
         return self + values if accumulate else values
@@ -280,11 +282,15 @@ def index_put(
     for d in dims:
         size: Size = self.shape[d]
         place = place * size + _integers(ctx, ctx.args[1][d], -size, size)
-    if not place.size:
-        return self
     inner = tuple(self.shape[d] for d in rest)
     first = dims[0] if adjacent(dims) else 0
-    values = cast(values, self.dtype).expand((*inner[:first], *place.shape, *inner[first:]))
+    written = (*inner[:first], *place.shape, *inner[first:])
+    given = (1,) * (len(written) - values.ndim) + tuple(values.shape)
+    if len(given) > len(written) or any(g not in (1, w) for g, w in zip(given, written, strict=True)):
+        raise Refused("the values do not fit what is written")
+    if not place.size:
+        return self
+    values = cast(values, self.dtype).expand(written)
     values = values.permute((*range(first, first + place.ndim), *range(first), *range(first + place.ndim, values.ndim)))
     order = (*dims, *rest)
     base = self.permute(order).reshape((math.prod(self.shape[d] for d in dims), *inner))
