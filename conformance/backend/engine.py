@@ -122,17 +122,20 @@ def memory(value: UOp) -> memoryview:
     return buffer.as_memoryview(force_zero_copy=True)
 
 
-def to_host(value: UOp) -> memoryview:
-    """The bytes of a realized flat value: a copy, or where the host can address it the memory itself (do not write)."""
+def to_host(value: UOp, needed: int | None = None) -> memoryview:
+    """The bytes of a realized flat value: a copy, or where the host can address it the memory itself (do not write).
+
+    `needed` is how many of them are read: where nothing is copied, only those count.
+    """
     with LOCK:
         buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]
+        addressable = host_addressable(buffer.device)
+        moved = needed if addressable and needed is not None else buffer.nbytes
         COUNTERS.copies_out += 1
-        COUNTERS.bytes_out += buffer.nbytes
+        COUNTERS.bytes_out += moved
         if trace.LISTENERS:
-            trace.tell(trace.Copy("out", buffer.nbytes))
-        if host_addressable(buffer.device):
-            return buffer.as_memoryview(force_zero_copy=True)
-        return buffer.as_memoryview()
+            trace.tell(trace.Copy("out", moved))
+        return buffer.as_memoryview(force_zero_copy=True) if addressable else buffer.as_memoryview()
 
 
 def constant_of(value: UOp) -> float | int | bool | None:

@@ -298,11 +298,14 @@ class Cell:
         """Written in place: the next observation realizes it, so that a loop's graph does not grow."""
         _dirty[self.serial] = self
 
-    def host(self) -> tuple[memoryview | None, Number | None]:
-        """The content after `observe`: its bytes, or (None, number) where all elements are one constant."""
+    def host(self, needed: int | None = None) -> tuple[memoryview | None, Number | None]:
+        """The content after `observe`: its bytes, or (None, number) where all elements are one constant.
+
+        `needed` is how many of the bytes are read, where that is known.
+        """
         flat = self.flat()
         constant = engine.constant_of(flat)
-        return (engine.to_host(flat), None) if constant is None else (None, constant)
+        return (engine.to_host(flat, needed), None) if constant is None else (None, constant)
 
 
 @functools.lru_cache(maxsize=1024)

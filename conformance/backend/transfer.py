@@ -20,12 +20,12 @@ from .storage import Cell
 from .tensors import assign, check_writable, elements, geometry, is_tiny
 
 
-def host_bytes(cell: Cell) -> torch.Tensor:
+def host_bytes(cell: Cell, needed: int | None = None) -> torch.Tensor:
     """The storage's bytes as a flat uint8 CPU tensor; the cell must have been observed.
 
     Where the host can address the device's memory this is that memory: copy before anything is written.
     """
-    memory, number = cell.host()
+    memory, number = cell.host(needed)
     if memory is None:
         assert number is not None
         real = TORCH[cell.dtype]
@@ -73,7 +73,7 @@ def item(tensor: torch.Tensor) -> Any:
     """The Python number in a tensor of one element (aten::_local_scalar_dense)."""
     cell = storage.cell_of(tensor)
     storage.observe([cell])
-    return on_host(tensor, host_bytes(cell)).item()
+    return on_host(tensor, host_bytes(cell, tensor.element_size())).item()
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
