@@ -121,7 +121,7 @@ class TestLeftOut:
     @pytest.mark.parametrize(("spec", "program", "reason"), [
         ("functionalize", RAISES, "errors"), ("aot_eager", RAISES, "errors"),
         ("meta", OVERLAPPING, "a write that raises"), ("meta", ASKS, "questions"),
-        ("meta", RAISES, ""), ("functionalize", ASKS, "")])
+        ("meta", RAISES, ""), ("functionalize", ASKS, "is_contiguous"), ("functionalize", WRITE_THROUGH_A_VIEW, "")])
     def test_a_program_is_left_out_by_the_targets_own_words(self, spec, program, reason):
         """Nothing is run to find out, and the verdict is neither a pass nor a failure."""
         target = load_target(spec)
