@@ -296,6 +296,8 @@ def _cholesky_solved(lower: UOp, b: UOp, device: str) -> UOp:
 @decomposition("cholesky")
 def cholesky(a: torch.Tensor, upper: bool = False) -> torch.Tensor:
     """The factor; the CPU words the error of a matrix that has none."""
+    if not a.numel():  # the CPU returns before LAPACK's column-major order
+        return torch.empty_like(a, memory_format=torch.contiguous_format)
     factor, info = torch.ops.aten.linalg_cholesky_ex.default(a, upper=upper)
     if bool(info.any()):
         raise Refused("the matrix is not positive definite")
