@@ -238,12 +238,20 @@ def _parity(pivots: UOp) -> UOp:
     return (swaps & 1).ne(0).where(UOp.const(-1.0, dtypes.float64), 1.0)
 
 
+def _as_factored(ctx: Context, a: UOp) -> UOp:
+    """The matrix whose LU the CPU returns beside a determinant: of a contiguous one the transpose, to save a copy.
+
+    The gradient's formula asks whether the matrix was contiguous and takes the LU accordingly (BatchLinearAlgebra.cpp).
+    """
+    return _matrix(a.transpose(-1, -2) if ctx.args[0].is_contiguous() else a)
+
+
 @value("_linalg_det")
 def linalg_det(ctx: Context, a: UOp) -> Results:
     """The determinant, LU, pivots."""
     if 0 in a.shape:
         return _empty(1, 0, 0)
-    lu, pivots, _ = lu_factor(_matrix(a), ctx.device)
+    lu, pivots, _ = lu_factor(_as_factored(ctx, a), ctx.device)
     return _parity(pivots) * _diagonal(lu).prod(-1), lu, pivots
 
 
@@ -252,7 +260,7 @@ def linalg_slogdet(ctx: Context, a: UOp) -> Results:
     """The determinant's sign, the logarithm of its absolute value, LU, pivots."""
     if 0 in a.shape:
         return _empty(1, 0, 0, 0)
-    lu, pivots, _ = lu_factor(_matrix(a), ctx.device)
+    lu, pivots, _ = lu_factor(_as_factored(ctx, a), ctx.device)
     diagonal = _diagonal(lu).contiguous()
     sign = ((diagonal > 0).cast(dtypes.float64) - (diagonal < 0).cast(dtypes.float64)).prod(-1)
     return _parity(pivots) * sign, absolute(diagonal).log2().sum(-1) * float(np.log(2)), lu, pivots

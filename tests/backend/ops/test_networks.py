@@ -158,3 +158,16 @@ class TestRecurrent:
         torch.testing.assert_close(out.detach().cpu(), expected.detach())
         for p, q in zip(model.parameters(), tiny.parameters(), strict=True):
             torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [torch.linalg.det, torch.logdet, lambda a: torch.linalg.slogdet(a)[1]])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradient_of_a_determinant(function, transposed):
+    """The LU beside a determinant is of the transpose where the matrix is contiguous; the gradient was of the other."""
+    matrix = torch.eye(4) * 3 + torch.arange(16.0).view(4, 4) / 10
+    grads = []
+    for device in ("cpu", "tiny"):
+        a = matrix.clone().to(device).requires_grad_()
+        function(a.mT if transposed else a).backward()
+        grads.append(a.grad.cpu())
+    torch.testing.assert_close(grads[1], grads[0])
