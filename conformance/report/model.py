@@ -221,8 +221,10 @@ def result_from_json(data: Mapping[str, Any]) -> Result:
     """The inverse of `result_to_json`. Raises KeyError, TypeError or ValueError on data that is no result."""
     values = dict(data)
     values["outcome"] = Outcome(values["outcome"])
+    blank = {"expected": "", "actual": ""}  # a baseline leaves them out
     values["failures"] = tuple(
-        Failure(**{**f, "values": tuple(tuple(row) for row in f.get("values", ()))}) for f in values.get("failures", ())
+        Failure(**{**blank, **f, "values": tuple(tuple(row) for row in f.get("values", ()))})
+        for f in values.get("failures", ())
     )
     for name in ("op", "dtype", "variant", "layout"):
         if not isinstance(values[name], str):

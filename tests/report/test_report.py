@@ -486,3 +486,15 @@ class TestCommand:
         (tmp_path / "fuzz.json").write_text("{")
         command.write(run(result()), tmp_path, None)
         assert "fuzz.json cannot be read" in (tmp_path / "conformance.html").read_text()
+
+
+def test_a_baseline_with_failures_is_read_again(tmp_path):
+    """A kept failure has no texts; the baseline that held one was refused as damaged."""
+    from conformance.report import model
+
+    failure = model.Failure("value", "result", "1.0", "2.0")
+    result = model.Result("add", "float32", "forward", "as_sampled", model.Outcome.FAIL, failures=(failure,))
+    path = tmp_path / "tiny.json.gz"
+    model.save(model.slim(model.Run(target="tiny", results=[result])), path)
+    (kept,) = model.load(path).results
+    assert [(f.oracle, f.where, f.expected) for f in kept.failures] == [("value", "result", "")]
