@@ -396,7 +396,7 @@ class Overload:
         function = choose(self.row, [*args, *kwargs.values()], [*checked, *outs])
         if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
-        assign(target, self._compute(function, outs, index, args, kwargs)[0])
+        assign(target, _as_pair(target, outs[0], self._compute(function, outs, index, args, kwargs)[0]))
         return target
 
     def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
@@ -419,7 +419,7 @@ class Overload:
                 torch.ops.aten.resize_.default(target, spec.size)
                 if self.structured:
                     target.as_strided_(own.size, own.stride)
-            assign(target, result)
+            assign(target, _as_pair(target, own, result))
         return targets[0] if self.returns == 1 else tuple(targets)
 
     def _check_overlap(self, targets: Sequence[torch.Tensor], others: Iterable[Any]) -> None:
@@ -441,6 +441,14 @@ class Overload:
         """The kernel for this overload's kind."""
         kernel = self.functional_kernel if not self.writes else self.out_kernel if self.is_out else self.inplace_kernel
         return or_cpu(self.op, kernel)
+
+
+def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:
+    """A result as it is written: a real one into a complex tensor with an imaginary part of zero."""
+    if target.dtype not in PAIRS or spec.dtype in PAIRS:
+        return result
+    real = cast(result, PAIRS[target.dtype]).expand(spec.size).unsqueeze(-1)
+    return real.pad(((0, 0),) * len(spec.size) + ((0, 1),))
 
 
 def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,15 +8,16 @@ Must not know torch. Compiled programs on disk depend on this file's content (se
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 from tinygrad import codegen
 from tinygrad.codegen.late import gater
-from tinygrad.dtype import dtypes
+from tinygrad.dtype import dtypes, float_to_bf16
 from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
-from tinygrad.uop import Ops
-from tinygrad.uop.ops import PatternMatcher, UOp, UPat, python_alu
+from tinygrad.uop import Ops, symbolic, upat, weak
+from tinygrad.uop.ops import GroupOp, PatternMatcher, UOp, UPat, python_alu
 
 
 def _python_division(a: float, b: float) -> float:
@@ -75,3 +76,49 @@ def _move_where_load(gate: UOp, l: UOp, a: UOp, w: UOp) -> UOp | None:
 codegen.pm_move_gates_from_index = PatternMatcher(
     [(p, _move_where_load if f is gater.move_where_load else f) for p, f in gater.pm_move_gates_from_index.patterns]
 )
+
+# clang passes what is stored as __bf16 through float32 by an instruction that turns denormals into 0 and changes the bits
+# of nans. The renderer computes bfloat16 by its bits already; so let them be that in memory and as constants too.
+_BITS = "unsigned short"
+ClangRenderer.type_map = {**ClangRenderer.type_map, dtypes.bfloat16: _BITS}
+_BFLOAT16_CONSTANT = UPat.cvar("c").cast((dtypes.bfloat16,))
+
+
+def _bfloat16_bits(ctx: Any, c: UOp) -> str:
+    rounded = float_to_bf16(float(c.val))
+    return f"(({_BITS}){0x7FC0 if math.isnan(rounded) else struct.unpack('<I', struct.pack('<f', rounded))[0] >> 16}u)"
+
+
+ClangRenderer.string_rewrite = PatternMatcher([(_BFLOAT16_CONSTANT, _bfloat16_bits)]) + ClangRenderer.string_rewrite
+
+
+def _zero_if_exact(x: UOp) -> UOp | None:
+    return None if dtypes.is_float(x.dtype) else x.const_like(0)
+
+
+# x * 0 became 0 where x is inf or nan, too; tinygrad's rule asks so of constants only, which is how it is known here.
+(_TIMES_ZERO,) = (f for _, f in symbolic.symbolic_simple.patterns if "isinf" in f.__code__.co_names)
+_compile = upat.upat_compile
+
+
+# Many matchers hold the same rules, and each compiles them when first used.
+def _compiled(pattern: UPat, function: Any) -> Any:
+    """What tinygrad makes of a rule; a constant that it leaves of a node keeps the node's dtype.
+
+    x + 0 became x also where x is a number without a width: -1 of a uint8 stayed -1 when widened, and 2**63 of a uint64
+    was taken for an int.
+    """
+    match = _compile(pattern, _zero_if_exact if function is _TIMES_ZERO else function)
+    if match is None or function.__globals__ is not vars(symbolic) or not set(pattern.op or ()) <= GroupOp.Binary:
+        return match
+
+    def committed(node: UOp, ctx: Any) -> UOp | None:
+        found = match(node, ctx)
+        if found is None or found.op is not Ops.CONST or found.dtype not in dtypes.weaks or node.dtype in dtypes.weaks:
+            return found
+        return weak.commit_weak(found, node.dtype)
+
+    return committed
+
+
+upat.upat_compile = _compiled

@@ -107,11 +107,15 @@ def read(t: torch.Tensor) -> UOp:
 
 def elements(t: torch.Tensor) -> UOp:
     """The elements of a tensor as a lazy value, its conjugate and negative bits carried out."""
-    found = read(t)
+    return _unread(t, read(t))
+
+
+def _unread(t: torch.Tensor, x: UOp) -> UOp:
+    """What lies in the storage where a tensor reads `x`, or the other way round: conjugation and negation are both."""
     if t.is_conj():
-        imaginary = UOp.arange(2).reshape((1,) * t.dim() + (2,)).expand(found.shape) > 0
-        found = imaginary.where(-found, found)
-    return -found if t.is_neg() else found
+        imaginary = UOp.arange(2).reshape((1,) * (x.ndim - 1) + (2,)).expand(x.shape) > 0
+        x = imaginary.where(-x, x)
+    return -x if t.is_neg() else x
 
 
 def _read_host(t: torch.Tensor) -> UOp:
@@ -164,12 +168,12 @@ def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
 
 
 def assign(target: torch.Tensor, result: UOp) -> None:
-    """Write elements into an existing tensor, through its geometry, in its dtype."""
+    """Write elements into an existing tensor, through its geometry, in its dtype, and its conjugate or negative bit."""
     cell = storage.cell_of(target)
     size, stride, offset = geometry(target)
     real, parts = element(target.dtype)
     shape = (*size, 2) if parts == 2 else size
-    result = _stored_as(result, target.dtype, real)
+    result = _unread(target, _stored_as(result, target.dtype, real))
     cell.write(target.dtype, size, stride, offset, result.expand(shape) if result.shape != shape else result)
     cell.mark_dirty()
 

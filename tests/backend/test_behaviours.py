@@ -242,6 +242,37 @@ class TestTinygrad:
         both(lambda d: torch.where(torch.tensor([True, False], device=d), torch.ones(2, device=d), torch.nan).isnan())
         both(lambda d: torch.full((2,), torch.nan, device=d).ne(torch.full((2,), torch.nan, device=d)))
 
+    def test_constants_keep_their_width(self) -> None:
+        """x + 0 became x where x was a number without a width: -1 for 255, and an int where a uint64's bits were read."""
+        both(lambda d: (lambda a: (a - (a + 1)).to(torch.int32))(torch.arange(5, dtype=torch.uint8).to(d)))
+        both(lambda d: (lambda a: a - (a + 1) > 3)(torch.arange(5, dtype=torch.uint8).to(d)))
+        both(lambda d: torch.zeros(0, dtype=torch.float64).to(d).sum().amax(0))
+
+    def test_zero_times_infinity(self) -> None:
+        """x * 0 became 0 where the zero appeared while a kernel was simplified."""
+
+        def program(d: str) -> list[torch.Tensor]:
+            x = torch.tensor([[torch.inf, 2.0], [1.0, 1.0]]).to(d)
+            w = torch.ones(2, 2).to(d).requires_grad_()
+            y = x @ w
+            y[0] = 0
+            y.sum().backward()
+            assert w.grad is not None
+            return [w.grad.isnan()]
+
+        both(program)
+
+    def test_bits_beside_a_bfloat16_write(self) -> None:
+        """clang sent bfloat16 elements through float32: denormals became 0, and nans other nans."""
+
+        def program(d: str) -> list[torch.Tensor]:
+            bits = torch.tensor([1, 2, 3, 0x7FC1, -5, 0x7F81], dtype=torch.int16).to(d)
+            bits.view(torch.bfloat16)[:2].add_(torch.ones(2).to(d))
+            bits.view(torch.bfloat16)[1:2] = torch.nan
+            return [bits]
+
+        both(program)
+
 
 class TestOverlap:
     """Copies between views that share some of their memory."""

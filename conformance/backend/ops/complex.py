@@ -448,7 +448,9 @@ def fill_scalar(ctx: Context, self: UOp, number: complex) -> UOp:
 
 @complex_value("fill.Tensor")
 def fill_tensor(ctx: Context, self: UOp, number: UOp) -> UOp:
-    """A 0-d value everywhere."""
+    """A 0-d value everywhere; into real elements the CPU writes the real part, with a warning."""
+    if ctx.out.dtype not in PAIRS:
+        raise Declined
     return joined(_pair(number, ctx.args[1], PAIRS[ctx.out.dtype]), ctx.out.size)
 
 

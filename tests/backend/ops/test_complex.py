@@ -1,0 +1,46 @@
+"""Complex tensors: what OpInfo's samples do not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import conformance.backend as backend
+
+Program = Callable[[str], torch.Tensor]
+
+
+def conjugated_in_place(d: str) -> torch.Tensor:
+    """The base of a conjugate view that conjugates itself."""
+    z = torch.tensor([1 + 2j, 3 - 1j]).to(d)
+    z.conj().conj_physical_()
+    return z
+
+
+PROGRAMS: dict[str, Program] = {
+    "conj_physical_": lambda d: torch.tensor([1 + 2j, 3 - 1j]).to(d).conj_physical_(),
+    "conj_physical_ of a conjugate view": conjugated_in_place,
+    "logical_not_": lambda d: torch.tensor([1 + 2j, 0j]).to(d).logical_not_(),
+    "logical_xor out=": lambda d: torch.logical_xor(
+        torch.tensor([1j, 0j]).to(d), torch.tensor([0j, 0j]).to(d), out=torch.ones(2, dtype=torch.complex64).to(d)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_in_place(name: str) -> None:
+    """What is written to a complex tensor is a pair, and through a conjugate view the conjugate."""
+    with backend.no_fallback():
+        actual = PROGRAMS[name]("tiny").cpu()
+    assert torch.equal(actual, PROGRAMS[name]("cpu"))
+
+
+@pytest.mark.parametrize("source", [torch.tensor([1 + 2j, 2j, 3]), torch.tensor([1 + 2j]), torch.tensor(1 + 2j)])
+def test_into_real_elements(source: torch.Tensor) -> None:
+    """Complex elements on the CPU are written into a real tensor as their real parts, with torch's warning."""
+    x = torch.zeros(3, device="tiny")
+    with pytest.warns(UserWarning, match="discards the imaginary part"):
+        x[:] = source
+    assert torch.equal(x.cpu(), source.real.expand(3))
