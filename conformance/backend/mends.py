@@ -77,8 +77,8 @@ codegen.pm_move_gates_from_index = PatternMatcher(
     [(p, _move_where_load if f is gater.move_where_load else f) for p, f in gater.pm_move_gates_from_index.patterns]
 )
 
-# clang passes what is stored as __bf16 through float32 by an instruction that turns denormals into 0 and changes the bits
-# of nans. The renderer computes bfloat16 by its bits already; so let them be that in memory and as constants too.
+# clang passes what is stored as __bf16 through float32 by an instruction that turns denormals into 0 and changes the
+# bits of nans. The renderer computes bfloat16 by its bits already; so let them be that in memory and as constants too.
 _BITS = "unsigned short"
 ClangRenderer.type_map = {**ClangRenderer.type_map, dtypes.bfloat16: _BITS}
 _BFLOAT16_CONSTANT = UPat.cvar("c").cast((dtypes.bfloat16,))

@@ -243,7 +243,7 @@ class TestTinygrad:
         both(lambda d: torch.full((2,), torch.nan, device=d).ne(torch.full((2,), torch.nan, device=d)))
 
     def test_constants_keep_their_width(self) -> None:
-        """x + 0 became x where x was a number without a width: -1 for 255, and an int where a uint64's bits were read."""
+        """x + 0 became a number without a width: -1 for 255, and an int where the bits of a uint64 were read."""
         both(lambda d: (lambda a: (a - (a + 1)).to(torch.int32))(torch.arange(5, dtype=torch.uint8).to(d)))
         both(lambda d: (lambda a: a - (a + 1) > 3)(torch.arange(5, dtype=torch.uint8).to(d)))
         both(lambda d: torch.zeros(0, dtype=torch.float64).to(d).sum().amax(0))
