@@ -121,4 +121,4 @@ def _compiled(pattern: UPat, function: Any) -> Any:
     return committed
 
 
-upat.upat_compile = _compiled
+upat.upat_compile = _compiled  # type: ignore[assignment]
