@@ -10,7 +10,7 @@ never equals anything. This module knows nothing of programs, OpInfo or reports.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -190,6 +190,64 @@ def compare(expected: Observation, actual: Observation, *, oracles: Collection[s
                   key=lambda mismatch: (order[mismatch.oracle], names.get(mismatch.where, len(names))))
 
 
+def arbitrate(found: list[Mismatch], expected: Observation, actual: Observation, truth: Observation, *,
+              rtol: float | None = None, atol: float | None = None) -> list[Mismatch]:
+    """The differences that are left of `found` once a run in wider floating dtypes, `truth`, has said who is right.
+
+    None is left when all of `found` are floating values, gradients or storages in which the target agrees with the
+    truth by the very rule and tolerances of `compare`, and CPU is no nearer to it in its worst element. Otherwise all
+    are left, with both errors beside them. The truth is first rounded to the dtype that was asked for, so that a value
+    which overflows there must overflow, and one that overflows only on the way must not.
+    """
+    judged = []
+    for mismatch in found:
+        if mismatch.oracle not in ARBITRATED:
+            return found
+        sides = [_wherever(mismatch, observation) for observation in (expected, actual, truth)]
+        if any(side is None for side in sides):
+            return found
+        want, got, wide = (side.resolve_conj().resolve_neg() for side in sides if side is not None)
+        if (want.dtype, want.shape) != (got.dtype, got.shape) or want.shape != wide.shape \
+                or wide.dtype != widened(want.dtype) or wide.dtype == want.dtype:
+            return found
+        right = wide.to(want.dtype)
+        tolerances = zip((rtol, atol), _defaults(want.dtype), strict=True)
+        allowed = [default if granted is None else granted for granted, default in tolerances]
+        errors = [_error(right, side, *allowed) for side in (want, got)]
+        agrees = not bool(differing(right, got, False, rtol, atol).any())
+        note = "from the answer in float64 CPU is off by {:.2g} and the target by {:.2g} tolerances".format(*errors)
+        judged.append((agrees and errors[1] <= errors[0],
+                       replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note))))))
+    return [] if all(right for right, _ in judged) else [mismatch for _, mismatch in judged]
+
+
+ARBITRATED = frozenset({"value", "grad", "storage"})
+"""The oracles whose differences may be a matter of rounding."""
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float64 for a floating dtype, complex128 for a complex one, any other as it is."""
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+
+
+def _wherever(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None:
+    """The tensor that the mismatch is about; None for a plain value or a gradient that is not there."""
+    if mismatch.oracle == "grad":
+        return observation.grads.get(mismatch.where.removeprefix("grad of "))
+    if mismatch.oracle == "storage":
+        return observation.storages.get(mismatch.where)
+    seen = observation.tensors.get(mismatch.where)
+    return seen.value if seen is not None else None
+
+
+def _error(right: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> float:
+    """How far the worst element is from the right one, in multiples of what the tolerances allow there."""
+    right, got = right.to(widened(right.dtype)), got.to(widened(got.dtype))
+    same = (right == got) | right.isnan() & got.isnan()
+    ratio = ((got - right).abs() / (atol + rtol * right.abs())).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return ratio.where(~same, 0).max().item() if ratio.numel() else 0.0
+
+
 METADATA = (("dtype", "dtype"), ("shape", "shape"), ("stride", "stride"), ("storage_offset", "storage_offset"),
             ("contiguity", "contiguity"), ("alias", "alias"), ("version", "version"), ("grad", "requires_grad"))
 """Oracle -> the attribute of `Seen` that must be equal."""
@@ -257,16 +315,19 @@ def differing(want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | N
     """A bool tensor, true where two CPU tensors of one shape and dtype disagree under the rules of `compare`."""
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         return want != got
+    default = _defaults(want.dtype)
     if want.element_size() == 1 or want.dtype == torch.complex32:
         wide = torch.complex64 if want.dtype.is_complex else torch.float32
-        default = (0.0, 0.0) if want.element_size() == 1 else default_tolerances(want.dtype)
         want, got = want.to(wide), got.to(wide)
-    else:
-        default = default_tolerances(want.dtype)
     if bits:
         return ~((want == got) & same_sign(want, got) | want.isnan() & got.isnan())
     rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     return ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _defaults(dtype: torch.dtype) -> tuple[float, float]:
+    """(rtol, atol) of torch.testing for a floating or complex dtype; a number of one byte has none and must agree."""
+    return (0.0, 0.0) if dtype.itemsize == 1 else default_tolerances(dtype)
 
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
