@@ -6,10 +6,11 @@ the CPU and the target make the very same one. What is compared afterwards is no
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,34 @@ from conformance.opinfo.sampling import Sample, map_leaves, send, tensors
 from conformance.target import Target, load_target
 
 OUT_FORMS = ("right-sized", "empty", "with gaps")
+
+
+class Draws:
+    """Tangents and cotangents, which a call draws by itself, on the CPU from the seed, in the dtype of what they are
+    for; `repeated` gives those of the last run once more, to a run whose dtypes would draw other numbers."""
+
+    def __init__(self) -> None:
+        self.last: list[torch.Tensor] = []
+        self.given: Iterator[torch.Tensor] | None = None
+
+    def start(self) -> None:
+        """A run of the call begins."""
+        self.last = self.last if self.given else []
+
+    def __call__(self, like: torch.Tensor) -> torch.Tensor:
+        if self.given:
+            return next(self.given).to(like.dtype)
+        self.last.append(torch.randn(like.shape, dtype=like.dtype))
+        return self.last[-1].to(like.device)
+
+    @contextlib.contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Within, runs of the call draw nothing."""
+        self.given = iter(self.last)
+        try:
+            yield
+        finally:
+            self.given = None
 
 
 @dataclass
@@ -34,6 +63,7 @@ class Call:
     run: Callable[[dict[str, Any]], Any]
     source: str | None
     note: str = ""
+    draws: Draws = field(default_factory=Draws)
 
 
 class Skip(Exception):
@@ -104,34 +134,34 @@ def _backward(op: Any, sample: Sample) -> Iterator[Call]:
     leaf = any(tensor.requires_grad for tensor in tensors(sample.tree))
     if not leaf:
         raise Skip("no input requires a gradient")
+    drawn = Draws()
 
     def run(tree: dict[str, Any]) -> Any:
+        drawn.start()
         result = op.op(tree["input"], *tree["args"], **tree["kwargs"])
         processed = result if sample.process is None else sample.process(result)
         found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
         if not found:
             return result
-        device = found[0].device
         catalog.seed()
-        ones = [torch.randn(tensor.shape, dtype=tensor.dtype).to(device) for tensor in found]
-        torch.autograd.backward(found, ones)
+        torch.autograd.backward(found, list(map(drawn, found)))
         for tensor in tensors(tree):
             # The gradient of sgn is a tensor without memory, which nothing may read before it is made real.
             if tensor.grad is not None and torch._is_zerotensor(tensor.grad):
                 tensor.grad = tensor.grad.clone()
         return result
 
-    yield Call(sample, sample.tree, run, script.function_name(op))
+    yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
 
 
 def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
     if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
         raise Skip("no input requires a gradient")
 
-    def drawn(like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like.shape, dtype=like.dtype).to(like.device)
+    drawn = Draws()
 
     def run(tree: dict[str, Any]) -> Any:
+        drawn.start()
         duals: list[torch.Tensor] = []
 
         def dual(leaf: Any) -> Any:
@@ -147,13 +177,12 @@ def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
             found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
             if not found:
                 return []
-            ones = [drawn(tensor) for tensor in found]
-            gradients = torch.autograd.grad(found, duals, ones, allow_unused=True)
+            gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
             tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradients]
         # A tangent that is known to be zero may be a tensor without memory, which nothing may read.
         return [t.clone() if t is not None and torch._is_zerotensor(t) else t for t in tangents]
 
-    yield Call(sample, sample.tree, run, script.function_name(op))
+    yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
 
 
 VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {

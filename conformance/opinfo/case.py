@@ -8,7 +8,6 @@ This module decides nothing about what equal means; that is the oracle's.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 import warnings
 from collections import Counter
@@ -21,18 +20,18 @@ import torch
 from conformance.opinfo import catalog
 from conformance.opinfo.calls import VARIANTS, Call, Skip, reference
 from conformance.opinfo.finding import LONGEST_TEXT, failure_of
+from conformance.opinfo.judge import judge
 from conformance.opinfo.plan import Case
-from conformance.opinfo.sampling import MARKER, Mixed, Sample, leaves, map_leaves, samples, send, taken_apart, tensors
-from conformance.oracle import Mismatch, Observation, Raised, compare, observe
+from conformance.opinfo.sampling import Mixed, Sample, observable, samples, send, taken_apart, tensors
+from conformance.oracle import Observation, Raised, observe
 from conformance.report.model import Failure, Outcome, Result
-from conformance.target import Target, TargetError, storage_key
-
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
+from conformance.target import Target, TargetError
 
 
 @dataclass
 class _Tally:
     compared: int = 0
+    arbitrated: int = 0
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     declared: int = 0
@@ -68,6 +67,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
     return case.result(
         _outcome(tally),
         samples=tally.compared,
+        arbitrated=tally.arbitrated,
         skipped=sum(tally.skipped.values()),
         failed=tally.failed,
         reason=reason,
@@ -154,7 +154,8 @@ def _run_call(
         tally.kernels = (tally.kernels or 0) + kernels[0]
         tally.eager = (tally.eager or 0) + _eager_ops(call)
     tally.compared += 1
-    found = _mismatches(case, op, dtype, target, call, expected, actual, right, wrong)
+    found, arbitrated = judge(case, op, dtype, target, call, (expected, right), (actual, wrong))
+    tally.arbitrated += arbitrated
     if not found:
         return
     tally.failed += 1
@@ -205,94 +206,9 @@ def _eager_ops(call: Call) -> int:
 
 
 def _observe(target: Target, outcome: Any, tree: dict[str, Any], error: BaseException | None) -> Observation:
-    # Only tensors can be written to; other inputs, such as the device, rightly differ.
-    inputs = map_leaves(taken_apart(tree), lambda leaf: leaf if isinstance(leaf, torch.Tensor) else None)
     return observe(
-        {"result": taken_apart(outcome)} if error is None else None, inputs, target=Mixed(target), error=error
+        {"result": taken_apart(outcome)} if error is None else None, observable(tree), target=Mixed(target), error=error
     )
-
-
-def _mismatches(
-    case: Case,
-    op: Any,
-    dtype: torch.dtype,
-    target: Target,
-    call: Call,
-    expected: Observation,
-    actual: Observation,
-    right: Any,
-    wrong: Any,
-) -> list[Mismatch]:
-    rtol, atol = catalog.tolerances(op, dtype)
-    # What lies in an out= tensor after a refused call is nobody's promise.
-    oracles = {"error"} if case.variant == "error_inputs" else target.oracles
-    found = compare(expected, actual, oracles=oracles, rtol=rtol, atol=atol)
-    results = {name for name in expected.tensors if name.startswith(("result", "out"))}
-    if call.note == "out empty":
-        # The op allocated this storage itself; what it leaves outside the result is nobody's promise.
-        found = [m for m in found if not (m.oracle == "storage" and m.where in results)]
-    if not catalog.has_value(op):
-        found = [m for m in found if not (m.oracle in ("value", "storage") and m.where in results)]
-    if call.sample.process is not None and any(m.oracle == "value" and m.where in results for m in found):
-        found = _processed(call, target, found, results, right, wrong, rtol, atol)
-    if actual.error is not None and expected.error is None and _OUT_OF_MEMORY.search(actual.error.text):
-        found.insert(
-            0, Mismatch("memory", "the whole run", "no error", actual.error.kind, _first_line(actual.error.text))
-        )
-    if case.variant == "error_inputs" and expected.error is not None and actual.error is not None and not found:
-        pattern = call.sample.error_regex or ""
-        if re.search(pattern, expected.error.text) and not re.search(pattern, actual.error.text):
-            found.append(
-                Mismatch(
-                    "message",
-                    "the error",
-                    _first_line(expected.error.text),
-                    _first_line(actual.error.text),
-                    f"OpInfo's pattern is {pattern!r}",
-                )
-            )
-    if expected.error is None and actual.error is None:
-        found += _misplaced(target, call, right, wrong)
-    return found
-
-
-def _processed(
-    call: Call,
-    target: Target,
-    found: list[Mismatch],
-    results: set[str],
-    right: Any,
-    wrong: Any,
-    rtol: float | None,
-    atol: float | None,
-) -> list[Mismatch]:
-    """The mismatches, with those of result values replaced by what OpInfo's own output processing leaves of them.
-
-    It is applied to the values brought to the CPU, so that its own ops are not under test.
-    """
-    process = call.sample.process
-    assert process is not None
-    kept = [m for m in found if not (m.oracle == "value" and m.where in results)]
-    want = observe({"processed": process(reference().fetch(right))})
-    got = observe({"processed": process(Mixed(target).fetch(wrong))})
-    return kept + compare(want, got, oracles={"value", "structure"}, rtol=rtol, atol=atol)
-
-
-def _misplaced(target: Target, call: Call, right: Any, wrong: Any) -> list[Mismatch]:
-    """A result that lies on the wrong device. A sample that names the CPU itself wants its result there."""
-    if target.device.type == "cpu":
-        return []
-    given = leaves((call.sample.args, call.sample.kwargs))
-    named = any(
-        leaf == "cpu" or (isinstance(leaf, torch.device) and leaf != MARKER)
-        for leaf in given
-        if not isinstance(leaf, torch.Tensor)
-    )
-    kept = {id(t) for t in tensors(call.tree) if t.layout is torch.strided and storage_key(t) in call.sample.kept}
-    on_cpu = named or (bool(kept) and len(kept) == len(tensors(call.tree))) or not tensors(call.tree)
-    allowed = {"cpu", target.device.type} if on_cpu else {target.device.type}
-    odd = [t for t in tensors(wrong) if t.device.type not in allowed]
-    return [Mismatch("device", "result", target.device.type, odd[0].device.type)] if odd else []
 
 
 def _first_line(text: str) -> str:

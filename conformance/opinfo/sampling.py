@@ -263,3 +263,9 @@ class Mixed(Target):
     def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         own = iter(self.target.download([flat for flat in flats if flat.device.type == self.device.type]))
         return [next(own) if flat.device.type == self.device.type else flat.clone() for flat in flats]
+
+
+def observable(tree: Any) -> Any:
+    """The inputs as they are observed after a call: only tensors can be written to, and other inputs, such as the
+    device, rightly differ."""
+    return map_leaves(taken_apart(tree), lambda leaf: leaf if isinstance(leaf, torch.Tensor) else None)

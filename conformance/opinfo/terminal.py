@@ -101,6 +101,9 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
     console.print(table)
     console.print(f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
+    if made.arbitrated:
+        cases = sum(bool(result.arbitrated) for result in made.results)
+        print(f"{made.arbitrated} samples of {cases} cases differ from torch CPU and pass by its answer in float64")
     plain = made.passed_without_fallback()
     if plain is not None:
         console.print(f"{plain} of {counts['PASS']} passed without CPU fallback", highlight=False)

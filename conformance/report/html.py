@@ -74,6 +74,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
             round(r.seconds * 1000),
             names(", ".join(r.oracles)),
             names(r.reason),
+            r.arbitrated,
         ]
         for r in results
     ]
@@ -156,6 +157,7 @@ def render(
         plain=run.passed_without_fallback(),
         passed=counts["PASS"],
         over=_worse_than_eager(run),
+        arbitrated=sum(bool(result.arbitrated) for result in run.results),
         heat=heat_map(run.results),
         difference=difference or (diff(baseline, run) if baseline else None),
         kinds=KINDS,

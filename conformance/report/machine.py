@@ -130,6 +130,8 @@ def markdown(run: Run, changes: Diff | None) -> str:
     plain = run.passed_without_fallback()
     if plain is not None:
         lines += [f"{plain} of {counts['PASS']} passes needed no CPU fallback.", ""]
+    if run.arbitrated:
+        lines += [f"{run.arbitrated} samples pass by torch CPU's answer in float64, to which its own is no nearer.", ""]
     if changes is not None:
         lines += ["### Changes since the baseline", ""]
         lines += [f"- {kind}: {changes.count(kind)}" for kind in KINDS if changes.count(kind)] or ["No changes."]

@@ -97,7 +97,9 @@ class Named:
 class Result(Named):
     """One case: an OpInfo with one dtype, variant and input layout, over all its samples.
 
-    `samples` counts the samples that were compared by at least one oracle, `skipped` those that were not.
+    `samples` counts the samples that were compared by at least one oracle, `skipped` those that were not; `arbitrated`
+    those of `samples` in which the target differs from torch CPU by more than the tolerance and agrees with its answer
+    in float64, to which torch CPU's own is no nearer.
     `kernels`, `native`, `decomposed` and `fallback` count what the target ran; None when the target cannot count.
     `eager` counts the aten ops that compute or move data on torch CPU for the same samples, when kernels are counted.
     """
@@ -111,6 +113,7 @@ class Result(Named):
     family: str = ""
     samples: int = 0
     skipped: int = 0
+    arbitrated: int = 0
     failed: int = 0
     reason: str = ""
     failures: tuple[Failure, ...] = ()
@@ -164,6 +167,11 @@ class Run:
     def compared(self) -> int:
         """Samples that were compared by at least one oracle, over all results."""
         return sum(result.samples for result in self.results)
+
+    @property
+    def arbitrated(self) -> int:
+        """Samples that pass by the answer in float64, over all results."""
+        return sum(result.arbitrated for result in self.results)
 
     def passed_without_fallback(self) -> int | None:
         """How many PASS results needed no CPU fallback; None when the target cannot count fallbacks."""

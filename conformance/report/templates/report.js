@@ -2,7 +2,7 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const N = data.names, OUT = data.outcomes;
-const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, KERNELS, BEFORE, EAGER, FALLBACK, MS, ORACLES, REASON] = Array(16).keys();
+const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, KERNELS, BEFORE, EAGER, FALLBACK, MS, ORACLES, REASON, ARBITRATED] = Array(17).keys();
 const rows = data.rows.map((r, i) => ({ i, r, id: [N[r[NAME]], N[r[DTYPE]], N[r[VARIANT]], N[r[LAYOUT]]].join("::") }));
 rows.forEach(row => { row.text = (row.id + " " + N[row.r[FAMILY]] + " " + N[row.r[ORACLES]] + " " + N[row.r[REASON]]).toLowerCase(); });
 const many = part => new Set(rows.map(row => row.r[part])).size > 1;
@@ -28,7 +28,7 @@ const svgNode = (tag, attributes, text) => {
 };
 
 // State lives in the fragment, so that a link shows what its sender saw.
-const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "kernels", "sort", "case"];
+const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "kernels", "arbitrated", "sort", "case"];
 let state = {}, shown = [], drawn = 0, at = -1;
 function readState() {
   state = {};
@@ -57,6 +57,7 @@ function matches(row) {
   if (state.fallback === "none" && r[FALLBACK]) return false;
   if (state.fallback === "some" && !r[FALLBACK]) return false;
   if (state.kernels === "over" && !(r[EAGER] !== null && r[KERNELS] > r[EAGER])) return false;
+  if (state.arbitrated && !r[ARBITRATED]) return false;
   if (state.fell && !(data.details[row.i]?.fallbacks || []).some(([name]) => name === state.fell)) return false;
   if (state.q) for (const word of state.q.toLowerCase().split(/\s+/)) if (!row.text.includes(word)) return false;
   return true;
@@ -84,7 +85,7 @@ const COLUMNS = [
   ["op", "name", "name", row => N[row.r[NAME]]],
   ["family", "family", "wide-only", row => N[row.r[FAMILY]]],
   ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
-  ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "")],
+  ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "")],
   ...(has.kernels ? [["kernels", "kernels", "num wide-only", kernels]] : []),
   ...(has.fallback ? [["CPU calls", "fallback", "num wide-only", row => row.r[FALLBACK] ?? ""]] : []),
   ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
@@ -134,6 +135,7 @@ function detail(row) {
   const cell = el("td", { colspan: COLUMNS.length });
   for (const f of d.failures) cell.append(finding(f));
   if (N[row.r[REASON]]) cell.append(el("p", {}, N[row.r[REASON]]));
+  if (row.r[ARBITRATED]) cell.append(el("p", { class: "quiet" }, `In ${row.r[ARBITRATED]} of ${row.r[SAMPLES]} samples the target differs from torch CPU by more than the tolerance and agrees with its answer in float64, to which torch CPU's own is no nearer.`));
   if (d.calls[0] !== null && d.calls[0] !== undefined) cell.append(el("p", { class: "quiet" }, `${d.calls[0]} native calls, ${d.calls[1]} decomposed, ${d.calls[2]} on the CPU`
     + (d.fallbacks.length ? ": " + d.fallbacks.map(([name, count]) => `${name} (${count})`).join(", ") : "") + "."));
   if (row.r[KERNELS] !== null) cell.append(el("p", { class: "quiet" }, `Kernels: ${row.r[KERNELS]}`

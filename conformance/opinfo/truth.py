@@ -1,0 +1,65 @@
+"""The truth of a call: what torch CPU answers on the same inputs in float64 and complex128.
+
+Defines `truth_of`. The key insight: where target and CPU differ beyond the tolerance, the CPU's own rounding may be
+what is wrong; the same call in a wider dtype can tell, as PyTorch's own tests do with a float64 reference. A call that
+does not run in float64, or answers differently with another seed, has no truth, and then the CPU stays right.
+What the truth decides is the oracle's; nothing is compared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conformance.opinfo import catalog
+from conformance.opinfo.calls import Call
+from conformance.opinfo.sampling import leaves, map_leaves, observable, send, taken_apart
+from conformance.oracle import Observation, compare, observe, widened
+from conformance.target import Target, rebuild
+
+
+class Wide(Target):
+    """Torch CPU on inputs whose floating and complex storages are widened; layout and aliasing are kept."""
+
+    name = "wide"
+
+    def send(self, tree: Any) -> Any:
+        return rebuild(tree, self.upload, _view_of)
+
+    def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [flat.to(widened(flat.dtype), copy=True) for flat in flats]
+
+
+def _view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if flat.dtype != widened(like.dtype) or like.is_conj() or like.is_neg():
+        raise TypeError("two dtypes in one storage cannot be widened together")
+    made = torch.empty(0, dtype=flat.dtype)
+    return made.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+
+
+def truth_of(call: Call) -> tuple[Observation, Any] | None:
+    """What is seen of the call in float64, and its outcome; None where it has no answer in float64 or a random one.
+
+    Dtypes among the arguments are widened too; integer inputs stay as they are.
+    """
+    named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves(call.tree)]
+    if all(dtype == widened(dtype) for dtype in named if isinstance(dtype, torch.dtype)):
+        return None
+    try:
+        first, again = (_run(call, seed) for seed in (catalog.SEED, catalog.SEED + 1))
+    except Exception:  # whatever it is, it says nothing about the target: the finding stands
+        return None
+    return None if compare(first[0], again[0], exact=True) else first
+
+
+def _run(call: Call, seed: int) -> tuple[Observation, Any]:
+    wide = Wide()
+    # Nothing is kept apart here: what OpInfo keeps on the CPU is widened with the rest.
+    tree = map_leaves(send(wide, call.tree), lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
+    catalog.seed()
+    torch.default_generator.manual_seed(seed)
+    with call.draws.repeated():
+        outcome = call.run(tree)
+    return observe({"result": taken_apart(outcome)}, observable(tree), target=wide), outcome
