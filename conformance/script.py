@@ -65,6 +65,20 @@ METADATA_TAIL = TAIL.replace(VALUES, "").replace(
     'cpu, target = answers("cpu"), answers(DEVICE)', 'cpu = answers("cpu")\nwith MODE:\n    target = answers(DEVICE)')
 """For targets that have no values; their script defines MODE, which the target's run happens in."""
 
+ATTEMPT = '''
+@torch.compiler.disable(recursive=False)
+def attempt(step, *tensors):
+    try:
+        step(*tensors)
+    except Exception as error:
+        while type(error).__module__ == "torch._dynamo.exc" and error.__context__ is not None:
+            error = error.__context__
+        return type(error).__name__
+    return "no error"
+
+'''
+"""For whole programs with steps that raise, each of which is a function of its own."""
+
 WHOLE_TAIL = '''
 def whole(device):
     made = inputs("cpu")
@@ -87,7 +101,9 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
     if target.whole:
         given = f"return {{{', '.join(f'{name!r}: {name}' for name in names)}}}"
         body = textwrap.indent("\n".join([*_inputs(program), given]), "    ")
-        parts = ["device = 'cpu'", *functions, "\n", "def inputs(device):", body, "\n", source(program), WHOLE_TAIL]
+        attempt = [ATTEMPT] if any(step.raises for step in program.steps) else []
+        parts = ["device = 'cpu'", *functions, *attempt, "\n", "def inputs(device):", body, "\n", source(program),
+                 WHOLE_TAIL]
         return "\n".join([*head, "", target.script(), *parts])
     body = textwrap.indent("\n".join([*_inputs(program), *_steps(program.steps)]), "    ")
     tail = TAIL if "value" in target.oracles else METADATA_TAIL

@@ -18,6 +18,7 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
     "a write that raises": lambda program: any(step.raises and OPS[step.op].writes is not None
                                                for step in program.steps),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
+    "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
 }
 """What a target may leave out beside families and steps, each with the question that is asked of a program."""

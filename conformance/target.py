@@ -122,6 +122,14 @@ class Target:
         """What is called in place of the function that a whole program is; only for targets that are `whole`."""
         return function
 
+    def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """Within a whole program, call a step that must raise: the exception, or "no error"."""
+        try:
+            step(*tensors)
+        except Exception as error:
+            return error
+        return "no error"
+
     def environment(self) -> dict[str, str]:
         """What a report should say about the target: versions, compiler, renderer."""
         return {"torch": torch.__version__}

@@ -4,12 +4,16 @@ The key insight: a compiler is wrong about what it sees together, so it must see
 calls, not this package's machinery. The function's source is the program's own text, the same calls that its script
 shows. Which step is the first wrong one is found by running ever longer beginnings, each as a function of its own.
 
+A step that must raise becomes a function too, which the target's own `attempt` calls: some transforms cannot go on
+after an exception within the function that they were given.
+
 It knows programs and targets; what differs is the oracle's and the verdict's business.
 """
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,18 +21,30 @@ import torch
 from conformance.oracle import Observation, Raised, observe
 from conformance.program import LOOP, Outcome, Program, make_inputs, table
 from conformance.steps import definitions
-from conformance.steps.op import DEFINED, QUERY, Step
+from conformance.steps.op import AUGMENT, DEFINED, QUERY, SET_DATA, SETITEM, Step
 from conformance.target import Target
 
 
 def source(program: Program) -> str:
     """The text of `def program(<inputs>)`, which returns a dict: what the steps made by name, and their answers.
 
-    It uses `torch`, `device`, and the functions that the steps define. Steps that raise have no place in it."""
+    It uses `torch`, `device`, `attempt`, and the functions that the steps define."""
     arguments = ", ".join(one.name for one in program.inputs)
     results = ", ".join(f"{name!r}: {value}" for name, value in _results(program))
     body = textwrap.indent("\n".join([*_steps(program), f"return {{{results}}}"]), "    ")
-    return f"def program({arguments}):\n{body}\n"
+    return "".join([*_raising(program), f"def program({arguments}):\n{body}\n"])
+
+
+def _raising(program: Program) -> Iterator[str]:
+    for number, step in enumerate(program.steps, 1):
+        if step.raises:
+            written = table()[step.op].form in (SETITEM, AUGMENT, SET_DATA)
+            call = f"{'' if written else 'return '}{_call(replace(step, out=()))}"
+            yield f"def step_{number}({', '.join(_named(step))}):\n    {call}\n\n\n"
+
+
+def _named(step: Step) -> list[str]:
+    return list(dict.fromkeys(step.names()))
 
 
 def _steps(program: Program) -> Iterator[str]:
@@ -36,6 +52,8 @@ def _steps(program: Program) -> Iterator[str]:
         if step.op == LOOP:
             yield f"for i in range({step.times}):"
             yield from (f"    {_call(inner)}" for inner in step.body)
+        elif step.raises:
+            yield f"answer_{number} = attempt({', '.join([f'step_{number}', *_named(step)])})"
         else:
             yield (f"answer_{number} = " if _answers(step) else "") + _call(step)
 
@@ -46,20 +64,20 @@ def _call(step: Step) -> str:
 
 
 def _answers(step: Step) -> bool:
-    return step.op != LOOP and not step.out and table()[step.op].effect == QUERY
+    return step.op != LOOP and (bool(step.raises) or (not step.out and table()[step.op].effect == QUERY))
 
 
 def _results(program: Program) -> Iterator[tuple[str, str]]:
     for number, step in enumerate(program.steps, 1):
         for inner in step.body if step.op == LOOP else (step,):
-            yield from ((name, name) for name in inner.out)
+            yield from ((name, name) for name in inner.out if not step.raises)
         if _answers(step):
             yield f"step {number}", f"answer_{number}"
 
 
-def function(program: Program) -> Callable[..., dict[str, Any]]:
-    """The program as a function of its inputs."""
-    scope: dict[str, Any] = {"torch": torch, "device": "cpu"}
+def function(program: Program, target: Target) -> Callable[..., dict[str, Any]]:
+    """The program as a function of its inputs, for a target to transform."""
+    scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": target.attempt}
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     for name in {table()[step.op].call or step.op for step in steps if table()[step.op].form is DEFINED}:
         scope[name] = getattr(definitions, name)
@@ -83,7 +101,8 @@ def _observed(program: Program, target: Target) -> Observation:
     inputs = target.send(make_inputs(program))
     try:
         with target.active():
-            outcome = target.transform(function(program))(*inputs.values())
-        return observe(outcome, inputs, target=target)
+            outcome = target.transform(function(program, target))(*inputs.values())
+        return observe({name: Raised.of(value) if isinstance(value, Exception) else value
+                        for name, value in outcome.items()}, inputs, target=target)
     except Exception as error:
         return Observation(error=Raised.of(error))

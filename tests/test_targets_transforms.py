@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conformance.fuzz import main
+from conformance.fuzz_views import Drawing
 from conformance.oracle import compare
 from conformance.program import Input, Program, Storage, dump, run
 from conformance.script import script
@@ -29,6 +30,16 @@ WRITE_THROUGH_A_VIEW = Program(STORAGES, (A,), (
     Step("sum.dim", (tensor("a"), 0, False), out=("c",)),
     Step("loop", body=(Step("setitem", (tensor("a"), {"i": [1, 0]}, {"i": [1, 1]})),), times=2)))
 RAISES = Program(STORAGES, (A,), (Step("view.count", (tensor("a"), 7), raises="RuntimeError"),))
+ERRS = Program(STORAGES, (A,), (
+    Step("t", (tensor("a"),), out=("b",)),
+    Step("setitem", (tensor("a"), {"tuple": [{"slice": [None, None, None]}, 5]}, 1), raises="IndexError"),
+    Step("zero_", (tensor("a"),))))
+BACKWARD = Program(STORAGES, (Input("a", 0, "float32", (2, 3), (3, 1), requires_grad=True),), (
+    Step("mul.grad", (tensor("a"), 2), out=("b",)),
+    Step("t", (tensor("b"),), out=("c",)),
+    Step("mul_", (tensor("c"), 3)),
+    Step("backward", (tensor("b"), {"tensor": [[1., 2., 3.], [4., 5., 6.]], "dtype": "float32"})),
+    Step("clone", (tensor("c"),), out=("d",))))
 OVERLAPPING = Program((Storage("float32", 1),), (Input("a", 0, "float32", (2,), (0,)),),
                       (Step("add_", (tensor("a"), 1), raises="RuntimeError"),))
 ASKS = Program(STORAGES, (A,), (Step("is_contiguous", (tensor("a"),)),))
@@ -57,7 +68,16 @@ class TestWhole:
 
     def test_answers_are_results(self):
         """What a question answers is returned under the step's number."""
-        assert function(ASKS)(torch.ones(2, 3)) == {"step 1": True}
+        assert function(ASKS, Negating())(torch.ones(2, 3)) == {"step 1": True}
+
+    def test_a_step_that_raises_is_a_function_of_its_own(self):
+        """The program goes on after it, and its answer is the exception."""
+        assert source(ERRS) == (
+            "def step_2(a):\n    a[:, 5] = 1\n\n\n"
+            "def program(a):\n    b = a.t()\n    answer_2 = attempt(step_2, a)\n    a.zero_()\n"
+            "    return {'b': b, 'step 2': answer_2}\n")
+        answer = function(ERRS, Negating())(torch.ones(2, 3))["step 2"]
+        assert isinstance(answer, IndexError)
 
     def test_a_wrong_transform_is_caught_and_its_step_named(self):
         """A planted fault is found by the value oracle, and the first wrong step is told."""
@@ -74,6 +94,78 @@ class TestWhole:
         assert said.returncode == 0, said.stderr
         assert "DIFFERS" not in said.stdout
         assert "error" not in said.stdout
+
+
+class Forgiving(Target):
+    """A transform that is wrong: what must raise does not."""
+
+    name, whole = "forgiving", True
+
+    def attempt(self, step, *tensors):
+        super().attempt(step, *tensors)
+        return "no error"
+
+
+class Forgetful(Target):
+    """A transform that is wrong: gradients are twice what they should be."""
+
+    name, whole = "forgetful", True
+
+    def transform(self, function):
+        def wrong(*inputs):
+            made = function(*inputs)
+            for one in inputs:
+                if one.grad is not None:
+                    one.grad.mul_(2)
+            return made
+        return wrong
+
+
+class TestErrorsAndGradients:
+    @pytest.mark.parametrize("spec", ["functionalize", "aot_eager"])
+    def test_a_step_that_raises_agrees(self, spec):
+        """The error's type is the CPU's, and the steps after it run."""
+        for program in (RAISES, *([ERRS, OVERLAPPING] if spec == "aot_eager" else [])):
+            verdict = judge(program, load_target(spec))
+            assert verdict.passed, verdict.mismatches
+
+    def test_gradients_agree(self):
+        """Inputs that require grad, a write through a view, backward, and the gradient used afterwards."""
+        verdict = judge(BACKWARD, load_target("aot_eager"))
+        assert verdict.passed, verdict.mismatches
+
+    def test_an_error_that_is_not_raised_is_caught(self):
+        """A transform that swallows it fails by the error oracle, at that step."""
+        verdict = judge(ERRS, Forgiving())
+        assert [(one.oracle, one.where) for one in verdict.mismatches] == [("error", "step 2")]
+        assert verdict.bad_step == 2
+
+    def test_a_wrong_gradient_is_caught(self):
+        """So is a gradient."""
+        verdict = judge(BACKWARD, Forgetful())
+        assert verdict.mismatches[0].oracle == "grad"
+        assert verdict.bad_step == 4
+
+    def test_drawn_programs_with_gradients_run(self):
+        """Programs of the family `autograd` are drawn for compilers, and agree."""
+        target = load_target("aot_eager")
+        drawing = Drawing(steps=(4, 8), only=("autograd",), without=not_drawn(target))
+        ops = set()
+        for number in (3, 13, 14, 17, 19, 20):
+            program = drawing.numbered(9, number)
+            verdict = judge(program, target, locate=False)
+            assert verdict.passed, (number, verdict.mismatches[:1])
+            ops |= {step.op for step in program.steps}
+        assert "backward" in ops
+
+    def test_a_script_with_a_step_that_raises_runs_by_itself(self, tmp_path):
+        """Both answers are the error's type."""
+        path = tmp_path / "script.py"
+        path.write_text(script(ERRS, load_target("aot_eager")))
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        assert "DIFFERS" not in said.stdout
+        assert "step 2 : cpu" not in said.stdout
 
 
 class TestTargets:
@@ -119,7 +211,9 @@ class TestTargets:
 
 class TestLeftOut:
     @pytest.mark.parametrize(("spec", "program", "reason"), [
-        ("functionalize", RAISES, "errors"), ("aot_eager", RAISES, "errors"),
+        ("functionalize", BACKWARD, "backward"), ("aot_eager", BACKWARD, ""),
+        ("aot_eager", BACKWARD.with_steps((*BACKWARD.steps, BACKWARD.steps[3])), "a second backward"),
+        ("functionalize", OVERLAPPING, "a write that raises"),
         ("meta", OVERLAPPING, "a write that raises"), ("meta", ASKS, "questions"),
         ("meta", RAISES, ""), ("functionalize", ASKS, "is_contiguous"), ("functionalize", WRITE_THROUGH_A_VIEW, "")])
     def test_a_program_is_left_out_by_the_targets_own_words(self, spec, program, reason):

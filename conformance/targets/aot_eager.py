@@ -1,9 +1,11 @@
 """torch.compile with the backend `aot_eager` on the CPU: Dynamo and AOTAutograd, and then torch's own kernels.
 
-What differs is the fault of tracing, functionalization, fake tensors or aliasing; no code generator takes part.
+What differs is the fault of tracing, functionalization, fake tensors, autograd's joint graph or aliasing; no code
+generator takes part.
 """
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,20 +19,30 @@ class AotEagerTarget(Target):
     name = "aot_eager"
     whole = True
     oracles = frozenset(ORACLES) - {"kernels", "version"}
-    without = frozenset({"autograd", "an input that requires grad", "errors", "a step that raises", "same_base",
-                         "set_data", "set_view_", "resize_filled_", "empty_filled"})
-    """Programs for inference, and none that raise: errors of a traced function differ by design. `same_base` asks for
-    views' bases and addresses, and the other four replace a storage or look into its gaps, which a functional graph
-    does not have."""
+    without = frozenset({"same_base", "set_data", "set_view_", "resize_filled_", "empty_filled", "a second backward"})
+    """`same_base` asks for views' bases and addresses, and the next four replace a storage or look into its gaps: what
+    a functional graph does not have. What was compiled together is one node of the autograd graph, which can be gone
+    through once. `backward` itself, and a step that raises, are where one compiled function ends and the next begins.
+    """
 
     def prepare(self) -> None:
         """Compile one function, so that a Dynamo that does not work here is one sentence."""
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         try:
+            self.between = torch._dynamo.disable(super().attempt, recursive=False)
             self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3))
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise TargetError(f"torch.compile with backend {self.name!r} does not work here on Python "
                               f"{sys.version.split()[0]}: {reason}") from error
+
+    def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """The step is compiled by itself, between the parts of the program before and after it: an exception ends the
+        compiled function it is in. Dynamo's wrapping of an error that it met while it traced is taken off."""
+        answer = self.between(step, *tensors)
+        while isinstance(answer, torch._dynamo.exc.TorchDynamoException) and answer.__context__ is not None:
+            answer = answer.__context__
+        return answer
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled function; what was compiled before is forgotten, so that memory stays flat."""

@@ -16,12 +16,12 @@ from conformance.target import ORACLES, Target
 class FunctionalizeTarget(Target):
     name = "functionalize"
     whole = True
-    oracles = frozenset(ORACLES) - {"kernels", "version", "grad", "alias", "storage_offset", "stride", "contiguity"}
-    without = frozenset({"autograd", "an input that requires grad", "inputs that share a storage", "errors",
-                         "a step that raises", "same_base", "tolist", "set_data", "set_view_", "is_contiguous",
-                         "resize_filled_"})
-    """The transform takes inputs for independent tensors, and torch documents that it refuses `.data` and `set_`, and a
-    view's `resize_`; strides, and so contiguity, are not promised."""
+    oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
+    without = frozenset({"inputs that share a storage", "a write that raises", "requires_grad_", "backward",
+                         "same_base", "tolist", "set_data", "set_view_", "is_contiguous", "resize_filled_"})
+    """The transform takes inputs for independent tensors, and writes them when the function has ended; torch documents
+    that it refuses `requires_grad_`, `backward`, `.data` and `set_`, and a view's `resize_`; strides, and so
+    contiguity, are not promised."""
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function without mutations."""
