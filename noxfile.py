@@ -110,6 +110,8 @@ def conformance(session: nox.Session) -> None:
     both = ["--target", given.target, "-n", given.jobs]
     fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
     fuzz += ["--minutes", given.minutes] if given.minutes else []
+    fuzz += ["--corpus", "conformance/corpus"]
+    fuzz += ["--record-kernels"] if given.update_baseline else []
     opinfo = [] if given.dtype or given.variant else ["--suite", preset["suite"]]
     for name in ("dtype", "variant", "samples", "shard"):
         opinfo += [f"--{name}", getattr(given, name)] if getattr(given, name) else []

@@ -46,7 +46,8 @@ CRASH_TRIALS, MOST_DEATHS = 60, 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `programs` None: until `minutes` have passed. `limit`: seconds that a program may take."""
+    """What to run. `programs` None: until `minutes` have passed. `limit`: seconds that a program may take. `kernels`:
+    the file with the kernels that programs took before; `record`: keep the kernels of this run's programs."""
 
     target: str = "tiny"
     seed: int = 0
@@ -61,6 +62,8 @@ class Plan:
     memory: float | None = None
     corpus: tuple[str, ...] = ()
     resume: bool = False
+    kernels: str = ""
+    record: bool = False
 
     @property
     def failures(self) -> Path:
@@ -89,7 +92,8 @@ class Plan:
 
     def shard(self, first: int, count: int) -> Shard:
         """So many programs from this one on."""
-        return Shard(self.target, self.drawing, self.seed, first, count, str(self.failures), self.limit, self.corpus)
+        return Shard(self.target, self.drawing, self.seed, first, count, str(self.failures), self.limit, self.corpus,
+                     self.kernels, self.record)
 
 
 @dataclass
@@ -255,6 +259,8 @@ class Campaign:
         self.result.allowed += result.allowed
         self.result.seconds += result.seconds
         self.result.unsupported += result.unsupported
+        self.result.compared += result.compared
+        self.result.counts |= result.counts
         for finding in result.findings:
             self.add(finding)
 
@@ -389,6 +395,7 @@ class Campaign:
             "programs_per_second": round(self.result.done / max(self.running_seconds, 1e-9), 2),
             "jobs": self.plan.jobs, "failing_programs": sum(len(group.numbers) for group in groups),
             "kernels": self.result.kernels, "kernels_allowed": self.result.allowed,
+            "kernels_compared": self.result.compared,
             "coverage_cells": len(tally.cells), "undefined_avoided": sum(
                 count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")),
             "unsupported": dict(self.result.unsupported.most_common()),

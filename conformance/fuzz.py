@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.campaign import Campaign, Plan
 from conformance.fuzz_views import DTYPES, STEPS, Drawing, UnknownFamily
+from conformance.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.program import ProgramError, dump, read_program
 from conformance.report.model import ReportError, write_atomic
 from conformance.steps.table import FAMILIES
@@ -36,10 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(FAMILIES))
             return 0
         if given.replay and given.replay.is_dir():
-            return replay_folder(given.replay, given.target)
+            return replay_folder(given.replay, given.target, kernels_of(given))
         if given.replay or given.minimize:
-            return replay(given.replay or given.minimize, given.target, Path(given.reports), bool(given.minimize))
-        return campaign(plan_of(given))
+            return replay(given.replay or given.minimize, given.target, Path(given.reports), bool(given.minimize),
+                          kernels_of(given))
+        return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
     except (TargetError, UnknownFamily, ProgramError, ReportError) as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
@@ -77,6 +79,10 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a "
                         "folder, again")
     parser.add_argument("--minimize", type=Path, metavar="FILE", help="make the failing program in a JSON file smaller")
+    parser.add_argument("--kernels", type=Path, metavar="FILE", help="the kernels that programs took before: more is a "
+                        f"finding (default: {BASELINE}, where it is there)")
+    parser.add_argument("--record-kernels", action="store_true", help="write the kernels of this run's programs to the "
+                        "file of --kernels, and compare with none")
     parser.add_argument("--families", action="store_true", help="list the step families")
     return parser
 
@@ -124,7 +130,16 @@ def plan_of(given: argparse.Namespace) -> Plan:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
     return Plan(given.target, given.seed, programs, given.minutes, drawing, given.jobs, Path(given.reports),
                 given.limit, given.stop_at_first_failure, memory=given.memory, corpus=corpus_of(given.corpus),
-                resume=given.resume)
+                resume=given.resume, kernels=kernels_of(given), record=given.record_kernels)
+
+
+def kernels_of(given: argparse.Namespace) -> str:
+    """The file of kernels to compare with, or the empty string. Raises ProgramError when it cannot be read."""
+    file = given.kernels or (BASELINE if BASELINE.exists() else None)
+    if file is None or given.record_kernels:
+        return ""
+    read_baseline(file, given.target)
+    return str(file)
 
 
 def corpus_of(folder: Path | None) -> tuple[str, ...]:
@@ -139,8 +154,8 @@ def corpus_of(folder: Path | None) -> tuple[str, ...]:
     return tuple(str(path) for path in paths)
 
 
-def campaign(plan: Plan) -> int:
-    """Run a campaign, write its result, print its findings."""
+def campaign(plan: Plan, record: Path | None = None) -> int:
+    """Run a campaign, write its result, and its kernels to `record`, and print its findings."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     running = Campaign(plan)
     interrupted = False
@@ -153,6 +168,8 @@ def campaign(plan: Plan) -> int:
     except KeyboardInterrupt:
         interrupted = True
     write_atomic(plan.reports / "fuzz.json", json.dumps(running.to_json(), indent=1))
+    if record is not None and not interrupted:
+        write_baseline(record, plan.target, running.result.counts)
     summarize(running, console)
     if interrupted:
         print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
@@ -208,7 +225,8 @@ def summarize(running: Campaign, console: Console) -> None:
                       f"{running.plan.target} --replay {running.path(group).with_suffix('.json')}")
     tally, result = running.result.tally, running.result
     undefined = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
-    kernels = f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}); " if result.allowed else ""
+    kernels = (f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}; programs compared with the "
+               f"baseline: {result.compared}); ") if result.allowed else ""
     console.print(f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
                   f"{kernels}{undefined} undefined or rejected steps not run"
                   + (f"; {result.unsupported.total()} programs not run, since the target leaves out: "
@@ -216,13 +234,14 @@ def summarize(running: Campaign, console: Console) -> None:
                      if result.unsupported else ""))
 
 
-def replay_folder(folder: Path, spec: str) -> int:
+def replay_folder(folder: Path, spec: str, kernels: str = "") -> int:
     """Run every saved program of a folder, for example the corpus; one line each."""
     from conformance.verdict import judge
     paths = [Path(path) for path in corpus_of(folder)]
     target, failed, skipped = load_target(spec), 0, 0
+    baseline = read_baseline(Path(kernels), spec) if kernels else {}
     for path in paths:
-        verdict = judge(read_program(path), target)
+        verdict = judge(read_program(path), target, baseline=baseline)
         failed += bool(verdict.mismatches)
         skipped += bool(verdict.unsupported)
         print(f"{'ok  ' if verdict.passed else 'SKIP' if verdict.unsupported else 'FAIL'} {path.stem}"
@@ -235,14 +254,14 @@ def replay_folder(folder: Path, spec: str) -> int:
     return 1 if failed else 0
 
 
-def replay(path: Path, spec: str, reports: Path, smaller: bool) -> int:
+def replay(path: Path, spec: str, reports: Path, smaller: bool, kernels: str = "") -> int:
     """Run one saved program again and show its script; when `smaller`, shrink it first and save that too."""
     from conformance.script import script
     from conformance.verdict import judge, signature
     from conformance.worker import FAIL, Finding, shrink
     program = read_program(path)
     target = load_target(spec)
-    verdict = judge(program, target)
+    verdict = judge(program, target, baseline=read_baseline(Path(kernels), spec) if kernels else {})
     if verdict.unsupported:
         raise ProgramError(f"{path}: {target.name} leaves out {verdict.unsupported}, so there is nothing to compare")
     if verdict.passed:

@@ -7,9 +7,10 @@ of its own kind: the steps are right one by one, and wrong together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from conformance.kernel_baseline import digest
 from conformance.oracle import Mismatch, compare
 from conformance.program import Program, run, table
 from conformance.shadow import Shadow, reference
@@ -37,8 +38,9 @@ class Signature:
 @dataclass(frozen=True)
 class Verdict:
     """The mismatches (none: it passed), the number of the first bad step (None: only the lazy run is wrong), and the
-    kernels that the target ran against the most that it may run (None where it cannot count). `unsupported` says what
-    the target had declared that it leaves out; then nothing ran, and nothing passed."""
+    kernels that the target ran against the most that it may run (None where it cannot count); `baseline` are the
+    kernels that it took before, where the program was counted. `unsupported` says what the target had declared that it
+    leaves out; then nothing ran, and nothing passed."""
 
     mismatches: tuple[Mismatch, ...] = ()
     bad_step: int | None = None
@@ -46,6 +48,7 @@ class Verdict:
     kernels: int | None = None
     allowed: int | None = None
     unsupported: str = ""
+    baseline: int | None = None
 
     @property
     def passed(self) -> bool:
@@ -54,9 +57,10 @@ class Verdict:
 
 
 def judge(program: Program, target: Target, *, locate: bool = True,
-          watch: Callable[[int], None] = lambda number: None) -> Verdict:
+          watch: Callable[[int], None] = lambda number: None, baseline: Mapping[str, int] | None = None) -> Verdict:
     """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure;
-    `watch` is told each step before the target runs it.
+    `watch` is told each step before the target runs it; `baseline` has the kernels that programs took before, by
+    digest.
 
     Raises ProgramError when the program has no defined meaning on torch CPU."""
     unsupported = left_out(program, target)
@@ -70,7 +74,12 @@ def judge(program: Program, target: Target, *, locate: bool = True,
     if actual.error is not None and outcome.failed_step is not None:
         mismatches = [replace(mismatch, where=f"step {outcome.failed_step}") if mismatch.oracle == "error" else mismatch
                       for mismatch in mismatches]
-    verdict = Verdict(tuple(mismatches), outcome.failed_step, False, actual.kernels, expected.observation.kernels)
+    before = baseline.get(digest(program)) if baseline and count else None
+    if before is not None and actual.kernels is not None and actual.kernels > before:
+        mismatches.append(Mismatch("kernels", "the whole run", f"at most {before}", str(actual.kernels),
+                                   "more kernels than in the baseline"))
+    verdict = Verdict(tuple(mismatches), outcome.failed_step, False, actual.kernels, expected.observation.kernels,
+                      baseline=before)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
     bad = first_bad_step(program, target)

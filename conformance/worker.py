@@ -13,13 +13,14 @@ import signal
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from conformance.fuzz_views import Drawing, Tally
+from conformance.kernel_baseline import digest, read_baseline
 from conformance.oracle import Mismatch
 from conformance.program import Program, ProgramError, read_program
 from conformance.reduce import reduce_program
@@ -85,6 +86,10 @@ class Shard:
     limit: float
     corpus: tuple[str, ...] = ()
     """Files of programs that are run first, under the numbers -1, -2, ... counted from the end."""
+    kernels: str = ""
+    """The file with the kernels that programs took before, if there is one."""
+    record: bool = False
+    """Whether the kernels of each program are kept, for such a file."""
 
     @property
     def running(self) -> Path:
@@ -108,17 +113,22 @@ class Result:
     seconds: list[float] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
     """Programs that were not run, by what the target had declared that it leaves out."""
+    compared: int = 0
+    """Programs whose kernels were compared with a baseline."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """The kernels of programs by digest, where they are recorded."""
 
     def to_json(self) -> dict[str, Json]:
         """The counts; findings have files of their own."""
         return {"done": self.done, "kernels": self.kernels, "allowed": self.allowed,
-                "unsupported": dict(self.unsupported), "tally": self.tally.to_json()}
+                "unsupported": dict(self.unsupported), "tally": self.tally.to_json(), "compared": self.compared,
+                "counts": self.counts}
 
     @classmethod
     def from_json(cls, data: Json) -> Result:
         """The counts that `to_json` wrote."""
         return cls(data["done"], Tally.from_json(data["tally"]), [], data["kernels"], data["allowed"], [],
-                   Counter(data["unsupported"]))
+                   Counter(data["unsupported"]), data.get("compared", 0), data.get("counts", {}))
 
 
 def start(memory: float | None = None) -> None:
@@ -136,6 +146,12 @@ def loaded(spec: str) -> Target:
     return load_target(spec)
 
 
+@functools.cache
+def counted(file: str, spec: str) -> Mapping[str, int]:
+    """The kernels that programs took before, read once a process."""
+    return read_baseline(Path(file), spec) if file else {}
+
+
 def environment(spec: str) -> dict[str, str]:
     """Load the target and say what it runs on. Raises TargetError."""
     return loaded(spec).environment()
@@ -143,7 +159,7 @@ def environment(spec: str) -> dict[str, str]:
 
 def run_shard(shard: Shard) -> Result:
     """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice."""
-    target, result = loaded(shard.target), Result()
+    target, result, baseline = loaded(shard.target), Result(), counted(shard.kernels, shard.target)
     for number in range(shard.first, shard.first + shard.count):
         shard.running.write_text(json.dumps({"number": number}), encoding="utf-8")
         try:
@@ -161,11 +177,14 @@ def run_shard(shard: Shard) -> Result:
 
         try:
             with at_most(shard.limit):
-                verdict = judge(program, target, watch=watch)
+                verdict = judge(program, target, watch=watch, baseline=baseline)
             result.seconds.append(time.perf_counter() - began)
             result.kernels += verdict.kernels or 0
             result.allowed += verdict.allowed or 0
             result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+            result.compared += verdict.baseline is not None
+            if shard.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
+                result.counts[digest(program)] = verdict.kernels
             if out_of_memory(verdict):
                 raise MemoryError
             found = confirmed(shard, number, program, verdict) if verdict.mismatches else None
@@ -197,7 +216,7 @@ def out_of_memory(verdict: Verdict) -> bool:
 def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> Finding:
     """The failure after a second run."""
     with at_most(shard.limit):
-        again = judge(program, loaded(shard.target), locate=False)
+        again = judge(program, loaded(shard.target), locate=False, baseline=counted(shard.kernels, shard.target))
     kind = FAIL if not again.passed else FLAKY
     group = f"{kind.lower() + ' / ' if kind == FLAKY else ''}{signature(program, verdict)}"
     return Finding(kind, shard.seed, number, group, program, verdict.mismatches, verdict.bad_step)

@@ -130,7 +130,7 @@ class TestConformance:
         given = "--quick --target cpu --programs 7 --op add --op mul --dtype float64,bool --samples 3 --seed 5".split()
         noxfile.conformance(session := Session(*given))
         fuzz, opinfo = self.options(session).values()
-        assert " ".join(fuzz) == "--target cpu -n 2 --seed 5 --programs 7"
+        assert " ".join(fuzz) == "--target cpu -n 2 --seed 5 --programs 7 --corpus conformance/corpus"
         assert " ".join(opinfo) == "--target cpu -n 2 --dtype float64,bool --samples 3 --op add --op mul"
 
     def test_the_baseline_is_updated_knowingly(self, noxfile):
@@ -138,6 +138,7 @@ class TestConformance:
         for words, expected in ((["--update-baseline"], True), ([], False)):
             noxfile.conformance(session := Session("--quick", *words))
             assert ("--update-baseline" in session.ran[-1]) is expected
+            assert ("--record-kernels" in session.ran[-2]) is expected
 
     def test_a_failing_half_does_not_stop_the_other(self, noxfile):
         """When the fuzzer finds something, op_db is still run; the session then fails and names the half."""
