@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import layout, storage, transfer
+from . import layout, sparse, storage, transfer
 from .stats import count_fallback
 from .storage import Cell
 from .tensors import SET, Spec, is_tiny, new_tensor, tensor_on
@@ -25,15 +25,22 @@ class _Call:
         self.moved: list[tuple[torch.Tensor, torch.Tensor]] = []  # (tiny, CPU)
         self.hosts: dict[int, torch.Tensor] = {}  # by cell
         self.index = 0
+        self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
         tiny = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
-        for t, host in zip(tiny, transfer.to_host(tiny), strict=True):
-            self.moved.append((t, host))
-            self.hosts[id(storage.cell_of(t))] = host
+        apart = [sparse.parts(t) if sparse.is_sparse(t) else [t] for t in tiny]
+        hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces]))
+        for t, pieces in zip(tiny, apart, strict=True):
+            here = [next(hosts) for _ in pieces]
             self.index = t.device.index or 0
+            if sparse.is_sparse(t):
+                self.sparse.append((t, sparse.assembled(t, here)))
+            else:
+                self.moved.append((t, here[0]))
+                self.hosts[id(storage.cell_of(t))] = here[0]
 
     def to_cpu(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return next((host for t, host in self.moved if t is x), x)
+            return next((host for t, host in [*self.moved, *self.sparse] if t is x), x)
         if type(x) in (list, tuple):
             return type(x)([self.to_cpu(y) for y in x])
         if isinstance(x, torch.device) and x.type == "tiny":
@@ -54,12 +61,17 @@ class _Call:
             cell.mark_dirty()
             if (t.size(), t.stride(), t.storage_offset()) != (host.size(), host.stride(), host.storage_offset()):
                 SET(t, t.untyped_storage(), host.storage_offset(), host.size(), host.stride())
+        for t, host in self.sparse:
+            if any(w is t for w in written):
+                sparse.refill(t, [upload(piece, self.index) for piece in sparse.parts(host)], host)
 
     def to_tiny(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            for t, host in self.moved:
+            for t, host in [*self.moved, *self.sparse]:
                 if host is x:
                     return t
+            if sparse.is_sparse(x):
+                return sparse.assembled(x, [upload(piece, self.index) for piece in sparse.parts(x)])
             for t, host in self.moved:
                 if host.untyped_storage()._cdata == x.untyped_storage()._cdata:
                     return tensor_on(t.untyped_storage(), x.dtype, x.size(), x.stride(), int(x.storage_offset()))
@@ -105,6 +117,10 @@ def callable_with_numbers(op: Any, args: Sequence[Any]) -> Any:
     return op.overloadpacket if number else op
 
 
+# Its CPU kernel leaves out what only the gradient reads unless an argument requires one, which copies do not.
+_ASKS_FOR_GRADIENTS = frozenset({torch.ops.aten._sparse_mm_reduce_impl.default})
+
+
 def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `op` on the CPU, counted by name; raises FallbackError inside `no_fallback`."""
     count_fallback(str(op))
@@ -114,11 +130,14 @@ def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `op` on the CPU with its arguments' storages, and carry results and changes back to the device."""
     call = _Call(args, kwargs)
-    result = callable_with_numbers(op, args)(
-        *call.to_cpu(tuple(args)), **{k: call.to_cpu(v) for k, v in kwargs.items()}
-    )
+    given, named = call.to_cpu(tuple(args)), {k: call.to_cpu(v) for k, v in kwargs.items()}
+    if op in _ASKS_FOR_GRADIENTS:
+        with torch.enable_grad():
+            tensors = [x.requires_grad_() if x.is_floating_point() else x for x in _tensors(given)]
+            return call.to_tiny(tuple(x.detach() for x in op(*tensors, *given[len(tensors) :])))
+    result = callable_with_numbers(op, args)(*given, **named)
     schema = op._schema.arguments
-    given = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
-    written = [x for a, x in zip(schema, given, strict=False) if a.alias_info is not None and a.alias_info.is_write]
+    every = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
+    written = [x for a, x in zip(schema, every, strict=False) if a.alias_info is not None and a.alias_info.is_write]
     call.write_back(_tensors(written))
     return call.to_tiny(result)

@@ -6,13 +6,14 @@ decomposition table, references excepted: those are written in prims, which call
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch._decomp
 
-from . import dispatch, fallback, ops, transfer, views
+from . import dispatch, fallback, ops, sparse, transfer, views
 
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
@@ -44,6 +45,25 @@ def install() -> None:
             )
         aten.impl(op, kernel, "PrivateUse1")
     everything.fallback(_boxed, "PrivateUse1")
+    for key, (source, overloads) in sparse.BORROWED.items():
+        for op in overloads:
+            aten.impl(op, sparse.borrowed(op, source), key)
+        for op in _computed_on(source.name, overloads):
+            aten.impl(op, functools.partial(_boxed, op), key)
+        everything.fallback(_boxed, key)
+
+
+def _computed_on(key: str, borrowed: Sequence[Any]) -> Iterator[Any]:
+    """The aten overloads that torch computes under a key of sparse CPU tensors.
+
+    A fallback alone would come after torch's composite kernels, which make results of other layouts.
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and has(name, key) and not has(name, "CompositeImplicitAutograd"):
+            op = dispatch.find(name.removeprefix("aten::"))
+            if op is not None and op not in borrowed:
+                yield op
 
 
 def loses_gradients(op: Any) -> bool:
