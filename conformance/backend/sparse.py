@@ -74,11 +74,11 @@ def parts(x: torch.Tensor) -> list[torch.Tensor]:
 
 def assembled(like: torch.Tensor, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """A sparse tensor of the layout and size of `like` from parts on one device."""
-    if like.layout is torch.sparse_coo:
-        return torch.sparse_coo_tensor(
-            *pieces, like.shape, is_coalesced=like.is_coalesced(), check_invariants=False
-        )  # fmt: skip
-    return torch.sparse_compressed_tensor(*pieces, like.shape, layout=like.layout, check_invariants=False)
+    coo = like.layout is torch.sparse_coo
+    make: Any = torch.sparse_coo_tensor if coo else torch.sparse_compressed_tensor
+    named: dict[str, Any] = {"is_coalesced": like.is_coalesced()} if coo else {"layout": like.layout}
+    made: torch.Tensor = make(*pieces, like.shape, check_invariants=False, **named)
+    return made
 
 
 def refill(target: torch.Tensor, pieces: Sequence[torch.Tensor], like: torch.Tensor) -> None:
