@@ -236,7 +236,10 @@ def describe_target(spec: str) -> Target:
                           f"package that registers it under the entry points {ENTRY_POINTS!r}")
     try:
         target: Target = getattr(importlib.import_module(module), attribute)(argument)
-    except (ImportError, AttributeError) as error:
-        raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {error}") from error
+    except TargetError:
+        raise
+    except Exception as error:  # its module is anybody's code, which may fail in any way
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {reason}") from error
     target.spec = spec
     return target

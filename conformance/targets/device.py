@@ -25,9 +25,10 @@ class DeviceTarget(Target):
         if self.module:
             try:
                 importlib.import_module(self.module)
-            except ImportError as error:
+            except Exception as error:  # anybody's code, which may fail in any way
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise TargetError(f"module {self.module!r}, which should register device {self.device_name!r}, cannot "
-                                  f"be imported: {error}") from error
+                                  f"be imported: {reason}") from error
         try:
             self.device = torch.device(self.device_name)
             torch.empty(1, device=self.device)
