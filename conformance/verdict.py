@@ -2,7 +2,8 @@
 
 The key insight: a lazy run observes only the end, which is what a user's program does and what lets a device fuse; when
 it is wrong, a second run that observes after each step says where. A failure that only the lazy run shows is a finding
-of its own kind: the steps are right one by one, and wrong together.
+of its own kind: the steps are right one by one, and wrong together. Then the program's beginnings are run, each lazily,
+and the last step of the first that is wrong is the first bad step.
 """
 from __future__ import annotations
 
@@ -37,10 +38,10 @@ class Signature:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The mismatches (none: it passed), the number of the first bad step (None: only the lazy run is wrong), and the
-    kernels that the target ran against the most that it may run (None where it cannot count); `baseline` are the
-    kernels that it took before, where the program was counted. `unsupported` says what the target had declared that it
-    leaves out; then nothing ran, and nothing passed."""
+    """The mismatches (none: it passed), the number of the first bad step (None: it was not looked for, or not found),
+    whether observing after each step hides the failure, and the kernels that the target ran against the most that it
+    may run (None where it cannot count); `baseline` are the kernels that it took before, where the program was counted.
+    `unsupported` says what the target had declared that it leaves out; then nothing ran, and nothing passed."""
 
     mismatches: tuple[Mismatch, ...] = ()
     bad_step: int | None = None
@@ -83,7 +84,9 @@ def judge(program: Program, target: Target, *, locate: bool = True,
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
     bad = first_bad_step(program, target)
-    return replace(verdict, bad_step=bad, lazy_only=bad is None)
+    if bad is not None:
+        return replace(verdict, bad_step=bad)
+    return replace(verdict, bad_step=None if target.whole else first_bad_beginning(program, target), lazy_only=True)
 
 
 def first_bad_step(program: Program, target: Target) -> int | None:
@@ -103,24 +106,38 @@ def first_bad_step(program: Program, target: Target) -> int | None:
     return None
 
 
+def first_bad_beginning(program: Program, target: Target) -> int | None:
+    """The number of steps in the shortest beginning of the program that is wrong when nobody looks before its end; None
+    when the failure is gone."""
+    shadow = Shadow(program)
+    for number, step in enumerate(program.steps, 1):
+        shadow.step(step)
+        actual = run(program.with_steps(program.steps[:number]), target).observations[-1]
+        if compare(shadow.observe(), actual, oracles=target.oracles - {"kernels"}, exact=shadow.exact_names()):
+            return number
+    return None
+
+
 def signature(program: Program, verdict: Verdict) -> Signature:
     """The group that a failure belongs to."""
     first = verdict.mismatches[0]
     error = f"{first.actual}{_gist(first.detail)}" if first.oracle == "error" else ""
     if verdict.bad_step == 0:
         return Signature(first.oracle, "the move of the inputs", error=error)
+    together = "only together, up to " if verdict.lazy_only else ""
     if verdict.bad_step is None:
         last = program.steps[-1].op if program.steps else "no step"
-        return Signature(first.oracle, f"{'only together, up to ' if verdict.lazy_only else ''}{last}", error=error)
+        return Signature(first.oracle, f"{together}{last}", error=error)
     step = program.steps[verdict.bad_step - 1]
     shadow = Shadow(program)
     for earlier in program.steps[:verdict.bad_step - 1]:
         shadow.step(earlier)
     if error:
-        return Signature(first.oracle, table()[step.op].family if step.op in table() else step.op, error=error)
+        return Signature(first.oracle, together + (table()[step.op].family if step.op in table() else step.op),
+                         error=error)
     names = [name for name in step.names() if name in shadow.env]
     layout = layout_class(shadow.env[names[0]]) if names else ""
-    return Signature(first.oracle, step.op, layout)
+    return Signature(first.oracle, together + step.op, layout)
 
 
 def _gist(text: str) -> str:
