@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tinygrad.dtype import DType
+from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from . import engine, replay, storage
@@ -24,6 +26,10 @@ from .dtypes import element
 from .tensors import geometry, is_tiny, tensor_on
 
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+
+
+# Buffers of equal elements up to this size are kept from call to call.
+CONSTANTS_KEPT = 4096
 
 
 @dataclass
@@ -45,7 +51,8 @@ class _Recording:
     constants: list[UOp]  # buffers that the graph itself brought along, by their place among all buffers
     order: list[int | None]  # for each buffer of the schedule: the input whose storage it is, None for a constant
     outputs: list[_Output]
-    written: list[int]  # inputs whose storage the graph writes, in the order of the values behind the outputs
+    stored: list[int]  # inputs into whose own buffers the schedule writes
+    written: list[int]  # inputs whose storage gets a new buffer, in the order of the values behind the outputs
     checked: bool  # whether the last value says that all elements were as the graph's operators need them
 
 
@@ -91,7 +98,7 @@ class _Compiled:
             if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies
                 self.graph(*[x.clone() if is_tiny(x) else x for x in moved])
                 raise AssertionError("tiny: an operator accepted elements that the recording of its graph refused")
-            results, written = found, recording.written
+            results, written = found, [*recording.stored, *recording.written]
         for i in hosts:
             if i in written:
                 inputs[i].copy_(moved[i])
@@ -154,31 +161,74 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
             places[id(cell)] = len(values)
             values.append(cell.flat())
         outputs.append(_Output("value", places[id(cell)], (r.dtype, *geometry(r)), cell.nbytes))
-    written = []
+    changed: dict[int, tuple[UOp, UOp]] = {}  # by input: its buffer and its new content
     for store, buffer, i in stand_ins.values():
         flat = store._cell.flat()  # type: ignore[attr-defined]
         if flat is not buffer:
-            written.append(i)
-            values.append(flat)
-    if not values:
+            changed[i] = (buffer, flat)
+    if not values and not changed:
         return None
-    if conditions:
-        values.append(functools.reduce(lambda a, b: a * b, conditions).reshape((1,)))
-    run, buffers = engine.compiled(values, storage.cell_of(next(a for a in arguments if is_tiny(a))).device)
+    # What a check refuses must leave nothing written, and it is known only when all is computed.
+    stored = [] if conditions else [i for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)]
+    device = storage.cell_of(next(a for a in arguments if is_tiny(a))).device
+    try:
+        run, buffers = _scheduled(values, changed, stored, conditions, device)
+    except RuntimeError as error:
+        if "cycle" not in str(error):
+            raise
+        stored = []  # of two storages that swap their contents neither can be written first
+        run, buffers = _scheduled(values, changed, stored, conditions, device)
     standing = {buffer: i for _, buffer, i in stand_ins.values()}
-    return _Recording(run, buffers, [standing.get(b) for b in buffers], outputs, written, bool(conditions))
+    written = [i for i in changed if i not in stored]
+    return _Recording(run, buffers, [standing.get(b) for b in buffers], outputs, stored, written, bool(conditions))
+
+
+def _scheduled(
+    values: list[UOp], changed: dict[int, tuple[UOp, UOp]], stored: list[int], conditions: list[UOp], device: str
+) -> tuple[replay.Replay, list[UOp]]:
+    """A schedule that stores in the buffers of `stored` and computes `values`, other new contents and the check."""
+    stores: list[UOp] = []
+    becomes: dict[UOp, UOp] = {}  # what was computed for a store is read from its buffer, not computed again
+    for i in sorted(stored, key=lambda i: len(changed[i][1].toposort())):  # what reads another's new content, later
+        buffer, content = changed[i][0], changed[i][1].substitute(becomes, walk=True)
+        if _through_a_copy(buffer, content):
+            stored.remove(i)
+            continue
+        stores.append(buffer.after(buffer.store(content)))
+        computed = engine.bare(changed[i][1])
+        if engine.constant_of(computed) is None and not engine.is_realized(computed):
+            becomes[computed] = stores[-1].reshape(computed.shape)
+    others = [*values, *[f for i, (_, f) in changed.items() if i not in stored]]
+    if conditions:
+        others.append(functools.reduce(lambda a, b: a * b, conditions).reshape((1,)))
+    others = [x.substitute(becomes, walk=True) for x in others]
+    return engine.compiled([*stores, *others], device)
+
+
+def _through_a_copy(buffer: UOp, content: UOp) -> bool:
+    """Whether tinygrad computes `content` beside `buffer` and then copies it there.
+
+    It does so when the content is computed from the buffer and from more than two others (`remove_bufferize`).
+    """
+    inside = UOp.sink(content).toposort(gate=lambda u: u.op is not Ops.AFTER)
+    read = {s for u in inside for s in u.src if s.op in (Ops.BUFFER, Ops.AFTER)}
+    return buffer in read and len(read) > 3
 
 
 def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     """The results, written inputs written; None, and nothing written, where an element is out of range."""
     cells = {i: storage.cell_of(inputs[i]) for i in recording.order if i is not None}
-    storage.observe(cells.values(), dirty=False, why="compiled")
-    buffers = []
-    for place, constant in zip(recording.order, recording.constants, strict=True):
-        buffers.append(constant if place is None else _buffer(cells[place], inputs[place].dtype))
-    flats = engine.replayed(recording.run, buffers)
+    stored = [cells[i] for i in recording.stored]
+    held = _held(cells, inputs, recording.stored)
+    if stored and storage.about_to_write(stored):
+        held = _held(cells, inputs, recording.stored)  # one that shared another's buffer has its own now
+    places = zip(recording.order, recording.constants, strict=True)
+    buffers = [constant if i is None else held[i] for i, constant in places]
+    flats = engine.replayed(recording.run, buffers)[len(stored) :]
     if recording.checked and not any(engine.to_host(flats.pop())):
         return None
+    for cell in stored:
+        cell.overwritten()
     stores: dict[int, torch.UntypedStorage] = {}
     results: list[Any] = []
     for out in recording.outputs:
@@ -200,13 +250,34 @@ def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     return results
 
 
-def _buffer(cell: storage.Cell, dtype: torch.dtype) -> UOp:
-    """The realized buffer of a cell, in the dtype it was recorded in."""
+def _held(cells: dict[int, storage.Cell], inputs: Sequence[Any], stored: Sequence[int]) -> dict[int, UOp]:
+    """The realized buffer of each input's cell; those of `stored` are the cells' own."""
+    found = {i: cell.buffer(element(inputs[i].dtype)[0]) for i, cell in cells.items()}
+    held = {i: buffer for i, buffer in found.items() if buffer is not None}
+    if len(held) < len(found):
+        missing = [i for i in found if i not in held]
+        storage.observe([cells[i] for i in missing], dirty=False, why="compiled")
+        held |= {i: _buffer(cells[i], inputs[i].dtype, shared=i not in stored) for i in missing}
+    return held
+
+
+def _buffer(cell: storage.Cell, dtype: torch.dtype, shared: bool) -> UOp:
+    """A realized buffer of what a cell holds, in the dtype it was recorded in; `shared` when it is only read."""
     real, _ = element(dtype)
     flat = cell.flat_as(real)
+    number = engine.constant_of(flat)
+    if number is not None and shared and cell.nbytes <= CONSTANTS_KEPT:
+        return _filled(repr(number), number, flat.shape[0], real, cell.device)
     if not engine.is_realized(flat):
         (flat,), _ = engine.realize([flat], cell.device, why="compiled")
         cell.replace(flat, cell.nbytes)
+    return flat.base
+
+
+@functools.lru_cache(maxsize=64)
+def _filled(name: str, number: float | int | bool, length: int, dtype: DType, device: str) -> UOp:
+    """A buffer of equal elements, such as the gradient of a loss; `name` tells -0.0 from 0.0."""
+    (flat,), _ = engine.realize([UOp.const(number, dtype).expand((length,))], device, why="compiled")
     return flat.base
 
 

@@ -107,10 +107,14 @@ def generation() -> int:
     return _generation
 
 
-def count_store() -> None:
-    """A buffer's own memory has been written."""
+def overwritten() -> None:
+    """Buffers have got other contents than they had."""
     global _generation
     _generation += 1
+
+
+def count_store() -> None:
+    """A buffer's own memory has been written by the host."""
     COUNTERS.stored += 1
     if trace.LISTENERS:
         trace.tell(trace.Store())
@@ -186,7 +190,7 @@ def realize(
             if trace.LISTENERS:
                 spent = found - start, 0.0, time.perf_counter() - found
                 trace.tell(trace.Schedule(why, replay.names, len(pending), True, *spent))
-            becomes = {_bare(v): _like(d.base, _bare(v)) for v, d in zip(pending, done, strict=True)}
+            becomes = {bare(v): _like(d.base, bare(v)) for v, d in zip(pending, done, strict=True)}
         else:
             done, becomes = _schedule(key, buffers, pending, why)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
@@ -195,7 +199,7 @@ def realize(
         results = [v if v.has_buffer_identity() else next(finished) for v in wanted]
         for v, w, r in zip(values, wanted, results, strict=True):
             if v is not w:  # computed as a copy of itself
-                becomes[_bare(v)] = _like(r.base, _bare(v))
+                becomes[bare(v)] = _like(r.base, bare(v))
         return results, _rewritten(others, becomes)
 
 
@@ -245,7 +249,7 @@ def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
         return results
 
 
-def _bare(value: UOp) -> UOp:
+def bare(value: UOp) -> UOp:
     """A value without the reshapes around it: other values share that."""
     while value.op is Ops.RESHAPE:
         value = value.src[0]

@@ -11,10 +11,11 @@ Must not know storages or torch.
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinygrad.device import Buffer, MultiBuffer
 from tinygrad.engine.realize import get_call_arg_uops, get_runtime, run_linear
@@ -22,6 +23,9 @@ from tinygrad.helpers import DEBUG, PROFILE, GlobalCounters, ansistrip
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 from tinygrad.uop.ops import buffers as buffers_of_nodes
+
+if TYPE_CHECKING:
+    from tinygrad.runtime.ops_cpu import CPUProgram
 
 Key = tuple[Any, ...]
 
@@ -45,19 +49,50 @@ def canonical(values: Sequence[UOp]) -> tuple[Key, list[UOp]]:
 
 
 class Launch(NamedTuple):
-    """One kernel of a schedule, ready to run."""
+    """One kernel of a schedule, ready to run on any device."""
 
     program: Callable[..., Any]
     device: str
-    arguments: list[int | Buffer]  # the slot of a buffer that changes from run to run, or an intermediate buffer
+    places: tuple[int, ...]  # of its buffers, among the slots and then the intermediate buffers
     options: dict[str, Any]  # global_size, local_size, vals
+
+    def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
+        """Run it."""
+        self.program(*[held[i].get_buf(self.device) for i in self.places], **self.options)
+        GlobalCounters.kernel_count += 1
+
+
+class HostLaunch(NamedTuple):
+    """One kernel in this process's own memory: its machine code is called with addresses, and nothing else."""
+
+    code: Callable[..., None]
+    program: CPUProgram  # keeps the code's memory
+    places: tuple[int, ...]
+    threads: list[tuple[int, ...]]  # the numbers that follow the addresses, for each thread of it
+
+    def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
+        """Run it."""
+        arguments = [addresses[i] for i in self.places]
+        for numbers in self.threads:
+            self.code(*arguments, *numbers)
+        GlobalCounters.kernel_count += 1
+
+
+class Call(NamedTuple):
+    """What is no plain kernel (a copy between devices, say): a call for tinygrad to run."""
+
+    call: UOp
+
+    def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
+        """Run it."""
+        run_linear(UOp(Ops.LINEAR, src=(self.call,)), {}, input_uops=slots, jit=True)
 
 
 @dataclass
 class Replay:
     """A compiled schedule: slots 0 to n-1 are the graph's buffers in order, those after it new buffers for results."""
 
-    steps: list[Launch | UOp]  # what is no plain kernel (a copy between devices, say) stays a call for tinygrad to run
+    steps: list[Launch | HostLaunch | Call]
     fresh: list[tuple[str, int, Any]]  # (device, size, dtype) of each new buffer
     results: list[int]  # the slot that holds each value
     intermediates: list[Buffer]
@@ -67,16 +102,10 @@ class Replay:
         """Run over these buffers; the results as flat buffers."""
         slots = [*buffers, *[UOp.new_buffer(*spec) for spec in self.fresh]]
         held = [(buffers_of_nodes.get(s) or s.buffer).ensure_allocated() for s in slots]  # type: ignore[union-attr]
+        held += [b.ensure_allocated() for b in self.intermediates]
+        addresses = [getattr(b._buf, "va_addr", 0) for b in held]
         for step in self.steps:
-            if isinstance(step, UOp):
-                run_linear(UOp(Ops.LINEAR, src=(step,)), {}, input_uops=slots, jit=True)
-                continue
-            program, device, arguments, options = step
-            program(
-                *[(held[a] if type(a) is int else a.ensure_allocated()).get_buf(device) for a in arguments],  # type: ignore[union-attr,arg-type]
-                **options,
-            )
-            GlobalCounters.kernel_count += 1
+            step(held, addresses, slots)
         self._free()
         return [slots[i] for i in self.results]
 
@@ -96,24 +125,40 @@ def kernel_names(linear: UOp) -> tuple[str, ...]:
     return tuple(ansistrip(h.arg.name) if h.op is Ops.PROGRAM else h.op.name.lower() for h in heads)
 
 
-def _step(call: UOp) -> Launch | UOp:
-    """A call as a Launch where it is a kernel on one device without variables, else as it is."""
-    program, places = call.src[0], get_call_arg_uops(call)
-    if DEBUG >= 2 or PROFILE or program.op is not Ops.PROGRAM or not isinstance(call.src[1].device, str):
-        return call  # tinygrad prints and records what it runs itself
-    arguments: list[int | Buffer] = []
-    for place in [places[i] for i in program.arg.globals]:
-        if place.op is Ops.PARAM:
-            arguments.append(place.arg.slot)
-        elif any(u.op is Ops.PARAM for u in place.toposort()) or isinstance(place.buffer, MultiBuffer):
-            return call
+def _step(call: UOp, places: dict[Any, int]) -> Launch | HostLaunch | Call:
+    """How to run a call; `places` has the slots and gets each intermediate buffer, parts of others among them."""
+    head, arguments = call.src[0], get_call_arg_uops(call)
+    if DEBUG >= 2 or PROFILE or head.op is not Ops.PROGRAM or not isinstance(call.src[1].device, str):
+        return Call(call)  # tinygrad prints and records what it runs itself
+    device = call.src[1].device
+    found: list[int] = []
+    local = True
+    for argument in [arguments[i] for i in head.arg.globals]:
+        if argument.op is Ops.PARAM:
+            found.append(argument.arg.slot)
+        elif any(u.op is Ops.PARAM for u in argument.toposort()) or isinstance(argument.buffer, MultiBuffer):
+            return Call(call)
         else:
-            arguments.append(place.buffer)
-    if program.arg.vars:
-        return call
-    global_size, local_size = program.arg.launch_dims({})
-    options = {"global_size": global_size, "local_size": local_size, "vals": program.arg.vals({})}
-    return Launch(get_runtime(call.src[1].device, program), call.src[1].device, arguments, options)
+            found.append(places.setdefault(argument.buffer, len(places)))
+        local = local and argument.device == device
+    variables = [v.expr for v in head.arg.vars]
+    program = get_runtime(device, head)
+    global_size, local_size = head.arg.launch_dims({})
+    if local and variables in ([], ["core_id"]) and _is_host_code(program):
+        # tinygrad numbers the threads of such a kernel, which run one after the other, in the place of that variable.
+        threads: list[tuple[int, ...]] = [(i,) for i in range(global_size[0])] if variables else [()]
+        code = ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * (len(found) + len(variables)))(program.addr)
+        return HostLaunch(code, program, tuple(found), threads)
+    if variables:
+        return Call(call)
+    return Launch(program, device, tuple(found), {"global_size": global_size, "local_size": local_size, "vals": ()})
+
+
+def _is_host_code(program: Any) -> bool:
+    """Whether a program is a C function of addresses in this process (that of LLVM's Vulkan driver is not)."""
+    from tinygrad.runtime.ops_cpu import CPUProgram
+
+    return isinstance(program, CPUProgram) and not program.lvp
 
 
 class Replays:
@@ -149,8 +194,10 @@ class Replays:
         template = linear.substitute(parameters, walk=True)
         kept = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
         specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
-        inner = [b for b in (u.buffer for u in kept) if not isinstance(b, MultiBuffer)]
-        steps = [_step(call) for call in template.src]
+        places: dict[Any, int] = dict(slots)
+        steps = [_step(call, places) for call in template.src]
+        whole = [b for b in (u.buffer for u in kept) if not isinstance(b, MultiBuffer)]
+        inner = list(dict.fromkeys([*list(places)[len(slots) :], *whole]))
         plan = self._plans[key] = Replay(steps, specs, [slots[v.base] for v in outcomes], inner, kernel_names(linear))
         if len(self._plans) > PLANS_KEPT:
             self._plans.popitem(last=False)

@@ -141,6 +141,13 @@ class Cell:
             return bits.bitcast(dtypes.uint8).ne(0)
         return bits.bitcast(dtype) if bits.dtype != dtype else bits
 
+    def buffer(self, dtype: DType) -> UOp | None:
+        """The buffer that holds the content in `dtype`, None where there is none yet."""
+        flat = self._flat
+        if flat is None or self._waiting or flat.op is not Ops.BUFFER or flat.dtype != dtype:
+            return None
+        return flat if engine.is_realized(flat) else None
+
     def read(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> UOp:
         """The elements of a view; a complex view has a last dimension of 2 more."""
         real, parts = element(dtype)
@@ -215,26 +222,20 @@ class Cell:
                 contents.append(torch.frombuffer(engine.memory(done), dtype=dtype).view(size))
             else:
                 contents.append(value)
-        self._leave(flat.base)
+        about_to_write([self])
         memory = torch.frombuffer(engine.memory(flat), dtype=dtype)
         for (size, stride, offset, _), content in zip(writes, contents, strict=True):
             target = memory.as_strided(size, stride, offset)
             target.copy_(content) if isinstance(content, torch.Tensor) else target.fill_(content)
-        self._view = None
-        self.version += 1
+        self.overwritten()
         engine.count_store()
         return True
 
-    def _leave(self, buffer: UOp) -> None:
-        """Make every other cell independent of a buffer that is about to be written."""
-        readers = []
-        for cell in {id(c): c for c in _by_address.values()}.values():
-            if cell is not self and buffer in cell.value.toposort():
-                if engine.is_realized(cell.value):
-                    cell.replace(cell.flat().clone(cell.device), cell.nbytes)
-                readers.append(cell)
-        if readers:
-            observe(readers, dirty=False, why="write in place")
+    def overwritten(self) -> None:
+        """The buffer that this holds has got new contents."""
+        self._view = None
+        self.version += 1
+        engine.overwritten()
 
     def _table(self, positions: np.ndarray) -> UOp:
         return engine.from_host(np.ascontiguousarray(positions), dtypes.int64, self.device)
@@ -385,6 +386,27 @@ def observe(cells: Iterable[Cell], dirty: bool = True, why: str = "observed") ->
         for cell in list(_cells.values()):
             if not cell.lazy:
                 _cells.pop(cell.serial, None)
+
+
+def about_to_write(cells: Iterable[Cell]) -> bool:
+    """Make every other cell independent of the buffers of these realized cells: they get new contents in place.
+
+    Lazy values that read them are computed, copies that share them become real ones. Whether there were any.
+    """
+    written = {cell.flat().base: cell for cell in cells}
+    readers = []
+    for cell in set(_by_address.values()):
+        value = cell.value
+        if value.base in written:
+            if written[value.base] is cell:
+                continue
+            cell.replace(cell.flat().clone(cell.device), cell.nbytes)
+        elif value.op is Ops.BUFFER or written.keys().isdisjoint(value.toposort()):
+            continue
+        readers.append(cell)
+    if readers:
+        observe(readers, dirty=False, why="write in place")
+    return bool(readers)
 
 
 def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.UntypedStorage:

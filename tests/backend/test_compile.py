@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from conformance import backend
+from conformance import backend, kernels
 from conformance.backend import compile as compiled
+from conformance.backend import storage
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +185,115 @@ class TestHostTensors:
                 advance()
         for ours, theirs in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
             torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
+
+
+class TestWritesInPlace:
+    """What a graph writes to an input lands in the input's own buffer, where nobody can tell."""
+
+    @staticmethod
+    def tensors(count: int) -> list[torch.Tensor]:
+        """Tensors on the CPU with values of their own."""
+        torch.manual_seed(count)
+        return [torch.randn(4, 4) for _ in range(count)]
+
+    def test_no_new_buffers(self) -> None:
+        """A step of momentum writes both tensors with one kernel each and allocates nothing."""
+
+        def step(p: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> None:
+            m.mul_(0.9).add_(g)
+            p.sub_(m)
+
+        expected = self.tensors(3)
+        actual = [t.to("tiny") for t in expected]
+        run = torch.compile(step, backend=compiled.tiny)
+        for _ in range(3):
+            step(*expected)
+            before = [memory_of(t) for t in actual]
+            with kernels.count() as counted:
+                run(*actual)
+            assert [memory_of(t) for t in actual] == before
+            assert counted.kernels == 2
+        for e, a in zip(expected, actual, strict=True):
+            torch.testing.assert_close(a.cpu(), e)
+
+    def test_two_tensors_change_places(self) -> None:
+        """Neither of two tensors that swap their contents can be written first."""
+
+        def swap(a: torch.Tensor, b: torch.Tensor) -> None:
+            old = a.clone()
+            a.copy_(b)
+            b.copy_(old)
+
+        x, y = self.tensors(2)
+        a, b = x.to("tiny"), y.to("tiny")
+        torch.compile(swap, backend=compiled.tiny)(a, b)
+        assert torch.equal(a.cpu(), y)
+        assert torch.equal(b.cpu(), x)
+
+    @pytest.mark.parametrize(
+        "change", [lambda a: a.t() + 0, lambda a: a.flip(0), lambda a: a @ a, lambda a: a.cumsum(0)]
+    )
+    def test_a_tensor_computed_from_itself(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Elements that are read at other places than they are written at are read first."""
+
+        def function(a: torch.Tensor) -> torch.Tensor:
+            a.copy_(change(a))
+            return a.sum(0)
+
+        (x,) = self.tensors(1)
+        a = x.to("tiny")
+        result = torch.compile(function, backend=compiled.tiny)(a)
+        torch.testing.assert_close(result.cpu(), function(x))
+        torch.testing.assert_close(a.cpu(), x)
+
+    def test_older_values_stay(self) -> None:
+        """A copy that shares the buffer and a value not computed yet keep what they had when it is written."""
+        (x,) = self.tensors(1)
+        a = x.to("tiny")
+        run = torch.compile(lambda a: a.add_(1), backend=compiled.tiny)
+        run(a)
+        for _ in range(2):
+            kept, lazy, host = a.clone(), a * 2, a.cpu()
+            run(a)
+            assert torch.equal(kept.cpu(), host)
+            assert torch.equal(lazy.cpu(), host * 2)
+            assert torch.equal(a.cpu(), host + 1)
+
+    def test_inputs_that_share_a_buffer(self) -> None:
+        """A copy that was not written since shares its buffer: as another input of the graph it must not be written."""
+
+        def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+            a.add_(1)
+            b.mul_(2)
+            return (a - c.flip(0)) * b
+
+        tensors = self.tensors(1)
+        tensors += [tensors[0].clone(), tensors[0].clone()]
+        on_tiny = [tensors[0].to("tiny")]
+        on_tiny += [on_tiny[0].clone(), on_tiny[0].clone()]
+        result = torch.compile(function, backend=compiled.tiny)(*on_tiny)
+        torch.testing.assert_close(result.cpu(), function(*tensors))
+        for actual, expected in zip(on_tiny, tensors, strict=True):
+            torch.testing.assert_close(actual.cpu(), expected)
+
+    def test_nothing_is_written_when_a_check_fails(self) -> None:
+        """A graph with an index out of range raises and leaves its inputs as they were."""
+
+        def function(a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            a.add_(1)
+            return a.index_select(0, i)
+
+        run = torch.compile(function, backend=compiled.tiny)
+        (x,) = self.tensors(1)
+        a = x.to("tiny")
+        run(a, torch.tensor([3, 0]).to("tiny"))
+        with pytest.raises(IndexError):
+            run(a, torch.tensor([4, 0]).to("tiny"))
+        torch.testing.assert_close(a.cpu(), x + 1)
+
+
+def memory_of(t: torch.Tensor) -> int:
+    """Where the elements of a realized tensor lie."""
+    cell = storage.cell_of(t)
+    storage.observe([cell])
+    return id(cell.flat().base.buffer)
