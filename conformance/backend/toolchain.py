@@ -128,7 +128,8 @@ def _usable(asked: str) -> Iterator[Compiler]:
         yield from _probed("CC", asked)
     yield from _probed("clang", "clang")
     for launcher in _launcher_paths():
-        if _written(launcher, f'#!/bin/sh\nexec {shlex.quote(str(_zig()))} clang "$@"\n'):
+        # The source is generated: what a warning says of it helps nobody, and it would stand in the user's output.
+        if _written(launcher, f'#!/bin/sh\nexec {shlex.quote(str(_zig()))} clang -w "$@"\n'):
             yield from _probed("zig", str(launcher), key=_zig())
 
 

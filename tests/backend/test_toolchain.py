@@ -60,6 +60,13 @@ class TestEnsureCompiler:
         assert compiler.version.startswith("clang version")
         assert os.environ["CC"] == compiler.path
 
+    def test_zig_does_not_warn(self, bare):
+        """Generated source with a literal that clang warns of compiles without a word; an error is still told."""
+        command = [ensure_compiler().path, *toolchain._flags()]
+        said = toolchain._run(command, "unsigned long a = 9223372036854775808; int b = 1e99;")
+        assert (said.returncode, said.stderr) == (0, b"")
+        assert b"error" in toolchain._run(command, "int a = nothing;").stderr
+
     def test_clang_on_the_path_comes_before_zig(self, bare):
         """A clang that compiles the probe is used as it is."""
         path = script(bare / "clang", WORKING)
