@@ -18,23 +18,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from conformance.opinfo.plan import DIFFERENTIATED
 from conformance.report import model
 from conformance.report.model import Outcome, ReportError, Result, Run
 
 FOLDER = Path("reports/expectations")
 OP_DB = Path(__file__).parent / "opinfo" / "nothing_to_compare.toml"
 """What op_db itself leaves nothing to compare in, for any target."""
-_FIELDS = {"op", "variant", "dtype", "layout", "oracle", "reason", "issue"}
+_FIELDS = {"op", "variant", "dtype", "layout", "oracle", "reason", "issue", "samples"}
 _HEAD = """\
 # What is known to fail on {target}, and why. Each entry covers the cases that match all of its lists, "*" is all.
 # A covered case that passes is XPASS and fails the run. `python -m conformance.expectations update` adds what fails and
-# removes what passes; give each entry that it adds a reason of yours.
+# removes what passes; give each entry that it adds a reason of yours. With `samples`, a case that compared fewer need
+# not fail.
 """
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Cases whose op matches a glob and whose other names are in the lists; `oracle` may hold "*" or "skip"."""
+    """Cases whose op matches a glob and whose other names are in the lists; `oracle` may hold "*" or "skip". With
+    `samples`, a case that compared fewer need not fail: what is declared may show in a later sample only."""
 
     op: str
     variant: tuple[str, ...]
@@ -43,6 +46,7 @@ class Expectation:
     oracle: tuple[str, ...]
     reason: str
     issue: str = ""
+    samples: int = 0
     line: int = field(default=0, compare=False)
 
     def covers(self, case: Any) -> bool:
@@ -119,7 +123,11 @@ def _entry(entry: Any, where: str) -> Expectation:
         lists[name] = tuple(value)
     if not isinstance(entry.get("issue", ""), str):
         raise ReportError(f"{where}: 'issue' must be a string.")
-    return Expectation(op=entry["op"], reason=entry["reason"], issue=entry.get("issue", ""), **lists)
+    samples = entry.get("samples", 0)
+    if type(samples) is not int or samples < 0:
+        raise ReportError(f"{where}: 'samples' must be a whole number, 0 or more.")
+    text = {name: entry.get(name, "") for name in ("op", "reason", "issue")}
+    return Expectation(**text, **lists, samples=samples)
 
 
 def dumps(entries: Iterable[Expectation], target: str) -> str:
@@ -133,6 +141,8 @@ def dumps(entries: Iterable[Expectation], target: str) -> str:
         lines.append(f"reason = {_toml(entry.reason)}")
         if entry.issue:
             lines.append(f"issue = {_toml(entry.issue)}")
+        if entry.samples:
+            lines.append(f"samples = {entry.samples}")
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
 
@@ -153,7 +163,9 @@ def _applied(result: Result, entries: list[Expectation]) -> Result:
     seen = set(result.oracles) or ({"skip"} if result.outcome is Outcome.SKIP else set())
     undeclared = {oracle for oracle in seen if not any(entry.declares(oracle) for entry in entries)}
     unmet = [entry for entry in entries if not any(entry.declares(oracle) for oracle in seen)]
-    if undeclared:
+    entries = [entry for entry in entries if entry not in unmet]
+    unmet = [entry for entry in unmet if result.samples + result.skipped >= entry.samples]
+    if undeclared or not (unmet or entries):
         return result
     if unmet:
         return result.replace(outcome=Outcome.XPASS, reason=f"declared to fail, but passed: {unmet[0].reason}")
@@ -174,7 +186,8 @@ def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[
         covered = [result for result in results.values() if entry.covers(result)]
         failing = [r for r in covered if r.outcome in model.BROKEN and any(entry.declares(o) for o in r.oracles)]
         skipped = [r for r in covered if r.outcome is Outcome.SKIP and entry.declares("skip")]
-        if len(failing) + len(skipped) == len(covered):
+        short = [r for r in covered if r.outcome is Outcome.PASS and r.samples + r.skipped < entry.samples]
+        if len(failing) + len(skipped) + len(short) == len(covered):
             kept.append(entry)
             continue
         done.append(f"removed: {entry.op} ({', '.join(entry.oracle)}), which no longer fails everywhere it says")
@@ -192,7 +205,12 @@ def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[
 
 
 def _for(result: Result, oracles: tuple[str, ...], reason: str) -> Expectation:
-    return Expectation(result.name, (result.variant,), (result.dtype,), (result.layout,), oracles, reason)
+    # Kernels are counted over all samples, and another mismatch may not be in the first.
+    compared = result.samples + result.skipped
+    first = [compared if f.oracle == "kernels" else f.sample + 1 for f in result.failures if f.oracle in oracles]
+    least = min(first, default=0)
+    names = (result.variant,), (result.dtype,), (result.layout,)
+    return Expectation(result.name, *names, oracles, reason, samples=least if 1 < least <= compared else 0)
 
 
 def _first_words(result: Result) -> str:
@@ -206,10 +224,13 @@ def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
     result = list(dict.fromkeys(entries))
     for name in ("dtype", "layout"):
         groups: dict[Expectation, list[str]] = {}
+        most: dict[Expectation, int] = {}
         for entry in result:
-            listed = groups.setdefault(_with(entry, name, ()), [])
+            key = replace(_with(entry, name, ()), samples=0)
+            listed = groups.setdefault(key, [])
             listed.extend(item for item in getattr(entry, name) if item not in listed)
-        result = [_with(key, name, tuple(value)) for key, value in groups.items()]
+            most[key] = max(entry.samples, most.get(key, 0))
+        result = [replace(_with(key, name, tuple(value)), samples=most[key]) for key, value in groups.items()]
     return result
 
 
@@ -262,7 +283,7 @@ def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: 
 def _has_case(op: Any, entry: Expectation) -> bool:
     for variant in op.variants if "*" in entry.variant else op.variants.intersection(entry.variant):
         # Error inputs choose their dtypes themselves, so a run names them by whatever dtype it was asked for.
-        dtypes = op.backward_dtypes if variant == "backward" else op.dtypes
+        dtypes = op.backward_dtypes if variant in DIFFERENTIATED else op.dtypes
         if variant == "error_inputs" or "*" in entry.dtype or dtypes.intersection(entry.dtype):
             return True
     return False

@@ -21,13 +21,13 @@ KNOWN: dict[str, Any] = {
 }
 
 
-def result(op: str, outcome: Outcome, *oracles: str, dtype: str = "float32") -> Result:
+def result(op: str, outcome: Outcome, *oracles: str, dtype: str = "float32", samples: int = 1) -> Result:
     failures = tuple(Failure(oracle, "result", "1", "2") for oracle in oracles)
-    return Result(op, dtype, "forward", "as_sampled", outcome, samples=1, failures=failures)
+    return Result(op, dtype, "forward", "as_sampled", outcome, samples=samples, failures=failures)
 
 
-def entry(op: str, *oracles: str, dtype: tuple[str, ...] = ("*",)) -> Expectation:
-    return Expectation(op, ("*",), dtype, ("*",), oracles or ("*",), "a reason", "")
+def entry(op: str, *oracles: str, dtype: tuple[str, ...] = ("*",), samples: int = 0) -> Expectation:
+    return Expectation(op, ("*",), dtype, ("*",), oracles or ("*",), "a reason", "", samples)
 
 
 class TestApply:
@@ -56,6 +56,13 @@ class TestApply:
         """An oracle that is declared in a second entry and passes is XPASS, although the first entry is met."""
         declared = [entry("add", "stride"), entry("add", "value")]
         assert apply([result("add", Outcome.FAIL, "stride")], declared)[0].outcome is Outcome.XPASS
+
+    @pytest.mark.parametrize(("compared", "outcome"), [(8, Outcome.PASS), (9, Outcome.XPASS)])
+    def test_a_shorter_run_need_not_fail(self, compared: int, outcome: Outcome) -> None:
+        """What is declared from nine samples on may pass in eight, never in nine, and is declared in both."""
+        declared = entry("add", "value", samples=9)
+        assert apply([result("add", Outcome.PASS, samples=compared)], [declared])[0].outcome is outcome
+        assert apply([result("add", Outcome.FAIL, "value", samples=compared)], [declared])[0].outcome is Outcome.XFAIL
 
     def test_the_reason_is_shown(self) -> None:
         """A declared failure carries its reason."""
@@ -87,6 +94,7 @@ class TestFile:
             ('[[expect]]\nop = "add"\nreason = " "\n', "non-empty 'reason'"),
             ('[[expect]]\nop = "add"\nreason = "r"\ndtypes = ["x"]\n', "unknown key 'dtypes'"),
             ('[[expect]]\nop = "add"\nreason = "r"\ndtype = []\n', "'dtype' must be"),
+            ('[[expect]]\nop = "add"\nreason = "r"\nsamples = "9"\n', "line 1: 'samples' must be a whole number"),
             ("[other]\n", "only .*expect"),
         ],
     )
@@ -121,6 +129,16 @@ class TestUpdate:
         results = [result("add", Outcome.FAIL, "value"), result("addmm", Outcome.PASS)]
         entries, _ = update([entry("add*", "value")], Run("t", results), "")
         assert [(e.op, e.reason) for e in entries] == [("add", "a reason")]
+
+    def test_from_how_many_samples_on(self) -> None:
+        """What shows in a later sample, or in the kernels of all, is declared from there; a shorter pass keeps it."""
+        late = result("add", Outcome.FAIL, "value", samples=20)
+        late = late.replace(failures=(Failure("value", "", "", "", sample=7),))
+        many = result("sort", Outcome.FAIL, "kernels", samples=20)
+        entries, _ = update([], Run("t", [late, many]), "")
+        assert [(e.op, e.samples) for e in entries] == [("add", 8), ("sort", 20)]
+        short = [result(name, Outcome.PASS, samples=5) for name in ("add", "sort")]
+        assert update(entries, Run("t", short), "")[0] == entries
 
     def test_what_was_not_run_stays(self) -> None:
         """A run of a few ops removes nothing about others."""

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import Mixed, Sample, observable, samples, send, taken_apart, tensors
-from conformance.oracle import Observation, Raised, observe
+from conformance.oracle import Observation, Raised, compare, observe
 from conformance.report.model import Failure, Outcome, Result
 from conformance.target import Target, TargetError
 
@@ -36,8 +36,19 @@ class _Tally:
     skipped: Counter[str] = field(default_factory=Counter)
     declared: int = 0
     failures: dict[str, Failure] = field(default_factory=dict)
+    worst: Call | None = None
+    excess: int = 0
     kernels: int | None = None
     eager: int | None = None
+    allowed: int | None = None
+
+    def count(self, kernels: int, eager: int, moved: int, call: Call) -> None:
+        """Add what one call ran and what it may have run; remember the call that went furthest beyond."""
+        self.kernels = (self.kernels or 0) + kernels
+        self.eager = (self.eager or 0) + eager
+        self.allowed = (self.allowed or 0) + eager + moved
+        if kernels - eager - moved > self.excess:
+            self.worst, self.excess = call, kernels - eager - moved
 
 
 def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lambda sample, phase: None) -> Result:
@@ -59,6 +70,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
             tally.failures.setdefault(
                 "harness", Failure("harness", "the harness itself", "no error", text[:LONGEST_TEXT])
             )
+    _judge_kernels(case, target, dtype, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
     if not (tally.compared or tally.failures or (tally.declared and tally.declared == sum(tally.skipped.values()))):
         # Only what the target declares beforehand may be skipped whole; anything else must be among the expectations.
@@ -74,12 +86,25 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
         failures=tuple(tally.failures.values()),
         kernels=tally.kernels,
         eager=tally.eager,
+        allowed=tally.allowed,
         native=None if counted is None else sum(counted["native"].values()),
         decomposed=None if counted is None else sum(counted["decomposed"].values()),
         fallback=None if counted is None else sum(counted["fallback"].values()),
         fallbacks={} if counted is None else dict(sorted(counted["fallback"].items())),
         seconds=time.perf_counter() - begin,
     )
+
+
+def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally) -> None:
+    """Hold the samples together to what the oracle allows them together, as a case's kernels are compared with the
+    baseline: a small sample may cost a kernel more where another saves it."""
+    if case.variant == "error_inputs":
+        return
+    allowed, ran = Observation(kernels=tally.allowed), Observation(kernels=tally.kernels)
+    for mismatch in compare(allowed, ran, oracles=target.oracles & {"kernels"}):
+        assert tally.worst is not None  # the sum can only be too large where a part is
+        found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
+        tally.failures["kernels"] = failure_of(case, target, tally.worst, found, allowed, ran, dtype)
 
 
 def _outcome(tally: _Tally) -> Outcome:
@@ -143,16 +168,15 @@ def _run_call(
         return
     note(index, "target")
     # On the CPU itself counting means a dispatch mode, under which some composite ops take other paths.
-    kernels: list[int] | None = None if target.device.type == "cpu" else []
+    counts = target.name != reference().name
     try:
         there = send(target, call.tree, call.sample.kept)
     except Exception as error:
         actual, wrong = Observation(error=Raised.of(error)), None
     else:
-        actual, wrong = _observed(target, call, there, kernels)
-    if kernels:
-        tally.kernels = (tally.kernels or 0) + kernels[0]
-        tally.eager = (tally.eager or 0) + _eager_ops(call)
+        actual, wrong = _observed(target, call, there, counts)
+    if actual.kernels is not None:
+        tally.count(actual.kernels, _eager_ops(call), transfers(expected), call)
     tally.compared += 1
     found, arbitrated = judge(case, op, dtype, target, call, (expected, right), (actual, wrong))
     tally.arbitrated += arbitrated
@@ -173,12 +197,13 @@ def _undeclared(target: Target, tree: Any) -> str:
 
 
 def _observed(
-    target: Target, call: Call, tree: dict[str, Any], kernels: list[int] | None = None
+    target: Target, call: Call, tree: dict[str, Any], counts: bool = False
 ) -> tuple[Observation, Any]:
-    """What is seen of the call on inputs that lie on the target, and the outcome itself (None when it raised)."""
+    """What is seen of the call on inputs that lie on the target, and the outcome itself (None when it raised).
+    `counts` asks for the kernels that the call and its observation ran, where the target can count."""
     error: BaseException | None = None
     outcome: Any = None
-    with target.kernels() if kernels is not None else contextlib.nullcontext() as count:
+    with target.kernels() if counts else contextlib.nullcontext() as count:
         with target.active():
             catalog.seed(target.device)
             try:
@@ -191,9 +216,13 @@ def _observed(
             # A lazy device raises when it is observed.
             outcome, error = None, raised
             seen = Observation(error=Raised.of(raised))
-    if kernels is not None and count is not None and count.total is not None:
-        kernels.append(count.total)
-    return seen, outcome
+    return replace(seen, kernels=count.total if count is not None else None), outcome
+
+
+def transfers(seen: Observation) -> int:
+    """A kernel for each storage that is sent or fetched: what moving data may cost, beside computing it."""
+    fetched = {one.alias for one in seen.tensors.values()}
+    return len(seen.storages) + len(fetched) + sum(grad is not None for grad in seen.grads.values())
 
 
 def _eager_ops(call: Call) -> int:

@@ -22,6 +22,8 @@ KINDS = {
     "gone": "was compared before and is not in this run, though it was asked for",
     "newly flaky": "passed only when it was run again",
     "fails otherwise": "still fails, by other oracles",
+    "declared": "passed before, and fails as declared now",
+    "by float64": "passes in more samples by the answer in float64 only, to which torch CPU's own is no nearer",
     "slower": "takes several times as long, as a multiple of the calibration loop",
     "fixed": "failed before and passes now",
     "kernels down": "fewer kernels for the same samples",
@@ -85,7 +87,12 @@ def diff(before: Run, after: Run) -> Diff:
 
 
 def _comparable(old: Result, new: Result) -> bool:
-    return old.samples == new.samples and old.outcome is Outcome.PASS and new.outcome is Outcome.PASS
+    return old.samples == new.samples and _right(old) and _right(new)
+
+
+def _right(result: Result) -> bool:
+    """Whether the samples do what torch CPU does, if with more kernels than it runs ops."""
+    return result.outcome is Outcome.PASS or (result.outcome is Outcome.XFAIL and result.oracles == ("kernels",))
 
 
 def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[list[str], list[Change]]:
@@ -141,8 +148,12 @@ def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
         yield Change("fixed", new.id, _words(old), _words(new))
     elif new.outcome is Outcome.FLAKY and old.outcome is not Outcome.FLAKY:
         yield Change("newly flaky", new.id, _words(old), _words(new))
+    elif new.outcome is Outcome.XFAIL and old.outcome is Outcome.PASS:
+        yield Change("declared", new.id, _words(old), _words(new))
     if not _comparable(old, new):
         return
+    if new.arbitrated > old.arbitrated:
+        yield Change("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")
     if old.seconds and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
         yield Change("slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that")
     for attribute, kind in (("kernels", "kernels"), ("fallback", "fallbacks")):

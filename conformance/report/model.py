@@ -101,7 +101,8 @@ class Result(Named):
     those of `samples` in which the target differs from torch CPU by more than the tolerance and agrees with its answer
     in float64, to which torch CPU's own is no nearer.
     `kernels`, `native`, `decomposed` and `fallback` count what the target ran; None when the target cannot count.
-    `eager` counts the aten ops that compute or move data on torch CPU for the same samples, when kernels are counted.
+    `eager` counts the aten ops that compute or move data on torch CPU for the same samples, when kernels are counted;
+    `allowed` is that and one for each storage that is sent or fetched: the most kernels that these samples may run.
     """
 
     op: str
@@ -119,6 +120,7 @@ class Result(Named):
     failures: tuple[Failure, ...] = ()
     kernels: int | None = None
     eager: int | None = None
+    allowed: int | None = None
     native: int | None = None
     decomposed: int | None = None
     fallback: int | None = None

@@ -34,6 +34,11 @@ def failed(op: str = "add", oracle: str = "value", **changes: Any) -> Result:
     return result(op, Outcome.FAIL, failed=1, failures=(Failure(oracle, "result", "1", "2"),), **changes)
 
 
+def over(kernels: int) -> Result:
+    """A case that is declared to run too many kernels, and is right otherwise."""
+    return failed(oracle="kernels").replace(outcome=Outcome.XFAIL, kernels=kernels)
+
+
 def run(*results: Result, **changes: Any) -> Run:
     return Run("tiny", list(results), {"torch": "2.13"}, started="2026-01-01T00:00:00+00:00", **changes)
 
@@ -227,6 +232,9 @@ class TestCompare:
             (result(fallback=1), result(fallback=0), "fallbacks down"),
             (None, result(), "new"),
             (result(outcome=Outcome.XFAIL), failed(), "new failures"),
+            (result(), result(outcome=Outcome.XFAIL), "declared"),
+            (result(), result(arbitrated=1), "by float64"),
+            (over(3), over(4), "kernels up"),
         ],
     )
     def test_kind(self, before: Result | None, after: Result, kind: str) -> None:
