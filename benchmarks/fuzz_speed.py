@@ -1,11 +1,13 @@
 """How many drawn programs a second of one core the fuzzer runs, target by target, and what observing late is worth.
 
     python benchmarks/fuzz_speed.py [--programs 100] [--seed 0] [--targets tiny,aot_eager,meta,fake,cpu]
+                                    [--steps MIN..MAX] [--minutes M]
 
 Each row is a process of its own with the same numbered programs. `tiny` runs four times: with an empty kernel cache and
-with the one that this left behind, and both once more *naively*, every tensor read after every step. Time is the
-processor's, children (compilers) included, so that a busy machine changes it little. Memory is looked at after a
-quarter of the programs and at the end.
+with the one that this left behind, and both once more *naively*, every tensor read after every step. Some programs of
+another seed run first, unmeasured, for what a process imports late. Time is the processor's, children (compilers)
+included, so that a busy machine changes it little. Memory is looked at after each quarter of the programs, or with
+`--minutes` of so many minutes, in which as many programs run as can.
 """
 from __future__ import annotations
 
@@ -15,18 +17,23 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.fuzz_views import Drawing
+from conformance.fuzz import steps_range
+from conformance.fuzz_views import STEPS, Drawing
 from conformance.oracle import Observation, compare
 from conformance.program import Execution, Program
 from conformance.shadow import reference
 from conformance.support import left_out, not_drawn
 from conformance.target import Target, describe_target, load_target
 from conformance.verdict import judge
+
+WARM_UP = 10
+"""Programs that run before the clock does: torch imports its compiler when the first decomposition is traced."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,14 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--targets", default="tiny,cpu,meta,fake,functionalize,aot_eager,inductor")
+    parser.add_argument("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX")
+    parser.add_argument("--minutes", type=float, help="run for so long, whatever --programs says")
     parser.add_argument("--one", metavar="TARGET", help=argparse.SUPPRESS)
     parser.add_argument("--naive", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.one:
-        print(json.dumps(measure(given.one, given.seed, given.programs, given.naive)))
+        print(json.dumps(measure(given)))
         return 0
-    print(f"{given.programs} programs of seed {given.seed}, processor seconds, one process each\n")
-    print("| target | kernel cache | tensors read | programs | programs/s | kernels | MiB at 1/4 | MiB at end |")
+    low, high = given.steps
+    print(f"Programs of {low} to {high} steps, seed {given.seed}, processor seconds, one process each\n")
+    print("| target | kernel cache | tensors read | programs | programs/s | kernels | schedules | MiB by quarter |")
     print("|---|---|---|---|---|---|---|---|")
     rates: dict[tuple[str, str, str], float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -53,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 done = elsewhere(target, naive, Path(folder) / f"{naive}.db", given)
                 rates[target, cache, "each step" if naive else "end"] = done["rate"]
                 print(f"| {target} | {cache} | {'after each step' if naive else 'at the end'} | {done['programs']} | "
-                      f"{done['rate']:.1f} | {done['kernels']} | {done['memory'][0]:.0f} | {done['memory'][1]:.0f} |",
-                      flush=True)
+                      f"{done['rate']:.1f} | {done['kernels']} | {done['schedules']} | "
+                      f"{', '.join(f'{size:.0f}' for size in done['memory'])} |", flush=True)
     for cache in ("cold", "warm"):
         if ("tiny", cache, "end") in rates:
             ratio = rates["tiny", cache, "end"] / rates["tiny", cache, "each step"]
@@ -65,36 +75,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def elsewhere(target: str, naive: bool, cache: Path, given: argparse.Namespace) -> dict[str, Any]:
     """One row, measured in a fresh process."""
     command = [sys.executable, "-W", "ignore", __file__, "--one", target, "--seed", str(given.seed), "--programs",
-               str(given.programs), *(["--naive"] if naive else [])]
+               str(given.programs), "--steps", f"{given.steps[0]}..{given.steps[1]}",
+               *(["--minutes", str(given.minutes)] if given.minutes else []), *(["--naive"] if naive else [])]
     done = subprocess.run(command, env={**os.environ, "CACHEDB": str(cache)}, check=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 
 
-def measure(spec: str, seed: int, programs: int, naive: bool) -> dict[str, Any]:
+def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
-    target = load_target(spec)
-    drawing = Drawing(without=not_drawn(describe_target(spec)))
-    memory, kernels, ran = [], 0, 0
-    judge(drawing.numbered(seed, 0), target, locate=False)
-    began = processor_seconds()
-    for number in range(programs):
-        program = drawing.numbered(seed, number)
-        if naive and not left_out(program, target):
-            expected = reference(program)
-            with target.kernels() as counted:
-                actual = read_after_each_step(program, target)
-            compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
-            kernels += counted.total or 0
-        elif not naive:
-            kernels += judge(program, target, locate=False).kernels or 0
+    target = load_target(given.one)
+    drawing = Drawing(given.steps, without=not_drawn(describe_target(given.one)))
+    way = naively if given.naive else as_a_worker
+    for number in range(WARM_UP):
+        way(drawing.numbered(given.seed + 1, number), target)
+    memory, kernels, ran, number = [], 0, 0, 0
+    schedules, began, started = schedules_of(target), processor_seconds(), time.monotonic()
+    done = 0.0
+    while done < 1:
+        program = drawing.numbered(given.seed, number)
+        kernels += way(program, target)
         ran += not left_out(program, target)
-        if number + 1 in (max(1, programs // 4), programs):
+        number += 1
+        before, done = done, ((time.monotonic() - started) / (60 * given.minutes) if given.minutes
+                              else number / given.programs)
+        if int(4 * before) < int(4 * done):
             memory.append(resident())
-    return {"programs": ran, "rate": programs / (processor_seconds() - began), "kernels": kernels,
-            "memory": [memory[0], memory[-1]]}
+    return {"programs": ran, "rate": number / (processor_seconds() - began), "kernels": kernels,
+            "schedules": schedules_of(target) - schedules, "memory": memory}
+
+
+def as_a_worker(program: Program, target: Target) -> int:
+    """Judge a program; the kernels that it took."""
+    return judge(program, target, locate=False).kernels or 0
+
+
+def naively(program: Program, target: Target) -> int:
+    """Judge a program that is read after each step; the kernels that it took."""
+    if left_out(program, target):
+        return 0
+    expected = reference(program)
+    with target.kernels() as counted:
+        actual = read_after_each_step(program, target)
+    compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
+    return counted.total or 0
+
+
+def schedules_of(target: Target) -> int:
+    """How often the target has scheduled so far; 0 where it does not say."""
+    backend = getattr(target, "backend", None)
+    return int(backend.stats()["schedules"]) if backend is not None else 0
 
 
 def read_after_each_step(program: Program, target: Target) -> Observation:

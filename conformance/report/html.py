@@ -284,18 +284,39 @@ def fuzz_view(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
         for key, value in data.items()
         if isinstance(value, (str, int, float)) and key not in ("schema", "kind")
     ]
-    coverage = data.get("coverage")
-    rows = {}
-    if isinstance(coverage, Mapping):
-        rows = {str(name): dict(row) for name, row in coverage.items() if isinstance(row, Mapping)}
-    columns = sorted({str(key) for row in rows.values() for key in row})
-    most = max((count for row in rows.values() for count in row.values() if isinstance(count, int)), default=0)
+    return {"facts": facts, "findings": [_finding(item) for item in findings], **_coverage(data)}
+
+
+def _coverage(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps drawn by family and layout class, and where known one table a family by layout class and dtype."""
+    cells = {family: {layout: _counts(dtypes) for layout, dtypes in _mapping(layouts).items()}
+             for family, layouts in _mapping(data.get("cells")).items()}
+    rows = {family: {layout: sum(dtypes.values()) for layout, dtypes in layouts.items()}
+            for family, layouts in cells.items()} or {
+        family: _counts(layouts) for family, layouts in _mapping(data.get("coverage")).items()}
+    columns = sorted({layout for row in rows.values() for layout in row})
+    dtypes = sorted({dtype for layouts in cells.values() for row in layouts.values() for dtype in row})
+    most = max((count for row in rows.values() for count in row.values()), default=0)
+    most_cell = max((count for layouts in cells.values() for row in layouts.values() for count in row.values()),
+                    default=0)
+    families = [
+        {"name": family, "reached": sum(len(row) for row in layouts.values()), "all": len(columns) * len(dtypes),
+         "rows": [(layout, [_heat(layouts.get(layout, {}).get(dtype, 0), most_cell) for dtype in dtypes])
+                  for layout in columns]}
+        for family, layouts in sorted(cells.items())]
     return {
-        "facts": facts,
-        "findings": [_finding(item) for item in findings],
         "columns": columns,
         "rows": [(name, [_heat(row.get(column, 0), most) for column in columns]) for name, row in sorted(rows.items())],
+        "dtypes": dtypes, "families": families,
     }
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return {str(key): part for key, part in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _counts(value: Any) -> dict[str, int]:
+    return {key: count for key, count in _mapping(value).items() if isinstance(count, int)}
 
 
 def _list(value: Any) -> list[Any]:

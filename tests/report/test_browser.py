@@ -27,6 +27,8 @@ TRENDS = (Trend("passed", (3, 5, 4), -1), Trend("kernels", (9, 7, 7), 0))
 FUZZ = {
     "programs": 300,
     "coverage": {"writes": {"contiguous": 40, "gaps": 3}, "views": {"contiguous": 9}},
+    "cells": {"writes": {"contiguous": {"float32": 37, "bool": 3}, "gaps": {"bool": 3}},
+              "views": {"contiguous": {"int8": 9}}},
     "findings": [{"signature": "value / copy_ / gaps", "count": 2, "script": "print('a finding')"}],
 }
 
@@ -178,7 +180,10 @@ class TestReading:
         assert [box["width"] > 100 for box in boxes] == [True, True]
         assert boxes[0]["height"] > 10
         assert page.locator("#fuzz td", has_text="40").count() == 1
-        page.click("#fuzz summary")
+        page.locator("#fuzz .cells summary", has_text="writes").click()
+        assert "3 of 6 cells" in page.locator("#fuzz .cells summary", has_text="writes").inner_text()
+        assert page.locator("#fuzz .cells[open] td", has_text="37").bounding_box()["width"] > 10
+        page.click("#fuzz .change summary")
         assert page.locator("#fuzz pre").inner_text() == "print('a finding')"
 
 

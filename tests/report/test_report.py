@@ -489,6 +489,26 @@ class TestCommand:
         assert command.main(["html", str(tmp_path / "none.json")]) == 2
         assert "does not exist" in capsys.readouterr().err
 
+    def test_coverage_of_the_fuzzer_has_three_dimensions(self) -> None:
+        """Family x layout class x dtype: each cell's steps are counted, cells that were not reached are empty, and what
+        an older version wrote, or something else, is shown as far as it goes."""
+        cells = {"writes": {"gaps": {"bool": 3}, "contiguous": {"float32": 37, "bool": 3}}}
+        view = html.fuzz_view({"cells": cells, "coverage": {"writes": {"gaps": 3, "contiguous": 40}}})
+        assert view is not None
+        assert view["columns"] == ["contiguous", "gaps"]
+        assert [(name, [count for count, _ in row]) for name, row in view["rows"]] == [("writes", [40, 3])]
+        assert view["dtypes"] == ["bool", "float32"]
+        [family] = view["families"]
+        assert (family["reached"], family["all"]) == (3, 4)
+        counts = [(layout, [count for count, _ in row]) for layout, row in family["rows"]]
+        assert counts == [("contiguous", [3, 37]), ("gaps", [3, 0])]
+        older = html.fuzz_view({"coverage": {"writes": {"gaps": 3}}})
+        assert older is not None
+        assert (older["columns"], older["families"]) == (["gaps"], [])
+        damaged = html.fuzz_view({"cells": {"writes": {"gaps": 3, "empty": {"bool": "<b>"}}}, "coverage": 7})
+        assert damaged is not None
+        assert [row for _, row in damaged["rows"]] == [[(0, 0), (0, 0)]]
+
     def test_damaged_fuzz_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
         """The page is written without them, and says so."""
         (tmp_path / "fuzz.json").write_text("{")
