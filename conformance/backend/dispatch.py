@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -218,6 +219,7 @@ def specs(
             result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
         except Exception as error:
             raise Refused(str(error)) from error
+        _check_dtypes(op, args, kwargs)
         known = _describe(result)
         if known[1] and not any(a.alias_info is not None for a in op._schema.arguments):
             known = _strides_of_cpu(op, args, kwargs, known)
@@ -230,6 +232,42 @@ def specs(
 _TRIED = 1 << 14  # elements up to which the CPU is asked about strides
 # Operators whose meta kernels order dimensions differently for contiguous arguments too.
 _MISSTATED = frozenset({"aten._fft_r2c.default"})
+
+
+_accepted: dict[tuple[Any, ...], bool] = {}
+
+
+def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise Refused for dtypes that the meta kernel lets pass and the CPU's own kernel does not.
+
+    Whether an out= tensor is written in another dtype, or a source is added in one, only the kernel knows. So where
+    dtypes differ, or one is written out, the call is tried once on ones, if it is a small one.
+    """
+    tensors = list(_tensors([*args, *kwargs.values()]))
+    kinds = tuple(t.dtype for t in tensors)
+    writes_out = any(a.is_out for a in op._schema.arguments)
+    if (len(set(kinds)) < 2 and not writes_out) or torch.Tag.nondeterministic_seeded in op.tags:
+        return
+    key = (op, *kinds)
+    if key not in _accepted:
+        if sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _accepted[key] = _takes_ones(op, args, kwargs)
+    if not _accepted[key]:
+        raise Refused("the CPU's kernel takes no such dtypes together")
+
+
+_OF_DTYPES = ("dtype", "scalar type", "scalar_type", "same type", "for result,", "be cast", "implemented for")
+
+
+def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    try:
+        fallback.callable_with_numbers(op, args)(*_ones(tuple(args)), **{k: _ones(v) for k, v in kwargs.items()})
+    except Exception as error:  # made-up elements need not suit the operator, so only what is said of dtypes counts
+        return not any(word in str(error) for word in _OF_DTYPES)
+    return True
 
 
 def _strides_of_cpu(
@@ -410,7 +448,10 @@ class Overload:
             raise Refused("an input would be resized")
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
-        function = choose(self.row, [*args, *kwargs.values()], outs)
+        unlike = any(s is not None and t.dtype != s.dtype for t, s in zip(targets, outs, strict=False))
+        if unlike and not self.row.elementwise:
+            raise Refused("only the CPU's kernel knows in which of the dtypes it computes")
+        function = choose(self.row, [*args, *inputs.values()], outs)
         if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
         results = self._compute(function, outs, index, args, inputs)
@@ -572,6 +613,8 @@ def _into_out(op: OpOverload, function: Callable[..., Any], names: Sequence[str]
         _, sized = specs(op, args, kwargs)
         results = function(*args, **{k: v for k, v in kwargs.items() if k not in names})
         results = results if isinstance(results, tuple) else (results,)
+        if any(target.dtype != result.dtype for target, result in zip(targets, results, strict=True)):
+            raise Refused("only the CPU's kernel knows in which of the dtypes it computes")
         for target, spec, result in zip(targets, sized, results, strict=True):
             if tuple(target.shape) != spec.size:
                 torch.ops.aten.resize_.default(target, spec.size)

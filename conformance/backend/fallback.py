@@ -84,7 +84,9 @@ class _Call:
 
 def upload(x: torch.Tensor, index: int) -> torch.Tensor:
     """A new tiny tensor with the elements, dtype, size and strides of a CPU tensor, at offset 0 of its own storage."""
-    x = x.detach().resolve_conj().resolve_neg()
+    if x.is_conj():
+        return upload(x.detach().conj(), index).conj()
+    x = x.detach().resolve_neg()
     made = new_tensor(Spec(x.dtype, tuple(x.size()), tuple(x.stride())), index)
     extent = layout.plan(tuple(x.size()), tuple(x.stride())).extent
     if extent:

@@ -553,3 +553,38 @@ def test_a_graph_that_tinygrads_vectorizer_breaks_is_computed():
         return b
 
     both(program)
+
+
+MIXED: dict[str, Callable[[str], torch.Tensor]] = {
+    "neg out=": lambda d: torch.neg(torch.ones(2).to(d), out=torch.ones(2, dtype=torch.float64).to(d)),
+    "sort out=": lambda d: torch.sort(
+        torch.ones(2).to(d), out=(torch.ones(2, dtype=torch.float64).to(d), torch.ones(2, dtype=torch.int64).to(d))
+    )[0],
+    "any out=": lambda d: torch.any(torch.ones(2).to(d), out=torch.tensor(0).to(d)),
+    "index_select out=": lambda d: torch.index_select(
+        torch.arange(3).to(d), 0, torch.tensor([1]).to(d), out=torch.ones(1).to(d)
+    ),
+    "index_add_": lambda d: torch.ones(3).to(d).index_add_(0, torch.tensor([1]).to(d), torch.ones(1).half().to(d)),
+}
+
+
+class TestDtypesTogether:
+    """Dtypes that only a CPU kernel refuses, and not torch's meta kernel."""
+
+    @pytest.mark.parametrize("name", MIXED)
+    def test_refused_as_on_the_cpu(self, name: str) -> None:
+        """The CPU's error, and nothing written."""
+        with pytest.raises(RuntimeError) as expected:
+            MIXED[name]("cpu")
+        with pytest.raises(RuntimeError) as actual:
+            MIXED[name]("tiny")
+        assert str(actual.value) == str(expected.value)
+
+    def test_sum_is_taken_in_the_dtype_of_out(self) -> None:
+        """A sum of float32 into float64 is rounded once, a cumulative sum into integers truncates what it adds."""
+        both(lambda d: torch.sum(torch.full((7,), 0.1).to(d), 0, out=torch.tensor(0.0, dtype=torch.float64).to(d)))
+        both(lambda d: torch.cumsum(torch.full((4,), 0.7).to(d), 0, out=torch.zeros(4, dtype=torch.int64).to(d)))
+
+    def test_complex_out_of_real_arguments(self) -> None:
+        """A real result is written into a complex tensor with imaginary parts of zero."""
+        both(lambda d: torch.add(torch.ones(2).to(d), 1, out=torch.zeros(2, dtype=torch.complex64).to(d)))

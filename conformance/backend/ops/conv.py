@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dispatch import Context, value
@@ -93,7 +94,7 @@ def convolution(
     transposed: bool, output_padding: Ints, groups: int,
 ) -> UOp:  # fmt: skip
     """Convolution with everything that nn.Conv1d/2d/3d and nn.ConvTranspose1d/2d/3d offer."""
-    dtype, size = accumulate(ctx), ctx.out.size[2:]
+    dtype, size = _summed_in(accumulate(ctx), x.ndim - 2), ctx.out.size[2:]
     stride, padding, dilation = (_each(v, len(size)) for v in (stride, padding, dilation))
     product = correlate_transposed if transposed else correlate
     made = product(
@@ -108,7 +109,7 @@ def convolution_backward(
     dilation: Ints, transposed: bool, output_padding: Ints, groups: int, output_mask: Sequence[bool],
 ) -> tuple[UOp | None, ...]:  # fmt: skip
     """Gradients of the input, the weight and the bias."""
-    dtype = opmath(grad.dtype)
+    dtype = _summed_in(opmath(grad.dtype), x.ndim - 2)
     stride, padding, dilation = (_each(v, x.ndim - 2) for v in (stride, padding, dilation))
     grad, x, weight = (cast(stored(v), dtype) for v in (grad, x, weight))
     walk = (stride, padding, dilation, groups)
@@ -122,6 +123,11 @@ def convolution_backward(
     if wanted_bias:
         by_bias = total(grad, (0, *range(2, grad.ndim))).reshape((grad.shape[1],))
     return by_input, by_weight, by_bias
+
+
+def _summed_in(dtype: DType, dims: int) -> DType:
+    """Three dimensions make sums of hundreds of terms, which the CPU takes by blocks; one by one they want float64."""
+    return dtypes.float64 if dims == 3 and dtype is dtypes.float32 else dtype
 
 
 def _each(numbers: Ints, dims: int) -> Ints:

@@ -357,3 +357,16 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
     return (
         (ctx.data(used) & (norm > max_norm)).reshape((rows, 1)).expand(self.shape).where(cast(scaled, self.dtype), self)
     )
+
+
+@value("max_unpool2d")
+def max_unpool2d(ctx: Context, x: UOp, indices: UOp, output_size: Size) -> UOp:
+    """Each plane's elements at their places in a plane of zeros; of two for one place the later stays."""
+    host = look(ctx.args[1]).to(torch.int64).numpy()
+    plane = math.prod(ctx.out.size[-2:])
+    if host.size and not 0 <= host.min() <= host.max() < plane:
+        raise Refused("an index is outside of its plane")
+    planes = math.prod(host.shape[:-2])
+    places = (host.reshape(planes, -1) + plane * np.arange(planes)[:, None]).reshape(-1)
+    base = UOp.const(0, x.dtype).expand((math.prod(ctx.out.size),))
+    return placed(ctx, base, places, x.reshape((len(places),))).reshape(ctx.out.size)
