@@ -114,8 +114,11 @@ class TestArbiter:
         values = (LARGE[:, :1].t() if layout else LARGE[0]).to(getattr(torch, dtype)).requires_grad_()
 
         def function(factor: Callable[[torch.dtype], float]) -> Callable[[torch.Tensor], torch.Tensor]:
-            return lambda x: x * torch.tensor([factor(x.dtype)], dtype=torch.float64).to(
-                torch.float64 if x.dtype is torch.float64 else torch.float32
+            return lambda x: (
+                x
+                * torch.tensor([factor(x.dtype)], dtype=torch.float64).to(
+                    torch.float64 if x.dtype is torch.float64 else torch.float32
+                )
             )
 
         right = judged(function(off(40, 0)), values, variant="backward", name=dtype)

@@ -12,7 +12,7 @@ import pytest
 
 from conformance.opinfo import pytest_plugin
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SAMPLES = ("--samples", "2")
 
 

@@ -1,0 +1,163 @@
+"""One case at a time: what is right passes, each planted fault is reported as what it is, no skip goes unseen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from conformance.opinfo import plan
+from conformance.report.model import Outcome, Result, Run
+
+
+def case(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32") -> plan.Case:
+    return plan.Case(name, "", "unary", dtype, variant, layout, samples=4)
+
+
+def run_case(target: Any, *arguments: Any, **named: Any) -> Result:
+    from conformance.opinfo.case import run_case
+
+    return run_case(case(*arguments, **named), target)
+
+
+class TestRight:
+    """Torch CPU against itself."""
+
+    @pytest.mark.parametrize("variant", [name for name in plan.VARIANTS if name != "error_inputs"])
+    def test_every_variant_passes(self, cpu: Any, variant: str) -> None:
+        """Each variant of an op that has all of them agrees with itself."""
+        result = run_case(cpu, "cumsum", variant)
+        assert (result.outcome, result.failures) == (Outcome.PASS, ())
+        assert result.samples >= 3
+
+    @pytest.mark.parametrize("layout", plan.LAYOUTS)
+    @pytest.mark.parametrize("name", ["add", "index_select", "nn.functional.conv2d"])
+    def test_every_layout_passes(self, cpu: Any, name: str, layout: str) -> None:
+        """Inputs in any layout give the same results on both sides."""
+        assert run_case(cpu, name, layout=layout).outcome is Outcome.PASS
+
+    def test_error_inputs_pass(self, cpu: Any) -> None:
+        """An input that must raise raises the same, and is counted as compared."""
+        result = run_case(cpu, "gather", "error_inputs")
+        assert result.outcome is Outcome.PASS
+        assert result.samples > 0
+
+    @pytest.mark.parametrize(
+        "name", ["empty", "empty_like", "new_empty", "randn", "nn.functional.dropout", "to_sparse"]
+    )
+    def test_without_defined_or_fixed_value(self, cpu: Any, name: str) -> None:
+        """Uninitialized memory is compared by metadata, random numbers by seed, sparse results by their parts."""
+        assert run_case(cpu, name).outcome is Outcome.PASS
+
+    def test_gradient_without_memory(self, cpu: Any) -> None:
+        """The gradient of sgn, which has no memory, can be compared without a crash."""
+        assert run_case(cpu, "sgn", "backward").outcome is Outcome.PASS
+
+
+class TestPlanted:
+    """Each fault is reported by the oracle whose business it is, and by no more than it must."""
+
+    @pytest.mark.parametrize(
+        ("name", "oracles"),
+        [
+            ("add", {"value"}),
+            ("sub", {"stride", "contiguity"}),
+            ("mul", {"storage_offset"}),
+            ("floor", {"dtype"}),
+            ("view_as", {"alias"}),
+            ("cos", {"value", "storage"}),
+            ("exp", {"error"}),
+            ("tan", {"error"}),
+        ],
+    )
+    def test_fault_is_named(self, planted: Any, name: str, oracles: set[str]) -> None:
+        """The oracles that fail are those of the fault."""
+        result = run_case(planted, name)
+        assert result.outcome is Outcome.FAIL
+        assert set(result.oracles) == oracles
+        assert result.failed > 0
+
+    def test_returning_the_input_is_an_alias(self, planted: Any) -> None:
+        """A result that shares the input's storage is reported even where the values would agree."""
+        assert "alias" in run_case(planted, "expm1").oracles
+
+    def test_not_implemented_is_never_a_pass(self, planted: Any) -> None:
+        """Also not where the CPU raises: the error inputs of an op that the target lacks fail."""
+        from conformance.opinfo.catalog import find
+
+        assert find(case("exp")).name == "exp"
+        failure = run_case(planted, "exp").failures[0]
+        assert "not implemented is never a pass" in failure.detail
+
+    def test_what_is_left_alone_passes(self, planted: Any) -> None:
+        """The faults do not spread."""
+        assert run_case(planted, "sin").outcome is Outcome.PASS
+
+    def test_script_shows_the_fault(self, planted: Any) -> None:
+        """The failure's script runs alone and prints both answers."""
+        script = run_case(planted, "add").failures[0].script
+        assert "import conformance" not in script
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("---") == 2
+
+    def test_memory_is_a_crash(self, planted: Any) -> None:
+        """A target that cannot get its memory has crashed; it did not merely raise."""
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (16 << 30, before[1]))
+        try:
+            result = run_case(planted, "erf")
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+        assert (result.outcome, result.oracles[0]) == (Outcome.CRASH, "memory")
+
+    def test_values_and_layouts_for_the_report(self, planted: Any) -> None:
+        """A value mismatch carries the elements that differ, a stride mismatch both geometries."""
+        value, stride = run_case(planted, "add").failures[0], run_case(planted, "sub").failures[0]
+        assert any(bad for *_, bad in value.values)
+        assert stride.layouts["expected"]["stride"] != stride.layouts["actual"]["stride"]
+
+
+class TestSkip:
+    """A sample that cannot be compared."""
+
+    def test_a_whole_case_must_be_declared(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A case without a sample fails, until the expectations declare the skip."""
+        from conformance.expectations import Expectation, apply
+        from conformance.opinfo import case as module
+
+        monkeypatch.setattr(module, "samples", lambda *_: iter(()))
+        result = run_case(cpu, "sin")
+        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("skip",), 0)
+        assert "no sample" in result.failures[0].detail
+        entry = Expectation("sin", ("*",), ("*",), ("*",), ("skip",), "has no samples")
+        assert apply([result], [entry])[0].outcome is Outcome.SKIP
+
+    def test_what_the_target_declares_is_skipped(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A dtype that the target says beforehand that it does not hold is a skip, and no failure."""
+        monkeypatch.setattr(cpu, "dtypes", frozenset())
+        assert run_case(cpu, "sin").outcome is Outcome.SKIP
+
+    def test_undeclared_skip_fails(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An input that cannot be moved fails by the oracle `skip`, also beside samples that pass, until declared."""
+        import torch
+
+        from conformance.expectations import Expectation, apply
+        from conformance.opinfo import case as module
+        from conformance.opinfo.sampling import Sample
+
+        opaque = torch.ones(2, 2).to_mkldnn()
+        drawn = [Sample(0, torch.ones(2), (), {}), Sample(1, opaque, (), {})]
+        monkeypatch.setattr(module, "samples", lambda *_: iter(drawn))
+        result = run_case(cpu, "sin")
+        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("skip",), 1)
+        assert Run("cpu", [result]).exit_code() == 1
+        entry = Expectation("sin", ("*",), ("*",), ("*",), ("skip",), "opaque tensors cannot be looked at")
+        (declared,) = apply([result], [entry])
+        assert (declared.outcome, Run("cpu", [declared]).exit_code()) == (Outcome.SKIP, 0)
+        (passed,) = apply([result.replace(outcome=Outcome.PASS, failures=())], [entry])
+        assert passed.outcome is Outcome.XPASS

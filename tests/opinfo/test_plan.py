@@ -1,0 +1,116 @@
+"""The plan: which cases are run, by names alone, and what is said of names that nothing has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance.opinfo import plan
+
+
+def case(name: str) -> plan.Case:
+    return plan.Case(name, "", "unary", "float32", "forward", "as_sampled")
+
+
+def select(*catalog: plan.Entry, shard: tuple[int, int] = (1, 1), **chosen: Any) -> list[plan.Case]:
+    return plan.select(catalog, [plan.Selection(**chosen)], shard)
+
+
+class TestPlan:
+    """Names only."""
+
+    CATALOG = (
+        plan.Entry(
+            "add",
+            "",
+            "binary",
+            frozenset({"float32", "int64"}),
+            frozenset({"float32"}),
+            frozenset({"forward", "backward"}),
+        ),
+        plan.Entry("linalg.pinv", "hermitian", "linalg", frozenset({"float32"}), frozenset(), frozenset({"forward"})),
+    )
+
+    def test_oracles_are_the_oracle_modules(self) -> None:
+        """The planner's list, which avoids torch, is that of the oracles."""
+        from conformance.target import ORACLES
+
+        assert plan.ORACLES == ORACLES
+
+    def test_dtypes_are_torch_dtypes(self) -> None:
+        """Each dtype that can be asked for exists."""
+        import torch
+
+        assert all(isinstance(getattr(torch, name), torch.dtype) for name in plan.DTYPES)
+
+    def test_only_what_exists_is_planned(self) -> None:
+        """An op is planned for the dtypes and variants that its OpInfo has."""
+        cases = select(*self.CATALOG, dtypes=("float32", "int64"), variants=("forward", "backward"))
+        assert [c.id for c in cases] == [
+            "add::float32::forward::as_sampled",
+            "add::int64::forward::as_sampled",
+            "add::float32::backward::as_sampled",
+            "linalg.pinv.hermitian::float32::forward::as_sampled",
+        ]
+
+    @pytest.mark.parametrize("name", plan.SUITES)
+    def test_suites_name_what_exists(self, name: str) -> None:
+        """Each dtype, variant and layout of a suite can be asked for."""
+        for selection in plan.SUITES[name]:
+            for part, known in (("dtypes", plan.DTYPES), ("variants", plan.VARIANTS), ("layouts", plan.LAYOUTS)):
+                assert set(getattr(selection, part)) <= set(known)
+
+    def test_the_main_suite(self) -> None:
+        """Forward in three dtypes, in place and backward in one; a case that two selections name is planned once."""
+        cases = plan.select(self.CATALOG, [*plan.SUITES["main"], plan.Selection(samples=3)])
+        assert [(c.id.partition("::as")[0], c.samples) for c in cases] == [
+            ("add::float32::forward", 20),
+            ("linalg.pinv.hermitian::float32::forward", 20),
+            ("add::int64::forward", 6),
+            ("add::float32::backward", 4),
+        ]
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            ("--suite mian", "unknown suite 'mian'; choose from main, quick"),
+            ("--suite main --dtype bool", "--suite main chooses dtypes itself"),
+        ],
+    )
+    def test_bad_suite(self, words: str, text: str) -> None:
+        """A suite that does not exist, or is asked to be another one, is bad usage."""
+        from conformance.opinfo_runner import parser
+
+        with pytest.raises(plan.UsageError, match=text):
+            plan.asked(parser().parse_args(words.split()))
+
+    def test_fewer_ops_of_a_suite(self) -> None:
+        """--op and --samples narrow every part of a suite."""
+        from conformance.opinfo_runner import parser
+
+        chosen = plan.asked(parser().parse_args("--suite main --op add --samples all".split()))
+        assert {(each.ops, each.samples) for each in chosen} == {(("add",), None)}
+
+    def test_the_longest_case_begins_first(self) -> None:
+        """By the times of an earlier run; a case that it had not counts as usual."""
+        cases = [case(name) for name in ("sin", "cos", "tan", "exp")]
+        seconds = {case("sin").id: 1.0, case("cos").id: 9.0, case("tan").id: 2.0}
+        assert [c.op for c in plan.longest_first(cases, seconds)] == ["cos", "exp", "tan", "sin"]
+
+    def test_shards_are_a_partition(self) -> None:
+        """The shards together are the whole plan, and no case is in two."""
+        whole = select(*self.CATALOG, dtypes=("float32", "int64"))
+        shards = [select(*self.CATALOG, dtypes=("float32", "int64"), shard=(i, 2)) for i in (1, 2)]
+        assert sorted(c.id for shard in shards for c in shard) == sorted(c.id for c in whole)
+
+    @pytest.mark.parametrize("glob", ["ad", "linalg.pin"])
+    def test_a_typo_names_what_is_near(self, glob: str) -> None:
+        """An op that does not exist is refused with the nearest names."""
+        with pytest.raises(plan.UsageError, match=r"no op .* matches .*did you mean"):
+            select(*self.CATALOG, ops=(glob,))
+
+    def test_nothing_planned_is_an_error(self) -> None:
+        """A choice that leaves no case is bad usage, never an empty pass."""
+        with pytest.raises(plan.UsageError, match="no op among those chosen supports"):
+            select(*self.CATALOG, ops=("linalg*",), dtypes=("int64",))

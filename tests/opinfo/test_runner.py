@@ -1,0 +1,198 @@
+"""The command: its workers, its files and its exit codes; bad usage and interruption lose nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conformance.opinfo import plan
+from conformance.report import model
+from conformance.report.model import Outcome, Result, Run
+
+if TYPE_CHECKING:
+    from .conftest import Command
+
+
+def select(*catalog: plan.Entry, **chosen: Any) -> list[plan.Case]:
+    return plan.select(catalog, [plan.Selection(**chosen)])
+
+
+class TestCommand:
+    """The command, its workers, its files and its exit codes."""
+
+    def test_crash_and_hang_end_to_end(self, command: Command) -> None:
+        """A crash and a hang are each that op's outcome and no other's, and the page shows foreign text as text."""
+        outcomes = {"add": "FAIL", "sin": "PASS", "atan": "CRASH", "acosh": "TIMEOUT", "tan": "FAIL"}
+        run, done = self.planted(command, outcomes, "--timeout", "5")
+        crash = next(r for r in run.results if r.name == "atan").failures[0]
+        assert (crash.oracle, crash.where, "SIGSEGV" in crash.actual) == ("crash", "the target", True)
+        assert "op_db" in crash.script
+        assert done.stdout.splitlines()[-1] == "1 passed, 4 failed, 0 skipped"
+        page = (command.reports / "conformance.html").read_text()
+        assert "<script>alert(1)" not in page
+        assert "\x1b" not in page
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(300)
+    def test_every_death_end_to_end(self, command: Command) -> None:
+        """An exit and a memory explosion are crashes; what passes when it is run again is flaky."""
+        outcomes = {"asinh": "CRASH", "erf": "CRASH", "sinh": "FLAKY", "add": "FAIL", "sin": "PASS"}
+        self.planted(command, outcomes, "--memory", "12", "--rerun-failures", "1")
+
+    def planted(
+        self, command: Command, outcomes: dict[str, str], *options: str
+    ) -> tuple[Run, subprocess.CompletedProcess[str]]:
+        words = [word for op in outcomes for word in ("--op", op)]
+        done = command("--target", "planted", *words, "--samples", "2", *options)
+        assert done.returncode == 1, done.stderr
+        run = model.load(command.reports / "opinfo.json")
+        assert {r.name: str(r.outcome) for r in run.results} == outcomes
+        return run, done
+
+    def test_nothing_unexpected(self, command: Command) -> None:
+        """Exit code 0, and every form of the report is there."""
+        done = command("--target", "cpu", "--op", "sin", "--samples", "2")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 passed, 0 failed, 0 skipped"), done.stderr
+        names = {path.name for path in command.reports.iterdir()}
+        written = {"opinfo.json", "opinfo.xml", "opinfo.ctrf.json", "opinfo-summary.md", "conformance.html"}
+        assert names == written | {"history.sqlite"}
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["--dtype", "float31"], "unknown dtype 'float31'; did you mean float32"),
+            (["--variant", "forwards"], "did you mean forward"),
+            (["--samples", "0"], "--samples '0'"),
+            (["--shard", "3/2"], "--shard '3/2'"),
+            (["-n", "0"], "-n must be at least 1"),
+            (["--target", "nope"], "unknown target 'nope'"),
+            (["--baseline", "missing.json"], "missing.json does not exist"),
+        ],
+    )
+    def test_bad_usage(self, command: Command, arguments: list[str], text: str) -> None:
+        """One sentence that says what is wrong, exit code 2, nothing written."""
+        done = command("--target", "cpu", *arguments)
+        assert done.returncode == 2
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not list(command.reports.glob("*")) if command.reports.exists() else True
+
+    @pytest.mark.slow
+    def test_a_death_between_cases_is_nobodys(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker that dies after its case loses no result; the cases that are left go to new workers."""
+        from conformance.opinfo.isolation import Pool
+
+        monkeypatch.syspath_prepend(str(command.planted))
+        monkeypatch.setenv("PLANTED_MARK", str(tmp_path / "died"))
+        with Pool("planted", 1, 60, 12 << 30) as pool:
+            catalog, _ = pool.catalog()
+            first, *rest = select(*catalog, ops=("asin", "sin", "cosh", "sign"), samples=1)
+            assert [r.outcome for r in pool.run([first])] == [Outcome.PASS]
+            time.sleep(3)
+            assert [r.outcome for r in pool.run(rest)] == [Outcome.PASS] * 3
+
+    def test_a_target_that_ends_its_process(self, command: Command) -> None:
+        """A target whose loading kills the process is one sentence, not a pool that starts workers for ever."""
+        done = command("--target", "dying")
+        assert done.returncode == 2
+        assert "ends the process that loads it" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("reports/baseline/cpu.json.gz", "no gzip", "cpu.json.gz cannot be read"),
+            ("reports/expectations/cpu.toml", "[[expect]]\nop = 3\n", "cpu.toml, line 1: an entry needs"),
+            (
+                "reports/expectations/cpu.toml",
+                "a = 1\n= 2\n",
+                "cpu.toml is not valid TOML: Invalid statement (at line 2",
+            ),
+            ("reports/history.sqlite", "no database " * 99, "history.sqlite is no usable history"),
+            ("kernels.json", "{\n}}", "kernels.json, line 2: not valid JSON"),
+        ],
+    )
+    def test_damaged_files(self, command: Command, tmp_path: Path, name: str, text: str, said: str) -> None:
+        """A damaged file is named before anything runs, exit code 2, and it is left as it was."""
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        words = ["--kernels", str(path)] if path.name == "kernels.json" else []
+        done = command("--target", "cpu", "--op", "sin", *words, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert path.read_text() == text
+
+    def test_no_room_for_results(self, tmp_path: Path) -> None:
+        """A disk that is full while results come in is one sentence."""
+        from conformance.opinfo_runner import _Journal
+
+        journal = _Journal(tmp_path)
+        journal.file = open("/dev/full", "w")  # noqa: SIM115 - closed by the journal
+        with pytest.raises(model.ReportError, match=r"jsonl cannot be written \(No space left on device\)"), journal:
+            journal.add(Result("x", "float32", "forward", "as_sampled", Outcome.PASS))
+
+    def test_a_regression_fails(self, command: Command) -> None:
+        """Against a baseline of fewer kernels the run fails; accepted knowingly it passes, and so does the next."""
+        words = ("--target", "planted", "--op", "sin", "--samples", "2")
+        assert command(*words, "--update-baseline").returncode == 0
+        path = command.reports / "baseline" / "planted.json.gz"
+        baseline = model.load(path)
+        baseline.results.append(baseline.results[0].replace(op="sinc"))
+        model.save(baseline, path)
+        gone = command(*words)
+        assert (gone.returncode, "gone (1)" in gone.stdout) == (1, True)
+        assert gone.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+        narrower = command(*words, "--dtype", "float64")
+        assert (narrower.returncode, "2 cases of the baseline were not asked for" in narrower.stdout) == (0, True)
+
+    def test_unknown_op(self, command: Command) -> None:
+        """A misspelt op is refused with its neighbours once op_db is known."""
+        done = command("--target", "cpu", "--op", "soft_max")
+        assert done.returncode == 2
+        assert "did you mean" in done.stderr
+
+    def test_unwritable_reports(self, command: Command, tmp_path: Path) -> None:
+        """A reports folder that is a file is said at once, before anything runs."""
+        (tmp_path / "taken").write_text("")
+        done = command("--target", "cpu", "--reports", str(tmp_path / "taken"), timeout=60)
+        assert done.returncode == 2
+        assert "choose another with --reports" in done.stderr
+
+    def test_interrupt_keeps_results(self, command: Command, tmp_path: Path) -> None:
+        """Ctrl-C, however often: exit code 130, and what was found is in the JSON and on the page."""
+        words = command.words("--target", "planted", "--op", "sin", "--op", "acosh")
+        process = subprocess.Popen(words, env=command.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and not any(p.stat().st_size for p in command.reports.glob("*.jsonl")):
+            time.sleep(0.2)
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+            time.sleep(0.1)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, output
+        run = model.load(command.reports / "opinfo.json")
+        assert not run.complete
+        assert [(r.name, r.outcome) for r in run.results] in ([("sin", Outcome.PASS)], [("acosh", Outcome.PASS)])
+        assert "interrupted" in (command.reports / "conformance.html").read_text()
+
+    def test_nothing_compared_fails(self) -> None:
+        """A run whose cases were all skipped is a failed run."""
+        skipped = Result("x", "float32", "out", "as_sampled", Outcome.SKIP, reason="nothing to give to out")
+        assert Run("cpu", [skipped]).exit_code() == 1
+        assert Run("cpu", []).exit_code() == 1
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    @pytest.mark.parametrize("variant", plan.VARIANTS)
+    def test_cpu_against_itself(self, command: Command, variant: str) -> None:
+        """All of op_db agrees with itself: whatever fails here is a fault of the harness."""
+        done = command("--target", "cpu", "--variant", variant, "--samples", "5", "-n", "2", timeout=580)
+        assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,80 @@
+"""Sample inputs: where they lie, how they are laid out, and that they are OpInfo's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from conformance.opinfo import plan
+
+
+def case(name: str) -> plan.Case:
+    return plan.Case(name, "", "", "float32", "forward", "as_sampled")
+
+
+class TestSampling:
+    """Where inputs lie and how they are laid out."""
+
+    def test_indices_that_opinfo_keeps_stay(self, cpu: Any) -> None:
+        """The indices of tensor_split are made without a device, so they stay on the CPU; the input does not."""
+        from conformance.opinfo.catalog import find
+        from conformance.opinfo.sampling import samples, send
+        from conformance.target import Target
+
+        class Meta(Target):
+            name = "meta"
+
+            def upload(self, flats: Any) -> Any:
+                return [flat.to("meta") for flat in flats]
+
+        import torch
+
+        sample = next(samples(find(case("tensor_split")), "forward", torch.float32, "as_sampled", 1))
+        sent = send(Meta(), sample.tree, sample.kept)
+        assert (sent["input"].device.type, sent["args"][0].device.type) == ("meta", "cpu")
+
+    @pytest.mark.parametrize("name", ["add", "nn.functional.dropout", "normal"])
+    def test_samples_are_opinfos_own(self, cpu: Any, name: str) -> None:
+        """Seeding by ourselves draws what OpInfo's iterator draws when it seeds."""
+        import torch
+
+        from conformance.opinfo import catalog
+        from conformance.opinfo.sampling import samples
+
+        op = catalog.find(case(name))
+        ours = samples(op, "forward", torch.float32, "as_sampled", 5)
+        for sample, theirs in zip(ours, op.sample_inputs("cpu", torch.float32), strict=False):
+            torch.testing.assert_close((sample.input, sample.args), (theirs.input, theirs.args), rtol=0, atol=0)
+
+    def test_one_sample_by_its_index(self, command: Any) -> None:
+        """PYTORCH_OPINFO_SAMPLE_INPUT_INDEX runs that sample and no other."""
+        code = (
+            "import torch; from conformance.target import load_target; load_target('cpu')\n"
+            "from conformance.opinfo import catalog, plan; from conformance.opinfo.sampling import samples\n"
+            "op = catalog.find(plan.Case('add', '', 'binary', 'float32', 'forward', 'as_sampled'))\n"
+            "drawn = list(samples(op, 'forward', torch.float32, 'as_sampled', None))\n"
+            "print([sample.index for sample in drawn], drawn[0].input.sum().item())"
+        )
+        said = []
+        for chosen in ({}, {"PYTORCH_OPINFO_SAMPLE_INPUT_INDEX": "0"}, {"PYTORCH_OPINFO_SAMPLE_INPUT_INDEX": "3"}):
+            words = {**command.environment, **chosen}
+            said.append(subprocess.check_output([sys.executable, "-c", code], env=words, text=True).strip())
+        assert [line.partition("]")[0] for line in said[1:]] == ["[0", "[3"]
+        assert said[0].startswith("[0, 1, 2")
+        assert said[0].partition("]")[2] == said[1].partition("]")[2] != said[2].partition("]")[2]
+
+    @pytest.mark.parametrize("layout", [name for name in plan.LAYOUTS if name not in ("as_sampled", "expanded")])
+    def test_layouts_keep_values(self, layout: str) -> None:
+        """A layout changes strides or offset, never size or values."""
+        import torch
+
+        from conformance.opinfo.sampling import laid_out
+
+        for shape in ((), (0, 3), (4,), (2, 1, 3), (2, 3, 4, 5)):
+            values = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+            result = laid_out(values, layout)
+            assert torch.equal(result, values)
+        assert (result.stride(), result.storage_offset()) != (values.stride(), values.storage_offset())
