@@ -206,10 +206,19 @@ def _environment() -> dict[str, str]:
 
 def _selection(suite: str | None, chosen: dict[str, Any]) -> str:
     """What was asked for, in words: runs with the same words can be compared over time."""
-    plain = suite and chosen["selections"] == plan.SUITES[suite]
-    words = [f"suite {suite}" if plain else " + ".join(map(str, chosen["selections"]))]
+    words = [" + ".join(map(str, chosen["selections"]))]
+    if suite:
+        narrowed = zip(chosen["selections"], plan.SUITES[suite], strict=True)
+        changes = [_narrowed(mine, usual) for mine, usual in narrowed]
+        words = [f"suite {suite}", *changes[0]]  # the same options narrow every part of a suite
     index, count = chosen["shard"]
     return "; ".join([*words, *([f"shard {index}/{count}"] if count > 1 else [])])
+
+
+def _narrowed(mine: Selection, usual: Selection) -> list[str]:
+    """In what a part of a suite differs from the suite's own."""
+    ops = [",".join(mine.ops)] if mine.ops != usual.ops else []
+    return ops + ([mine.most] if mine.samples != usual.samples else [])
 
 
 def _over(baseline: Run | None, made: Run) -> Run:

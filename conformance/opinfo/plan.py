@@ -104,8 +104,12 @@ class Selection:
     def __str__(self) -> str:
         """In words, so that runs with the same words can be compared over time."""
         names = (self.ops or ("all ops",), self.dtypes, self.variants, self.layouts)
-        most = "all samples" if self.samples is None else f"{self.samples} samples"
-        return "; ".join([*(",".join(each) for each in names), most])
+        return "; ".join([*(",".join(each) for each in names), self.most])
+
+    @property
+    def most(self) -> str:
+        """The most samples of an op, in words."""
+        return "all samples" if self.samples is None else f"{self.samples} samples"
 
 
 _QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")

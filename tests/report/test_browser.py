@@ -231,6 +231,13 @@ class TestLooks:
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         page.locator("#table tr.row").nth(before).wait_for(state="attached")
 
+    def test_a_jump_over_the_table_arrives(self, opened: Callable[..., Any]) -> None:
+        """A link to a section under thousands of rows shows that section: the table does not push it away."""
+        page = opened(html.render(run(*(passed(f"op{n}") for n in range(3_000))), None, FUZZ, TRENDS))
+        page.click("nav >> text=Trends")
+        page.wait_for_timeout(800)
+        assert 0 <= page.locator("#trends h2").bounding_box()["y"] < 800
+
 
 class TestHostile:
     """Text from outside does nothing."""

@@ -82,7 +82,7 @@ const body = document.querySelector("#table tbody");
 const has = { kernels: rows.some(row => row.r[KERNELS] !== null), fallback: rows.some(row => row.r[FALLBACK] !== null) };
 const COLUMNS = [
   ["outcome", "outcome", "", row => { const word = OUT[row.r[OUTCOME]]; return el("span", { class: "mark o-" + word }, word); }],
-  ["op", "name", "name", row => N[row.r[NAME]]],
+  ["op", "name", "name", row => breakable(N[row.r[NAME]])],
   ["family", "family", "wide-only", row => N[row.r[FAMILY]]],
   ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
   ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "")],
@@ -91,6 +91,10 @@ const COLUMNS = [
   ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
   ["differs in", null, "why", row => el("span", {}, N[row.r[ORACLES]] || N[row.r[REASON]])],
 ];
+function breakable(name) {
+  const parts = name.split(/(?<=[._])/);
+  return el("span", {}, ...parts.flatMap((part, i) => i ? [el("wbr"), part] : [part]));
+}
 function kernels(row) {
   const count = row.r[KERNELS], before = row.r[BEFORE], eager = row.r[EAGER];
   if (count === null) return "";
@@ -116,7 +120,8 @@ function draw() {
   body.append(part);
   $("more").textContent = drawn < shown.length ? `${(shown.length - drawn).toLocaleString("en")} more below` : "";
 }
-new IntersectionObserver(entries => { if (entries[0].isIntersecting && drawn < shown.length) draw(); }, { rootMargin: "1200px" }).observe($("more"));
+// Only what comes from below is drawn: a table that grew above the section that is read would push it away.
+new IntersectionObserver(entries => { if (entries[0].isIntersecting && drawn < shown.length) draw(); }, { rootMargin: "-50% 0px 1200px 0px" }).observe($("more"));
 
 function toggle(line, open) {
   const next = line.nextElementSibling, isOpen = next && next.classList.contains("detail");
