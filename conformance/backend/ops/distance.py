@@ -14,7 +14,7 @@ from ..dtypes import opmath
 from ..tensors import cast
 from . import order
 from .elementary import subtract
-from .reduction import norm
+from .reduction import norm, settled
 
 LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, which decides an index
 
@@ -48,7 +48,7 @@ def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UO
     n = int(x.shape[dim])
     if n > LONGEST_STABLE:
         raise Declined
-    x = x.transpose(dim, -1).contiguous()
+    x = settled(x.transpose(dim, -1))
     same = x.unsqueeze(-1).eq(x.unsqueeze(-2))
     if dtypes.is_float(x.dtype):
         nan = x.ne(x)
@@ -58,8 +58,5 @@ def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UO
     rank = order.key(x, nan_last=True)
     least = frequent.where(rank, rank.dtype.max).min(-1, keepdim=True)
     place = (frequent & rank.eq(least)).where(UOp.arange(n).cast(dtypes.int32), -1).max(-1, keepdim=True)
-    chosen = UOp.arange(n).cast(dtypes.int32).eq(place)
-    size = ctx.out.size
-    value_ = order.unkey(least, x.dtype)
-    results = (value_, chosen.where(UOp.arange(n).cast(dtypes.int64), 0).sum(-1, keepdim=True))
-    return tuple(r.transpose(dim, -1).reshape(size) for r in results)  # type: ignore[return-value]
+    results = (order.unkey(least, x.dtype), place.cast(dtypes.int64))
+    return tuple(r.transpose(dim, -1).reshape(ctx.out.size) for r in results)  # type: ignore[return-value]

@@ -15,7 +15,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import dispatch, fallback
-from ..dispatch import Context, value
+from ..dispatch import Context, Refused, value
 from ..dtypes import COMPUTED, opmath
 from ..stats import STATS
 from ..tensors import Spec, assign, cast, check_writable, constant, make, read
@@ -216,6 +216,8 @@ def _group_norm(
     out: Spec, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, n: int, channels: int,
     area: int, groups: int, eps: float,
 ) -> Sequence[tuple[Spec, UOp]]:  # fmt: skip
+    if not x.is_contiguous(memory_format=suggested_format(x)):
+        raise Refused("the CPU's kernel takes contiguous inputs only")
     dtype = opmath(COMPUTED[x.dtype])
     elements = cast(stored(read(x)), dtype).reshape((n, groups, channels // groups, area))
     mean, variance = moments(elements, (2, 3))

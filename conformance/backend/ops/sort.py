@@ -46,13 +46,14 @@ def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
     size = int(x.shape[dim])
     _affordable(x, size)
     keys = order.key(x)
-    keys = (~keys if descending else keys).contiguous()
+    keys = ~keys if descending else keys
     place = order.positions(x.shape, dim)
     keys, place = keys.transpose(dim, -1), place.transpose(dim, -1)
     if keys.dtype.itemsize <= 4:
         packed = order.packed(keys, place).contiguous()
         before = packed.unsqueeze(-2) < packed.unsqueeze(-1)
     else:
+        keys = keys.contiguous()
         mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
         before = (other < mine) | (other.eq(mine) & (place.unsqueeze(-2) < place.unsqueeze(-1)))
     rank = before.cast(dtypes.int32).sum(-1, dtype=dtypes.int32).contiguous()
