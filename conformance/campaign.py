@@ -311,6 +311,9 @@ class Campaign:
                                       timeout=patience).result()
             except (ProcessExpired, TimeoutError):
                 small = finding
+            except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
+                small = finding
+                group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
         before = self._paths(group)
         del self.groups[finding.group]
         same = self.groups.get(small.group)

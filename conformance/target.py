@@ -193,7 +193,8 @@ def rebuild(tree: Any, move: Callable[[Sequence[torch.Tensor]], list[torch.Tenso
         moved = dict(zip(flats, move(list(flats.values())), strict=True))
         rebuilt = {key: (lay_out or _view_of)(moved[storage_key(tensor)], tensor) for key, tensor in originals.items()}
     for key, tensor in originals.items():
-        if tensor.requires_grad:
+        # torch itself can make an integer that requires grad, and refuses to be asked for one.
+        if tensor.requires_grad and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             rebuilt[key].requires_grad_()
     return map_tensors(tree, lambda tensor: rebuilt[id(tensor)])
 

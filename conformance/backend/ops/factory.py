@@ -117,7 +117,6 @@ def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
         number = converted[0].item() if len(converted) else 0
     if dtype not in COMPUTED or not self.numel():
         return _fill_by_schema()(self, number)
-    check_writable(self)
     STATS.native[_FILL_NAME] += 1
     assign(self, constant(number, COMPUTED[dtype]))
     return self
