@@ -588,3 +588,13 @@ class TestDtypesTogether:
     def test_complex_out_of_real_arguments(self) -> None:
         """A real result is written into a complex tensor with imaginary parts of zero."""
         both(lambda d: torch.add(torch.ones(2).to(d), 1, out=torch.zeros(2, dtype=torch.complex64).to(d)))
+
+
+def test_a_constant_is_written_through_stride_0() -> None:
+    """Every element gets one value, so torch allows it; a tensor of the same shape it does not."""
+    for device in ("cpu", "tiny"):
+        a = torch.zeros(1).to(device).expand(2)
+        a.fill_(2.0)
+        assert a.tolist() == [2.0, 2.0]
+        with pytest.raises(RuntimeError, match="more than one element"):
+            a.add_(torch.ones(2).to(device))
