@@ -324,14 +324,21 @@ def _update(options: argparse.Namespace, path: Path) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace, path: Path) -> int:
-    from conformance.opinfo import isolation, plan
+def _catalog() -> Sequence[Any]:
+    """op_db's entries, from a process that imports torch. Raises ReportError."""
+    from conformance.opinfo import isolation
 
     try:
         with isolation.Pool("cpu", jobs=1, timeout=300, memory=1 << 40) as pool:
-            catalog, _ = pool.catalog()
+            return pool.catalog()[0]
     except isolation.PoolError as error:
         raise ReportError(str(error)) from None
+
+
+def _check(options: argparse.Namespace, path: Path) -> int:
+    from conformance.opinfo import plan
+
+    catalog = _catalog()
     known: dict[str, Sequence[str]] = {
         "variant": tuple(plan.VARIANTS),
         "layout": tuple(plan.LAYOUTS),
@@ -356,6 +363,11 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
             lists = (f"{k} {', '.join(getattr(entry, k))}" for k in ("variant", "dtype", "layout", "oracle"))
             print(f"{entry.op}: {'; '.join(lists)}\n  {entry.reason} {entry.issue}".rstrip())
     print(f"{found} {'entry' if found == 1 else 'entries'} in {path} for {options.case}")
+    names = [] if found else [entry.name for entry in _catalog()]
+    if names and name not in names:
+        from conformance.opinfo.plan import nearest
+
+        raise ReportError(f"no op in PyTorch's op_db is named {name!r}{nearest(name, names)}.")
     return 0
 
 

@@ -32,6 +32,7 @@ from conformance.opinfo.plan import Case, Selection, UsageError
 from conformance.report import __main__ as report
 from conformance.report import budgets, compare, history, model
 from conformance.report.model import RERUN, Outcome, ReportError, Result, Run
+from conformance.report.pipe import reader_gone
 
 INTERRUPTED = 130
 
@@ -115,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
+    except BrokenPipeError:
+        return reader_gone()
     except (UsageError, PoolError, ReportError) as error:
         print(f"opinfo_runner: {error}", file=sys.stderr)
         return 2

@@ -206,6 +206,12 @@ class TestCommand:
         assert "why" in output
         assert "1 entry" in output
 
+    def test_explaining_an_op_that_does_not_exist(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A mistyped op is bad usage, with what is near it; an op without entries is not."""
+        assert expectations.main(["explain", "mlu"]) == 2
+        assert "did you mean lu, mul" in capsys.readouterr().err
+        assert expectations.main(["explain", "mul"]) == 0
+
     def test_another_targets_run_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A run of the cpu does not become tiny's expectations."""
         model.save(Run("cpu", [result("add", Outcome.PASS)]), tmp_path / "run.json")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from conformance.report import compare, history, html, machine, model
 from conformance.report.model import ReportError
+from conformance.report.pipe import reader_gone
 
 HISTORY = "history.sqlite"
 BASELINES = Path("reports/baseline")
@@ -41,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pager.add_argument("--fuzz", type=Path, metavar="JSON", help="default: fuzz.json beside FILE, if there is one")
     options = parser.parse_args(arguments)
     try:
-        return _COMMANDS[options.command](options)
+        code = _COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return reader_gone()
     except ReportError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import resource
 import subprocess
@@ -508,6 +509,17 @@ class TestCommand:
         damaged = html.fuzz_view({"cells": {"writes": {"gaps": 3, "empty": {"bool": "<b>"}}}, "coverage": 7})
         assert damaged is not None
         assert [row for _, row in damaged["rows"]] == [[(0, 0), (0, 0)]]
+
+    def test_a_reader_that_leaves(self, tmp_path: Path) -> None:
+        """What pipes into a program that has ended, as `head` may, ends without a traceback."""
+        model.save(run(result()), tmp_path / "a.json")
+        words = f"{sys.executable} -m conformance.report diff a.json a.json | true"
+        path = str(Path(__file__).parent.parent.parent)
+        done = subprocess.run(
+            ["bash", "-c", words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.stderr == ""
 
     def test_damaged_fuzz_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
         """The page is written without them, and says so."""
