@@ -104,6 +104,10 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
     if made.arbitrated:
         cases = sum(bool(result.arbitrated) for result in made.results)
         print(f"{made.arbitrated} samples of {cases} cases differ from torch CPU and pass by its answer in float64")
+    declared = [result for result in made.results if result.only_kernels]
+    if declared:
+        alone = sum(not result.fallback for result in declared)
+        print(f"{len(declared)} XFAIL for their kernels only, {alone} of them without CPU fallback")
     plain = made.passed_without_fallback()
     if plain is not None:
         console.print(f"{plain} of {counts['PASS']} passed without CPU fallback", highlight=False)
