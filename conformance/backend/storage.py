@@ -25,6 +25,7 @@ from tinygrad.uop.ops import UOp
 from . import engine, layout
 from .addresses import ADDRESSES
 from .dtypes import TORCH, element
+from .rolling import Loop, Write
 
 Ints = tuple[int, ...]
 Number = float | int | bool
@@ -47,6 +48,7 @@ IN_PLACE_SHARE = 16
 _cells: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # lazy: they learn of realizations
 _by_address: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # by data pointer
 _dirty: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # lazily written in place
+_looping: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # with the writes of a loop waiting
 _serials = itertools.count()
 
 
@@ -62,6 +64,7 @@ class Cell:
         "_addresses",
         "_flat",
         "_fresh",
+        "_loop",
         "_view",
         "_waiting",
         "device",
@@ -76,6 +79,7 @@ class Cell:
         self._flat: UOp | None = None
         self._view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and what it reads
         self._waiting: list[tuple[Ints, Ints, int, Number]] = []
+        self._loop: Loop | None = None  # writes to the flat value that wait; then no constant ones do
         self._addresses: list[tuple[int, int]] = []
         self.version = 0  # counts changes of content
 
@@ -86,11 +90,15 @@ class Cell:
     @property
     def dtype(self) -> DType:
         """The dtype in which the content is held now."""
-        return self._fresh if self._flat is None and self._view is None else self.value.dtype
+        if self._flat is not None:
+            return self._flat.dtype
+        return self._view[3].dtype if self._view is not None else self._fresh
 
     @property
     def value(self) -> UOp:
-        """The content without the waiting writes, flat or in the geometry it was computed in."""
+        """The content without the waiting constant writes, flat or in the geometry it was computed in."""
+        if self._loop is not None:
+            self.end_loop()
         if self._flat is not None:
             return self._flat
         if self._view is not None:
@@ -109,6 +117,8 @@ class Cell:
 
     def flat(self) -> UOp:
         """The content as a value of shape (length,), all writes applied."""
+        if self._loop is not None:
+            self.end_loop()
         if self._flat is None:
             value = self.value
             if self._view is not None:
@@ -144,7 +154,7 @@ class Cell:
     def buffer(self, dtype: DType) -> UOp | None:
         """The buffer that holds the content in `dtype`, None where there is none yet."""
         flat = self._flat
-        if flat is None or self._waiting or flat.op is not Ops.BUFFER or flat.dtype != dtype:
+        if flat is None or self._waiting or self._loop or flat.op is not Ops.BUFFER or flat.dtype != dtype:
             return None
         return flat if engine.is_realized(flat) else None
 
@@ -153,8 +163,16 @@ class Cell:
         real, parts = element(dtype)
         if parts == 2:
             size, stride, offset = paired(size, stride, offset)
-        view = self._view
-        if view is not None and not self._waiting and view[:3] == (size, stride, offset) and view[3].dtype == real:
+        loop = self._loop
+        if loop is not None and self.dtype == real:
+            if loop.wrote(size, stride, offset):
+                return loop.newest.value
+            if self._flat is not None and loop.apart(size, stride, offset):
+                return layout.read(self._flat, size, stride, offset)
+        if self._waiting and self._waiting[-1][:3] == (size, stride, offset) and self.dtype == real:
+            return UOp.const(self._waiting[-1][3], real).expand(size)
+        view, waits = self._view, self._waiting or loop is not None
+        if view is not None and not waits and view[:3] == (size, stride, offset) and view[3].dtype == real:
             return view[3]
         value = layout.read(self.flat_as(real), size, stride, offset)
         self._view = (size, stride, offset, value)
@@ -173,14 +191,25 @@ class Cell:
             return
         constant = engine.constant_of(value)
         if constant is not None and self.dtype == real:
-            if self._flat is None:
-                self.flat()
-            self._waiting.append((size, stride, offset, constant))
-            _cells[self.serial] = self
-            if len(self._waiting) >= MANY_WRITES:
-                self._apply_waiting()
-            return
-        flat = self.flat_as(real)
+            self._wait(size, stride, offset, constant)
+        elif not self._looped(Write(size, stride, offset, value), real):
+            flat = self.flat_as(real)
+            p = layout.plan(size, stride)
+            if flat is self._flat and p.dense and not p.expanded:
+                self._loop, self._view = Loop(Write(size, stride, offset, value)), None
+                _cells[self.serial] = _looping[self.serial] = self
+            else:
+                self._write(flat, size, stride, offset, value)
+
+    def _looped(self, write: Write, real: DType) -> bool:
+        """Whether a write is the next of a loop that waits."""
+        if self._loop is None or self.dtype != real or not self._loop.continued(write):
+            return False
+        if self._loop.count >= MANY_WRITES:
+            self.end_loop()
+        return True
+
+    def _write(self, flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp) -> None:
         if self._stored([(size, stride, offset, value)]):
             return
         self._flat = layout.write(flat, size, stride, offset, value, self._table)
@@ -188,9 +217,52 @@ class Cell:
         _cells[self.serial] = self
         self.cut()
 
+    def end_loop(self) -> None:
+        """Apply the writes of a loop, as one."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            _looping.pop(self.serial, None)
+            for write in loop.writes(self._numbers):
+                assert self._flat is not None
+                self._write(self._flat, *write)
+
+    def _wait(self, size: Ints, stride: Ints, offset: int, number: Number) -> None:
+        if self._loop is not None:
+            constant = UOp.const(number, self.dtype)
+            if self._looped(Write(size, stride, offset, constant.expand(size) if size else constant), self.dtype):
+                return
+            self.end_loop()
+        if self._flat is None:
+            self.flat()
+        self._waiting.append((size, stride, offset, number))
+        if self.serial not in _cells:
+            _cells[self.serial] = self
+        if len(self._waiting) >= MANY_WRITES:
+            self._apply_waiting()
+
+    def number(self) -> Number | None:
+        """The number that every element is known to be, None where that is not known."""
+        return None if self._waiting or self._loop is not None else engine.constant_of(self.value)
+
+    def fill(self, real: DType, size: Ints, stride: Ints, offset: int, number: Number) -> None:
+        """Assign one number of the dtype `real` to all elements of a view."""
+        if layout.covers(size, stride, offset, -(-self.nbytes // real.itemsize)):
+            self._forget_writes()
+            constant = UOp.const(number, real)
+            self._flat, self._view = None, (size, stride, 0, constant.expand(size) if size else constant)
+            self.version += 1
+        elif self.dtype == real:
+            self.version += 1
+            self._wait(size, stride, offset, number)
+            if self.serial not in _dirty:
+                self.mark_dirty()
+        else:
+            self.write(TORCH[real], size, stride, offset, UOp.const(number, real).expand(size))
+            self.mark_dirty()
+
     def hold(self, size: Ints, stride: Ints, value: UOp) -> None:
         """Hold `value`, which covers the whole storage in this geometry, from now on."""
-        self._waiting.clear()
+        self._forget_writes()
         self._flat, self._view = None, (size, stride, 0, value)
         self.version += 1
         _cells[self.serial] = self
@@ -198,10 +270,16 @@ class Cell:
 
     def replace(self, flat: UOp, nbytes: int) -> None:
         """Hold `flat` from now on, as a storage of `nbytes` bytes."""
-        self._waiting.clear()
+        self._forget_writes()
         self._flat, self._view, self.nbytes = flat, None, nbytes
         self.version += 1
         _cells[self.serial] = self
+
+    def _forget_writes(self) -> None:
+        self._waiting.clear()
+        if self._loop is not None:
+            self._loop = None
+            _looping.pop(self.serial, None)
 
     def _stored(self, writes: Sequence[tuple[Ints, Ints, int, Number | UOp]]) -> bool:
         """Store small writes in a large buffer's own memory, in time of their size; False where that cannot be done.
@@ -239,6 +317,10 @@ class Cell:
 
     def _table(self, positions: np.ndarray) -> UOp:
         return engine.from_host(np.ascontiguousarray(positions), dtypes.int64, self.device)
+
+    def _numbers(self, numbers: list[Number], dtype: DType) -> UOp:
+        host = torch.tensor(numbers, dtype=TORCH[dtype]).view(torch.uint8)
+        return engine.from_host(host.numpy(), dtype, self.device)
 
     def _apply_waiting(self) -> None:
         """Apply the constant writes: a few as movement ops, many replayed on the host into one table."""
@@ -290,7 +372,7 @@ class Cell:
     @property
     def lazy(self) -> bool:
         """Whether the content is more than a buffer or a constant."""
-        if self._waiting:
+        if self._waiting or self._loop is not None:
             return True
         value = self.value
         return engine.constant_of(value) is None and not engine.is_realized(value)
@@ -368,6 +450,8 @@ def observe(cells: Iterable[Cell], dirty: bool = True, why: str = "observed") ->
     """
     check_not_recording("it needs a value before it ends")
     with engine.LOCK:
+        for cell in list(_looping.values()):
+            cell.end_loop()
         wanted = list(dict.fromkeys([*cells, *(list(_dirty.values()) if dirty else ())]))
         if dirty:
             _dirty.clear()

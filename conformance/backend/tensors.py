@@ -178,6 +178,17 @@ def assign(target: torch.Tensor, result: UOp) -> None:
     cell.mark_dirty()
 
 
+def fill(target: torch.Tensor, number: float | int | bool) -> None:
+    """Write a number that the target's (real) dtype holds to each of its elements, some of them one in memory or not."""
+    size, stride, offset = geometry(target)
+    real = COMPUTED[target.dtype]
+    if target.is_neg():
+        assign(target, constant(number, real))
+    elif 0 not in size:
+        kind = bool if real is dtypes.bool else float if dtypes.is_float(real) else int
+        storage.cell_of(target).fill(real, size, stride, offset, kind(number))
+
+
 OVERLAP = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
     "Please clone() the tensor before performing the operation."

@@ -17,7 +17,7 @@ from tinygrad.uop.ops import UOp
 from . import engine, layout, overlap, storage
 from .dtypes import COMPUTED, TORCH, element
 from .storage import Cell
-from .tensors import assign, check_writable, elements, geometry, is_tiny
+from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
 
 
 def host_bytes(cell: Cell, needed: int | None = None) -> torch.Tensor:
@@ -78,6 +78,8 @@ def item(tensor: torch.Tensor) -> Any:
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast."""
+    if not src.dim() and _filled(self, src):
+        return self
     if self.size() != src.size():
         # Elementwise operators check broadcasting into an existing tensor the way copy_ does, with the same messages.
         torch.empty(self.size(), device="meta").add_(torch.empty(src.size(), device="meta"))
@@ -99,6 +101,20 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     else:
         _copy_in(self, to_host([src])[0])
     return self
+
+
+def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
+    """Copy a number that is known, as in ``a[i] = 1``; False where it is not that case."""
+    dtype = self.dtype
+    if dtype is not src.dtype or dtype not in COMPUTED or not (is_tiny(self) and is_tiny(src)) or src.is_neg():
+        return False
+    cell = storage.cell_of(src)
+    number = cell.number()
+    if number is None or cell is storage.cell_of(self) or cell.dtype != COMPUTED[dtype] or self.device != src.device:
+        return False
+    check_writable(self)
+    fill(self, number)
+    return True
 
 
 def _copy_out(self: torch.Tensor, src: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from .. import fallback
 from ..dispatch import ROWS, Overload, find, specs
 from ..dtypes import COMPUTED, opmath
 from ..stats import STATS
-from ..tensors import assign, check_writable, constant
+from ..tensors import assign, check_writable, constant, fill
 
 Formula = Callable[..., UOp]
 
@@ -117,8 +117,8 @@ def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
         number = converted[0].item() if len(converted) else 0
     if dtype not in COMPUTED or not self.numel():
         return _fill_by_schema()(self, number)
+    fill(self, number)
     STATS.native[_FILL_NAME] += 1
-    assign(self, constant(number, COMPUTED[dtype]))
     return self
 
 

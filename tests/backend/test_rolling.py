@@ -1,0 +1,172 @@
+"""Loops of small writes: one kernel however long they are, and never another value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance import kernels
+
+Body = Callable[[torch.Tensor, torch.Tensor, int, int], None]
+
+
+def add_in_place(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[i] += 1
+
+
+def add_twice(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[i] += 1
+    a[i] *= b[i]
+
+
+def number_of_the_turn(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[i] = b[i] * i
+
+
+def constant_first(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[i] = 7
+    a[i] += i
+
+
+def downwards(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[n - 1 - i] *= 3
+
+
+def reversed_copy(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[n - 1 - i] = b[i]
+
+
+def from_the_next(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[i] = a[(i + 1) % n]
+
+
+def every_other(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[i // 2 * 2] = a[i // 2 * 2] * b[i] + 2
+
+
+def by_one_element(a: torch.Tensor, b: torch.Tensor, i: int, n: int) -> None:
+    a[i] /= b[0]
+
+
+BODIES = [
+    add_in_place, add_twice, number_of_the_turn, constant_first, downwards, reversed_copy, from_the_next, every_other,
+    by_one_element,
+]  # fmt: skip
+
+
+def both(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors on the CPU, positive."""
+    torch.manual_seed(0)
+    a, b = (torch.rand(shape) * 9 + 1).to(dtype), (torch.rand(shape) * 2 + 1).to(dtype)
+    return a, b
+
+
+class TestLoops:
+    """A loop over the elements, or the rows, of a tensor."""
+
+    @pytest.mark.parametrize("shape", [(60,), (60, 3)], ids=str)
+    @pytest.mark.parametrize("body", BODIES)
+    def test_kernels_do_not_grow(self, body: Body, shape: tuple[int, ...]) -> None:
+        """A read-modify-write loop took 12 kernels at 100 turns; without dependence it takes one, and CPU's values."""
+        a, b = both(shape, torch.float32)
+        x, y = a.to("tiny"), b.to("tiny")
+        for i in range(60):
+            body(a, b, i, 60)
+        with kernels.count() as counted:
+            for i in range(60):
+                body(x, y, i, 60)
+            found = x.cpu()
+        torch.testing.assert_close(found, a)
+        assert counted.kernels <= 2
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.bfloat16], ids=str)
+    def test_dtypes(self, dtype: torch.dtype) -> None:
+        """Numbers that differ from turn to turn come from a table of the dtype."""
+        a, b = both((60,), dtype)
+        x, y = a.to("tiny"), b.to("tiny")
+        for i in range(60):
+            number_of_the_turn(a, b, i, 60)
+        with kernels.count() as counted:
+            for i in range(60):
+                number_of_the_turn(x, y, i, 60)
+            found = x.cpu()
+        torch.testing.assert_close(found, a)
+        assert counted.kernels == 1
+
+    def test_a_dependence_is_kept(self) -> None:
+        """What an earlier turn wrote is what a later one reads, by views too."""
+        a, _ = both((30,), torch.float32)
+        x = a.to("tiny")
+        for t in (a, x):
+            backwards, pairs = t[1:], t.view(-1, 2)
+            for i in range(1, 30):
+                t[i] = t[i - 1] * 1.5
+                if i % 7 == 0:
+                    pairs[i // 2] += backwards[i - 1] * 1
+        torch.testing.assert_close(x.cpu(), a)
+
+    @pytest.mark.parametrize("order", [range(20), range(19, -1, -1)], ids=["up", "down"])
+    def test_slices_that_overlap(self, order: range) -> None:
+        """Of two writes to one element the later counts, whichever way the loop goes."""
+        a, b = both((24,), torch.float32)
+        x, y = a.to("tiny"), b.to("tiny")
+        for i in order:
+            a[i : i + 3] = b[i : i + 3] * (i + 1)
+            x[i : i + 3] = y[i : i + 3] * (i + 1)
+        torch.testing.assert_close(x.cpu(), a)
+
+    def test_other_tensors_keep_what_they_had(self) -> None:
+        """A copy taken in the middle of a loop does not see its later turns."""
+        a, _ = both((10,), torch.float32)
+        x = a.to("tiny")
+        kept = []
+        for t in (a, x):
+            for i in range(10):
+                t[i] += 1
+                if i == 4:
+                    kept.append((t.clone(), t * 2, t.sum()))
+        for expected, actual in zip(*kept, strict=True):
+            torch.testing.assert_close(actual.cpu(), expected)
+        torch.testing.assert_close(x.cpu(), a)
+
+
+Step = tuple[str, int, int, int]
+steps = st.lists(
+    st.tuples(st.sampled_from("=+*cwro"), st.integers(0, 7), st.integers(0, 7), st.integers(1, 3)), max_size=14
+)
+
+
+def run(a: torch.Tensor, b: torch.Tensor, program: list[Step]) -> list[torch.Tensor]:
+    """Writes of one to three neighbours and reads, in any order; what was read."""
+    read = []
+    for kind, i, j, n in program:
+        n = min(n, 8 - max(i, j))
+        if kind == "=":
+            a[i : i + n] = b[j : j + n]
+        elif kind == "+":
+            a[i : i + n] += 1
+        elif kind == "*":
+            a[i : i + n] = a[j : j + n] * 2
+        elif kind == "c":
+            a[i : i + n] = float(j)
+        elif kind == "w":
+            a[i] = a[j] + b[i]
+        elif kind == "r":
+            read.append(a[i : i + n].clone())
+        else:
+            read.append(a * 1)
+    return [*read, a]
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_any_order_of_writes_and_reads(program: list[Step]) -> None:
+    """Whatever is written and read in between, the elements are the CPU's."""
+    a, b = torch.arange(8.0), torch.arange(8.0) * 10
+    x, y = a.to("tiny"), b.to("tiny")
+    for expected, actual in zip(run(a, b, program), run(x, y, program), strict=True):
+        assert torch.equal(actual.cpu(), expected)
