@@ -199,7 +199,8 @@ class Cell:
                 self._loop, self._view = Loop(Write(size, stride, offset, value)), None
                 _cells[self.serial] = _looping[self.serial] = self
             else:
-                self._write(flat, size, stride, offset, value)
+                self._flat = flat
+                self._write([Write(size, stride, offset, value)])
 
     def _looped(self, write: Write, real: DType) -> bool:
         """Whether a write is the next of a loop that waits."""
@@ -209,22 +210,23 @@ class Cell:
             self.end_loop()
         return True
 
-    def _write(self, flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp) -> None:
-        if self._stored([(size, stride, offset, value)]):
+    def _write(self, writes: Sequence[Write]) -> None:
+        """Apply writes whose values are of before all of them."""
+        if self._stored(writes):
             return
-        self._flat = layout.write(flat, size, stride, offset, value, self._table)
+        for write in writes:
+            assert self._flat is not None
+            self._flat = layout.write(self._flat, *write, self._table)
         self._view = None
         _cells[self.serial] = self
         self.cut()
 
     def end_loop(self) -> None:
-        """Apply the writes of a loop, as one."""
+        """Apply the writes of a loop, as few."""
         loop, self._loop = self._loop, None
         if loop is not None:
             _looping.pop(self.serial, None)
-            for write in loop.writes(self._numbers):
-                assert self._flat is not None
-                self._write(self._flat, *write)
+            self._write(loop.writes(self._numbers))
 
     def _wait(self, size: Ints, stride: Ints, offset: int, number: Number) -> None:
         if self._loop is not None:

@@ -179,7 +179,7 @@ def assign(target: torch.Tensor, result: UOp) -> None:
 
 
 def fill(target: torch.Tensor, number: float | int | bool) -> None:
-    """Write a number that the target's (real) dtype holds to each of its elements, some of them one in memory or not."""
+    """Write a number that the target's (real) dtype holds to each of its elements, also where these share memory."""
     size, stride, offset = geometry(target)
     real = COMPUTED[target.dtype]
     if target.is_neg():
