@@ -123,7 +123,7 @@ def _batch_norm(
     result = affine(
         (elements - mean) * inverse, optional(_read(weight), dtype, shape), optional(_read(bias), dtype, shape)
     )
-    return (out, result), (saved, mean.reshape((channels,))), (saved, inverse.reshape((channels,)))
+    return (_like(x), result), (saved, mean.reshape((channels,))), (saved, inverse.reshape((channels,)))
 
 
 def _no_stats(out: Spec, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
@@ -227,11 +227,14 @@ def _group_norm(
         (elements - mean) * inverse, optional(_read(weight), dtype, shape), optional(_read(bias), dtype, shape)
     )
     saved = Spec(statistics_dtype(x, weight, bias), (n, groups), (groups, 1))
-    like = torch.empty_strided(x.shape, x.stride(), device="meta")
-    out = Spec(x.dtype, tuple(x.shape), torch.empty_like(like, memory_format=suggested_format(x)).stride())
-    return (
-        (out, result.reshape(tuple(x.shape))), (saved, mean.reshape((n, groups))), (saved, inverse.reshape((n, groups)))
-    )  # fmt: skip
+    mean, inverse = (v.reshape((n, groups)) for v in (mean, inverse))
+    return (_like(x), result.reshape(tuple(x.shape))), (saved, mean), (saved, inverse)
+
+
+def _like(x: torch.Tensor) -> Spec:
+    """A result that the CPU makes by at::empty_like(x, x.suggest_memory_format())."""
+    meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return Spec(x.dtype, tuple(x.shape), torch.empty_like(meta, memory_format=suggested_format(x)).stride())
 
 
 def suggested_format(x: torch.Tensor) -> torch.memory_format:
