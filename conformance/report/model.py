@@ -93,7 +93,7 @@ class Named:
         return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Result(Named):
     """One case: an OpInfo with one dtype, variant and input layout, over all its samples.
 

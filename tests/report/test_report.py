@@ -66,6 +66,10 @@ class TestModel:
         model.save(hostile, tmp_path / name)
         assert model.load(tmp_path / name) == hostile
 
+    def test_a_result_is_small(self) -> None:
+        """Fields lie in slots: a dictionary of more than twenty names costs each of 100,000 results a kilobyte."""
+        assert vars(result()) == {}
+
     def test_one_result_a_line(self) -> None:
         """A text tool can compare two files."""
         lines = model.dumps(run(result("add"), result("sub"))).splitlines()
