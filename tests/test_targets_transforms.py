@@ -134,6 +134,18 @@ class TestErrorsAndGradients:
         verdict = judge(BACKWARD, load_target("aot_eager"))
         assert verdict.passed, verdict.mismatches
 
+    def test_what_depends_on_who_looks_is_left_out(self):
+        """A view whose base came to require grad: torch CPU itself answers otherwise in one function."""
+        program = Program((Storage("float32", 2), Storage("float32", 1)), (
+            Input("a", 0, "float32", (2,), (1,)), Input("b", 1, "float32", (), (), requires_grad=True)), (
+            Step("narrow", (tensor("a"), 0, 0, 1), out=("c",)),
+            Step("mul_", (tensor("a"), tensor("b"))),
+            Step("add_", (tensor("c"), 1))))
+        assert judge(program, load_target("cpu")).passed
+        verdict = judge(program, load_target("aot_eager"))
+        assert verdict.unsupported.startswith("a program that means something else")
+        assert not verdict.passed
+
     def test_an_error_that_is_not_raised_is_caught(self):
         """A transform that swallows it fails by the error oracle, at that step."""
         verdict = judge(ERRS, Forgiving())
