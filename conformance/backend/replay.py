@@ -168,6 +168,11 @@ class Replays:
         self._seen: OrderedDict[Key, None] = OrderedDict()
         self._plans: OrderedDict[Key, Replay] = OrderedDict()
 
+    def forget(self) -> None:
+        """Begin again, as in a new process."""
+        self._seen.clear()
+        self._plans.clear()
+
     def get(self, key: Key) -> Replay | None:
         """The schedule for a graph, None where there is none yet."""
         plan = self._plans.get(key)

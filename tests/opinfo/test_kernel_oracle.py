@@ -68,3 +68,29 @@ class TestBound:
         monkeypatch.setattr(Counting, "oracles", Counting.oracles - {"kernels"})
         result = run_case(exp(), counting)
         assert (result.outcome, result.kernels) == (Outcome.PASS, 200)
+
+
+class TestRepeatable:
+    """Counts that depend on nothing but the case."""
+
+    def test_every_case_begins_afresh(self, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The target is told before each case."""
+        told: list[str] = []
+        monkeypatch.setattr(counting, "forget", lambda: told.append("forget"))
+        for variant in ("forward", "inplace"):
+            run_case(exp(variant), counting)
+        assert told == ["forget", "forget"]
+
+    def test_tiny_remembers_no_schedule(self) -> None:
+        """The same matrix is inverted in as many kernels however often that was done before."""
+        import torch
+
+        from conformance.target import load_target
+
+        tiny, counts = load_target("tiny"), []
+        for _ in range(4):
+            tiny.forget()
+            with tiny.kernels() as count:
+                torch.linalg.inv(torch.eye(3).to("tiny")).cpu()
+            counts.append(count.total)
+        assert len(set(counts)) == 1
