@@ -193,6 +193,9 @@ class Cell:
         if constant is not None and self.dtype == real:
             self._wait(size, stride, offset, constant)
         elif not self._looped(Write(size, stride, offset, value), real):
+            if self._loop is not None and self.nbytes >= IN_PLACE_BYTES and not is_recording():
+                # The loop ends here and may be stored in the very buffer that this value reads.
+                (value,), _ = engine.realize([value], self.device, why="write in place")
             flat = self.flat_as(real)
             p = layout.plan(size, stride)
             if flat is self._flat and p.dense and not p.expanded:
