@@ -273,7 +273,7 @@ def main() -> None:
             reference = "tinygrad" if "tinygrad" in found else "torch CPU"
             jit = "tinygrad TinyJit" if "tinygrad" in found else "torch CPU"
             table = Table(
-                "way", "ms a step", f"to {reference}", f"to {jit}", "kernels", "MB at most", "ms inference", f"to {jit}",
+                "way", "ms a step", f"to {reference}", f"to {jit}", "kernels", "MB", "ms inference", f"to {jit}",
                 title=f"{net}, batch {BATCH}, {optimizer}",
             )  # fmt: skip
             for way, f in found.items():

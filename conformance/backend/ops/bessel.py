@@ -14,8 +14,8 @@ from collections.abc import Callable
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, pointwise, value
 from ..dtypes import opmath
+from ..rows import Context, pointwise, value
 from ..tensors import cast
 from . import elementary as e
 from .elementary import INF, NAN, absolute, divide, horner, subtract

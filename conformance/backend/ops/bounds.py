@@ -16,7 +16,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import engine, fallback, storage, transfer
-from ..dispatch import Context
+from ..rows import Context
 from ..tensors import is_tiny, read
 
 # Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a

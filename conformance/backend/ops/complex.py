@@ -19,20 +19,10 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import (
-    ROWS,
-    Context,
-    Declined,
-    Overload,
-    Refused,
-    Row,
-    ValueFunction,
-    complex_value,
-    find,
-    full_name,
-    value,
-)
+from ..dispatch import Overload, find
 from ..dtypes import COMPUTED, PAIRS, opmath
+from ..metadata import Refused
+from ..rows import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
 from ..tensors import Spec, cast, constant
 from . import activation, division, indexing, matmul, norm, reduction, scan, scatter  # noqa: F401 - rows used below
 from . import elementary as e

@@ -9,8 +9,8 @@ import numpy as np
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, Declined, value
 from ..dtypes import opmath
+from ..rows import Context, Declined, value
 from ..tensors import cast
 from . import order
 from .elementary import subtract

@@ -14,8 +14,8 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from .. import engine, storage
-from ..dispatch import Context, Declined, operand, pointwise, value
 from ..dtypes import opmath
+from ..rows import Context, Declined, operand, pointwise, value
 from . import elementary as e
 from . import order
 from .elementary import INF, NAN, divide, subtract

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from .. import fallback, overlap
-from ..dispatch import ROWS, Overload, Refused, find
+from ..dispatch import Overload, find
+from ..metadata import Refused
+from ..rows import ROWS
 from ..stats import STATS
 from ..tensors import is_tiny
 from . import indexing, scatter  # noqa: F401 - their rows are looked up below

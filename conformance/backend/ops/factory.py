@@ -17,8 +17,10 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import fallback
-from ..dispatch import ROWS, Overload, find, specs
+from ..dispatch import Overload, find
 from ..dtypes import COMPUTED, opmath
+from ..metadata import specs
+from ..rows import ROWS
 from ..stats import STATS
 from ..tensors import assign, check_writable, constant, fill
 

@@ -19,7 +19,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import engine
-from ..dispatch import Context, Declined, value
+from ..rows import Context, Declined, value
 from ..tensors import cast
 from .complex import Pair, joined, parts, times
 from .elementary import subtract

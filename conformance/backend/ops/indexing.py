@@ -14,8 +14,8 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, value
 from ..layout import elements
+from ..rows import Context, value
 from .bounds import Size, checked
 
 

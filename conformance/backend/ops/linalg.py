@@ -19,7 +19,8 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import engine
-from ..dispatch import Context, Declined, Refused, decomposition, value
+from ..metadata import Refused
+from ..rows import Context, Declined, decomposition, value
 from ..tensors import cast
 from . import order
 from .elementary import absolute, divide, subtract

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, value
 from ..dtypes import opmath
+from ..rows import Context, value
 from ..tensors import cast, constant
 from .bounds import checked
 

@@ -14,9 +14,10 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import dispatch, fallback
-from ..dispatch import Context, Refused, value
+from .. import fallback, metadata
 from ..dtypes import COMPUTED, opmath
+from ..metadata import Refused
+from ..rows import Context, value
 from ..stats import STATS
 from ..tensors import Spec, assign, cast, check_writable, constant, make, read
 from .elementary import divide
@@ -77,8 +78,8 @@ def _native(
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         if any(t.dtype not in COMPUTED for t in tensors) or not (tensors[0].numel() or takes_empty):
             return fallback.on_cpu(op, args, kwargs)
-        index = dispatch.device_index(args, kwargs)
-        _, outs = dispatch.specs(op, args, kwargs)
+        index = metadata.device_index(args, kwargs)
+        _, outs = metadata.specs(op, args, kwargs)
         STATS.native[name] += 1
         return tuple(make(spec, result, index) for spec, result in compute(outs[0], *args, **kwargs))
 

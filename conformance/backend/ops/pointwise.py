@@ -1,6 +1,6 @@
 """Elementwise arithmetic, comparisons, logic, rounding and selection: one line each where one line says it.
 
-Arguments arrive broadcastable and in one dtype (see `dispatch.pointwise`); 16-bit floats are computed in float32.
+Arguments arrive broadcastable and in one dtype (see `rows.pointwise`); 16-bit floats are computed in float32.
 Rules for nan, signed zeros and integers are those of ATen's CPU kernels (aten/src/ATen/native/cpu/BinaryOpsKernel.cpp,
 UnaryOpsKernel.cpp); transcendental functions are in `elementary` and `special`.
 Must not know strides or in-place forms.
@@ -17,8 +17,9 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import engine
-from ..dispatch import ROWS, Context, Overload, find, pointwise, value
+from ..dispatch import Overload, find
 from ..dtypes import opmath
+from ..rows import ROWS, Context, pointwise, value
 from ..tensors import cast, constant
 from . import elementary as e
 from .elementary import NAN, add, divide, multiply, subtract

@@ -15,8 +15,8 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, Declined, value
 from ..dtypes import opmath
+from ..rows import Context, Declined, value
 from ..tensors import cast
 from . import elementary as e
 from .bounds import look

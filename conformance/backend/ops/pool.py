@@ -14,8 +14,8 @@ from typing import Any
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, value
 from ..dtypes import opmath
+from ..rows import Context, value
 from ..tensors import cast
 from .conv import windows
 from .upsample import across, gather, table

@@ -15,8 +15,8 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from ..dispatch import Context, decomposition, value
 from ..dtypes import opmath
+from ..rows import Context, decomposition, value
 from ..tensors import cast, constant
 from . import elementary as e
 from . import order

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from .. import dispatch
+from .. import metadata
 from ..dtypes import COMPUTED, opmath
 from ..stats import STATS
 from ..tensors import Spec, cast, make, read
@@ -29,7 +29,7 @@ def _cell(op: Any, compute: Callable[..., Results]) -> Callable[..., tuple[torch
     name = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
-        index = dispatch.device_index(args, kwargs)
+        index = metadata.device_index(args, kwargs)
         dtype = next(a.dtype for a in args if isinstance(a, torch.Tensor))
         STATS.native[name] += 1
         results = compute(*(_value(a) for a in args), **{k: _value(a) for k, a in kwargs.items()})

@@ -13,8 +13,8 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from .. import fallback
-from ..dispatch import Context, decomposition, value
 from ..dtypes import opmath
+from ..rows import Context, decomposition, value
 from ..tensors import cast
 from . import order
 

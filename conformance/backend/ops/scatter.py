@@ -21,9 +21,10 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import storage
-from ..dispatch import Context, Refused, value
 from ..dtypes import opmath
 from ..layout import elements
+from ..metadata import Refused
+from ..rows import Context, value
 from ..tensors import cast, constant
 from .bounds import Size, check, checked, look
 from .indexing import adjacent, indexed_dims, lines

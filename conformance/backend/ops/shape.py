@@ -15,8 +15,8 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, decomposition, value
 from ..dtypes import element, opmath
+from ..rows import Context, decomposition, value
 from ..tensors import cast, constant
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Context, Declined, Refused, value
+from ..metadata import Refused
+from ..rows import Context, Declined, value
 from ..tensors import cast
 from . import order
 from .elementary import divide, subtract

@@ -18,8 +18,8 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from .. import engine
-from ..dispatch import Context, Declined, value
 from ..dtypes import opmath
+from ..rows import Context, Declined, value
 from ..tensors import cast
 
 Ints = Sequence[Any]
