@@ -49,6 +49,7 @@ _cells: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  
 _by_address: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # by data pointer
 _dirty: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # lazily written in place
 _looping: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # with the writes of a loop waiting
+_unsettled: weakref.WeakValueDictionary[int, Cell] = weakref.WeakValueDictionary()  # with writes to store in place
 _serials = itertools.count()
 
 
@@ -165,7 +166,7 @@ class Cell:
             size, stride, offset = paired(size, stride, offset)
         loop = self._loop
         if loop is not None and self.dtype == real:
-            if loop.wrote(size, stride, offset):
+            if loop.wrote(size, stride, offset) and self.nbytes < IN_PLACE_BYTES:
                 return loop.newest.value
             if self._flat is not None and loop.apart(size, stride, offset):
                 return layout.read(self._flat, size, stride, offset)
@@ -177,6 +178,15 @@ class Cell:
         value = layout.read(self.flat_as(real), size, stride, offset)
         self._view = (size, stride, offset, value)
         return value
+
+    def apart(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> bool:
+        """Whether a view lies outside the writes of the loop that waits for a buffer here; False where none does."""
+        if self._loop is None or self._flat is None or not engine.is_realized(self._flat):
+            return False
+        real, parts = element(dtype)
+        if parts == 2:
+            size, stride, offset = paired(size, stride, offset)
+        return self.dtype == real and self._loop.apart(size, stride, offset)
 
     def write(self, dtype: torch.dtype, size: Ints, stride: Ints, offset: int, value: UOp) -> None:
         """Assign `value`, of the view's shape and dtype (complex: with a last dimension of 2), to a view."""
@@ -193,14 +203,12 @@ class Cell:
         if constant is not None and self.dtype == real:
             self._wait(size, stride, offset, constant)
         elif not self._looped(Write(size, stride, offset, value), real):
-            if self._loop is not None and self.nbytes >= IN_PLACE_BYTES and not is_recording():
-                # The loop ends here and may be stored in the very buffer that this value reads.
-                (value,), _ = engine.realize([value], self.device, why="write in place")
             flat = self.flat_as(real)
             p = layout.plan(size, stride)
             if flat is self._flat and p.dense and not p.expanded:
                 self._loop, self._view = Loop(Write(size, stride, offset, value)), None
                 _cells[self.serial] = _looping[self.serial] = self
+                self._postponed()
             else:
                 self._flat = flat
                 self._write([Write(size, stride, offset, value)])
@@ -242,8 +250,13 @@ class Cell:
         self._waiting.append((size, stride, offset, number))
         if self.serial not in _cells:
             _cells[self.serial] = self
+        self._postponed()
         if len(self._waiting) >= MANY_WRITES:
             self._apply_waiting()
+
+    def _postponed(self) -> None:
+        if self.nbytes >= IN_PLACE_BYTES:
+            _unsettled[self.serial] = self
 
     def number(self) -> Number | None:
         """The number that every element is known to be, None where that is not known."""
@@ -298,13 +311,13 @@ class Cell:
         if not engine.host_addressable(self.device) or not engine.is_realized(flat) or flat.dtype not in TORCH:
             return False
         dtype = TORCH[flat.dtype]
-        contents: list[Number | torch.Tensor] = []
-        for size, _, _, value in writes:
-            if isinstance(value, UOp):
-                (done,), _ = engine.realize([value], self.device, why="write in place")
-                contents.append(torch.frombuffer(engine.memory(done), dtype=dtype).view(size))
-            else:
-                contents.append(value)
+        computed = [w[3] for w in writes if isinstance(w[3], UOp)]
+        buffers, _ = engine.realize(computed, self.device, why="write in place")
+        done = iter(buffers)
+        contents = [
+            torch.frombuffer(engine.memory(next(done)), dtype=dtype).view(size) if isinstance(value, UOp) else value
+            for size, _, _, value in writes
+        ]
         about_to_write([self])
         memory = torch.frombuffer(engine.memory(flat), dtype=dtype)
         for (size, stride, offset, _), content in zip(writes, contents, strict=True):
@@ -475,6 +488,19 @@ def observe(cells: Iterable[Cell], dirty: bool = True, why: str = "observed") ->
         for cell in list(_cells.values()):
             if not cell.lazy:
                 _cells.pop(cell.serial, None)
+
+
+def settle(cell: Cell, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> None:
+    """Store what waits to be stored in place, before an operator reads this view and, perhaps, others.
+
+    A store while an operator has some of its operands in hand would change them: they are read when the kernel runs.
+    Elements apart from all that waits in the cell itself may be read as they are.
+    """
+    if _unsettled and not cell.apart(dtype, size, stride, offset) and not is_recording():
+        cells = list(_unsettled.values())
+        _unsettled.clear()
+        for other in cells:
+            other.flat()
 
 
 def about_to_write(cells: Iterable[Cell]) -> bool:

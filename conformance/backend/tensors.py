@@ -102,7 +102,10 @@ def read(t: torch.Tensor) -> UOp:
     """The elements of a tensor as a lazy value of its shape (complex: with a last dimension of 2)."""
     if t.device.type != "tiny":
         return _read_host(t)
-    return storage.cell_of(t).read(t.dtype, *geometry(t))
+    cell = storage.cell_of(t)
+    size, stride, offset = geometry(t)
+    storage.settle(cell, t.dtype, size, stride, offset)
+    return cell.read(t.dtype, size, stride, offset)
 
 
 def elements(t: torch.Tensor) -> UOp:

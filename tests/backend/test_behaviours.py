@@ -472,6 +472,39 @@ class TestStoredInPlace:
 
         both(program)
 
+    @settings(max_examples=40)
+    @given(
+        st.lists(st.tuples(st.sampled_from("cipvsdwm"), *[st.integers(0, 5)] * 2, st.integers(1, 3)), max_size=10),
+        st.booleans(),
+    )
+    def test_operands_in_hand(self, moves: list[tuple[str, int, int, int]], derived: bool) -> None:
+        """`v = a[:4] * 2; a[0] = 5; v + a[1:5]` read v after a's buffer had been written: it came out as 10 + a[1]."""
+
+        def program(device: str) -> list[torch.Tensor]:
+            a = torch.arange(8.0).to(device)
+            b = a * 3 if derived else torch.arange(8.0).add(50).to(device)
+            lazy, kept = [a[:1] * 2], []
+            for kind, i, j, n in moves:
+                if kind == "c":
+                    a[i] = float(j)
+                elif kind == "i":
+                    a[i : i + n] += j
+                elif kind == "p":
+                    b[i] += a[j]
+                elif kind == "v":
+                    lazy.append((a if n > 1 else b)[i : i + 2] * 2)
+                elif kind == "s":
+                    kept.append(lazy[-1] + a[i] + b[j])
+                elif kind == "d":
+                    kept.append(torch.stack([a[j], b[i], a[i]]))
+                elif kind == "w":
+                    a[i : i + 1] = lazy[-1][:1]
+                else:
+                    torch.add(lazy[-1][:1], b[i], out=a[j : j + 1])
+            return [*kept, *lazy, a, b]
+
+        both(program)
+
     def test_it_happens(self) -> None:
         """A write of a realized buffer's row runs no kernel over the rest."""
         a = torch.arange(64.0).to("tiny").view(8, 8)
