@@ -54,7 +54,9 @@ _serials = itertools.count()
 
 
 class Cell:
-    """The content of one storage, lazy: a flat value of shape (length,), and constant writes not yet applied to it.
+    """The content of one storage, lazy: a flat value of shape (length,), and writes not yet applied to it.
+
+    What waits are constant writes or the writes of a loop, never both.
 
     What an operator computes stays as it is, with the geometry in which it covers the storage, and is laid out flat
     only when something needs that; the next operator mostly reads it in the same geometry.
@@ -233,7 +235,7 @@ class Cell:
         self.cut()
 
     def end_loop(self) -> None:
-        """Apply the writes of a loop, as few."""
+        """Apply the writes of a loop, as few writes."""
         loop, self._loop = self._loop, None
         if loop is not None:
             _looping.pop(self.serial, None)

@@ -276,6 +276,20 @@ class TestWritesInPlace:
         for actual, expected in zip(on_tiny, tensors, strict=True):
             torch.testing.assert_close(actual.cpu(), expected)
 
+    def test_the_old_content_as_a_result(self) -> None:
+        """A result that is what an input held before it was written is taken before the store."""
+
+        def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            old = a.clone()
+            a.copy_(b)
+            return old, old.flip(0), a * 2
+
+        x, y = self.tensors(2)
+        a = x.to("tiny")
+        results = torch.compile(function, backend=compiled.tiny)(a, y.to("tiny"))
+        for actual, expected in zip((*results, a), (*function(x, y), y), strict=True):
+            torch.testing.assert_close(actual.cpu(), expected)
+
     def test_nothing_is_written_when_a_check_fails(self) -> None:
         """A graph with an index out of range raises and leaves its inputs as they were."""
 

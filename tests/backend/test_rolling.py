@@ -65,6 +65,20 @@ def both(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torc
     return a, b
 
 
+def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Kernels of 60 turns of a loop on the device, whose result must be the CPU's."""
+    a, b = both(shape, dtype)
+    x, y = a.to("tiny"), b.to("tiny")
+    for i in range(60):
+        body(a, b, i, 60)
+    with kernels.count() as counted:
+        for i in range(60):
+            body(x, y, i, 60)
+        found = x.cpu()
+    torch.testing.assert_close(found, a)
+    return counted.kernels
+
+
 class TestLoops:
     """A loop over the elements, or the rows, of a tensor."""
 
@@ -72,30 +86,12 @@ class TestLoops:
     @pytest.mark.parametrize("body", BODIES)
     def test_kernels_do_not_grow(self, body: Body, shape: tuple[int, ...]) -> None:
         """A read-modify-write loop took 12 kernels at 100 turns; without dependence it takes one, and CPU's values."""
-        a, b = both(shape, torch.float32)
-        x, y = a.to("tiny"), b.to("tiny")
-        for i in range(60):
-            body(a, b, i, 60)
-        with kernels.count() as counted:
-            for i in range(60):
-                body(x, y, i, 60)
-            found = x.cpu()
-        torch.testing.assert_close(found, a)
-        assert counted.kernels <= 2
+        assert kernels_of(body, shape, torch.float32) <= 2
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.bfloat16], ids=str)
     def test_dtypes(self, dtype: torch.dtype) -> None:
         """Numbers that differ from turn to turn come from a table of the dtype."""
-        a, b = both((60,), dtype)
-        x, y = a.to("tiny"), b.to("tiny")
-        for i in range(60):
-            number_of_the_turn(a, b, i, 60)
-        with kernels.count() as counted:
-            for i in range(60):
-                number_of_the_turn(x, y, i, 60)
-            found = x.cpu()
-        torch.testing.assert_close(found, a)
-        assert counted.kernels == 1
+        assert kernels_of(number_of_the_turn, (60,), dtype) == 1
 
     def test_a_dependence_is_kept(self) -> None:
         """What an earlier turn wrote is what a later one reads, by views too."""
