@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from conformance.target import ORACLES, Target, TargetError
 
@@ -48,8 +49,10 @@ class AotEagerTarget(Target):
         return answer
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled function; what was compiled before is forgotten, so that memory stays flat."""
+        """The compiled function; what was compiled before is forgotten, so that memory stays flat, and so are fake
+        tensors' remembered calls, so that an answer follows from the program alone."""
         torch._dynamo.reset()
+        FakeTensorMode.cache_clear()
         compiled = torch.compile(function, backend=self.name, dynamic=False)
 
         def call(*inputs: torch.Tensor) -> Any:

@@ -22,7 +22,11 @@ class FakeTarget(Target):
         self.mode = FakeTensorMode()
 
     def send(self, tree: Any) -> Any:
-        """Fake tensors on fake storages: same geometry, same aliasing, `requires_grad` kept."""
+        """Fake tensors on fake storages: same geometry, same aliasing, `requires_grad` kept.
+
+        What the mode remembers of calls is forgotten, since a remembered answer can be another one (see the findings):
+        a program's answers are to follow from the program, not from those before it."""
+        FakeTensorMode.cache_clear()
         flats: dict[int, torch.Tensor] = {}
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
