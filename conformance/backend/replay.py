@@ -197,7 +197,10 @@ class Replays:
         slots |= {b: len(slots) + i for i, b in enumerate(fresh)}
         parameters = {b: UOp.param(i, b.dtype, b.shape, b.device) for b, i in slots.items()}
         template = linear.substitute(parameters, walk=True)
-        kept = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
+        # What lies between stays where this run has put it, for whoever reads it there: the next runs have their own.
+        between = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
+        own = {u: UOp.new_buffer(u.arg.device, u.max_numel(), u.dtype) for u in between}
+        template, kept = template.substitute(own, walk=True), list(own.values())
         specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
         places: dict[Any, int] = dict(slots)
         steps = [_step(call, places) for call in template.src]

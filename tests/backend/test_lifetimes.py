@@ -57,3 +57,15 @@ def test_no_storage_outlives_its_tensors() -> None:
             left[op.formatted_name] = live() - before
     assert ran > 600
     assert left == {}
+
+
+def test_values_that_two_results_share():
+    """Of what a remembered schedule computes on the way, the run that recorded it kept the memory: the next runs wrote
+    theirs there, under another result which had been told to read it."""
+    rows = [torch.arange(30.0).roll(7 * k).reshape(5, 6).sin() for k in range(5)]
+    made = [(x, *torch.sort(x.to("tiny"))) for x in rows]
+    read = [values.cpu() for _, values, _ in made]
+    for (x, _, indices), values in zip(made, read, strict=True):
+        expected = torch.sort(x)
+        assert torch.equal(values, expected[0])
+        assert torch.equal(indices.cpu(), expected[1])
