@@ -48,7 +48,7 @@ class _Recording:
     """One graph for one set of input geometries."""
 
     run: replay.Replay
-    constants: list[UOp]  # buffers that the graph itself brought along, by their place among all buffers
+    constants: list[UOp]  # buffers that the graph itself brought along or fills, by their place among all buffers
     order: list[int | None]  # for each buffer of the schedule: the input whose storage it is, None for a constant
     outputs: list[_Output]
     stored: list[int]  # inputs into whose own buffers the schedule writes
@@ -223,7 +223,7 @@ def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     if stored and storage.about_to_write(stored):
         held = _held(cells, inputs, recording.stored)  # one that shared another's buffer has its own now
     places = zip(recording.order, recording.constants, strict=True)
-    buffers = [constant if i is None else held[i] for i, constant in places]
+    buffers = [engine.kept(constant) if i is None else held[i] for i, constant in places]
     flats = engine.replayed(recording.run, buffers)[len(stored) :]
     if recording.checked and not any(engine.to_host(flats.pop())):
         return None

@@ -160,6 +160,11 @@ def is_realized(value: UOp) -> bool:
     return value.has_buffer_identity() and value.base.realized is not None
 
 
+def kept(buffer: UOp) -> UOp:
+    """A buffer that holds its content; for one that a kernel has yet to fill, a new one, since others may be filled."""
+    return buffer if is_realized(buffer) else UOp.new_buffer(buffer.arg.device, buffer.max_numel(), buffer.dtype)
+
+
 def _rearranges(value: UOp) -> bool:
     """Whether a value only rearranges another: tinygrad would compute that other and leave the rearranging lazy."""
     while value.op is Ops.RESHAPE:
@@ -182,7 +187,7 @@ def realize(
         if not pending:
             return wanted, list(others)
         before, start = GlobalCounters.kernel_count, time.perf_counter()
-        key, buffers = canonical(pending)
+        key, buffers, calls = canonical(pending)
         replay = REPLAYS.get(key)
         if replay is not None:
             found = time.perf_counter()
@@ -200,7 +205,7 @@ def realize(
         for v, w, r in zip(values, wanted, results, strict=True):
             if v is not w:  # computed as a copy of itself
                 becomes[bare(v)] = _like(r.base, bare(v))
-        return results, _rewritten(others, becomes)
+        return results, _rewritten(others, becomes, calls)
 
 
 def _schedule(key: Key, buffers: list[UOp], pending: list[UOp], why: str) -> tuple[list[UOp], dict[UOp, UOp]]:
@@ -228,7 +233,7 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
         wanted = [
             v.clone(device) if v.device is None or _rearranges(v) or v.has_buffer_identity() else v for v in values
         ]
-        key, buffers = canonical(wanted)
+        key, buffers, _ = canonical(wanted)
         call, becomes = transform_to_call(UOp.sink(*wanted))
         linear, variables = create_linear_with_vars(call)
         assert not variables
@@ -261,11 +266,16 @@ def _like(buffer: UOp, value: UOp) -> UOp:
     return buffer if buffer.shape == value.shape else buffer.reshape(value.shape)
 
 
-def _rewritten(others: Sequence[UOp], becomes: dict[UOp, UOp]) -> list[UOp]:
-    """Lazy values with computed nodes replaced by the buffers they have become."""
+def _rewritten(others: Sequence[UOp], becomes: dict[UOp, UOp], calls: set[UOp]) -> list[UOp]:
+    """Lazy values with computed nodes replaced by the buffers they have become.
+
+    A kernel that was called has written all its buffers, whichever of them the schedule was made for.
+    """
     seen: dict[UOp, bool] = {}
 
     def touched(node: UOp) -> bool:
+        if node.op is Ops.AFTER and node.src[1] in calls:
+            becomes[node] = node.src[0]
         return node in becomes or any(seen.get(s, False) for s in node.src)
 
     rest = list(others)

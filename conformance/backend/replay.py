@@ -33,19 +33,24 @@ SEEN_KEPT = 1024  # keys seen once
 PLANS_KEPT = 128  # schedules
 
 
-def canonical(values: Sequence[UOp]) -> tuple[Key, list[UOp]]:
-    """The graph of `values` as a key that is equal for equal graphs over other buffers, and its buffers in order."""
+def canonical(values: Sequence[UOp]) -> tuple[Key, list[UOp], set[UOp]]:
+    """The graph of `values` as a key that is equal for equal graphs over other buffers, its buffers in order, and the
+    kernels that stand in it as calls: these write to buffers of the graph."""
     index: dict[UOp, int] = {}
     buffers: list[UOp] = []
+    calls: set[UOp] = set()
     key: list[Any] = []
-    for node in UOp.sink(*values).toposort():
+    for node in UOp.sink(*values).toposort(enter_calls=False):
         place = index[node] = len(index)
         if node.op is Ops.BUFFER:
             buffers.append(node)
             key.append((node.arg.dtype, node.arg.device, node.arg.addrspace, *[index[s] for s in node.src]))
+        elif node.op is Ops.CALL:
+            calls.add(node)
+            key.append((node.src[0], *[place - index[s] for s in node.src[1:]]))
         else:
             key.append((node.op, node.dtype, node.arg, *[place - index[s] for s in node.src]))
-    return tuple(key), buffers
+    return tuple(key), buffers, calls
 
 
 class Launch(NamedTuple):

@@ -181,43 +181,44 @@ _SHIFT = 10
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798, -174611 / 330)
 
 
-def _zeta_of_positive(s: UOp, q: UOp) -> UOp:
-    """The sum of (q + k)**-s for q > 0: ten terms, and the rest by Euler and Maclaurin (DLMF 25.11.5).
-
-    Stored: three of these in one kernel take the compiler a minute.
-    """
-    s, q = s.contiguous(), q.contiguous()
-    k = UOp.arange(_SHIFT).cast(dtypes.float64).reshape((1,) * q.ndim + (_SHIFT,))
-    total = e.exp(-s.unsqueeze(-1) * e.log(q.unsqueeze(-1) + k)).sum(-1).contiguous()
-    a = q + float(_SHIFT)
-    power = e.exp(-s * e.log(a))
-    square = divide(a.const_like(1.0), a * a)
-    factor, rest = s * divide(a.const_like(1.0), a), s.const_like(0.0)
-    for n, b in enumerate(_BERNOULLI, 1):
-        rest = rest + factor * (b / math.factorial(2 * n))
-        factor = factor * (s + float(2 * n - 1)) * (s + float(2 * n)) * square
-    return (total + power * (divide(a, subtract(s, 1.0)) + 0.5 + rest)).contiguous()
-
-
 def zeta(s: UOp, q: UOp) -> UOp:
-    """Hurwitz's zeta function; of negative q, which only a whole s allows, as two sums over positive numbers.
+    """Hurwitz's zeta function: ten terms, and the rest by Euler and Maclaurin (DLMF 25.11.5).
 
+    Of negative q, which only a whole s allows, two more such sums over positive numbers. All terms of all three are one
+    reduction, so that a kernel holds one exponential and one logarithm; written out they take the compiler a minute.
     1 gives inf, less nan, as in Cephes (S. L. Moshier, zeta.c), which the CPU follows.
     """
     below = q < 0
     steps = below.where(-q.floor(), 0.0)
     fraction = q + steps
-    safe_s = (s > 1).where(s, 2.0)
-    safe_q = (fraction > 0).where(fraction, 1.0)
-    value = _zeta_of_positive(safe_s, safe_q)
     mirrored = subtract(subtract(1.0, steps), q)  # from q itself: of a tiny one nothing is left in the fraction
-    mirrored = (below & (mirrored > 0)).where(mirrored, 1.0)
-    other = subtract(_zeta_of_positive(safe_s, mirrored), _zeta_of_positive(safe_s, mirrored + steps))
     half = s * 0.5
-    value = below.where(value + half.floor().ne(half).where(-other, other), value)
+    sign = half.floor().ne(half).where(q.const_like(-1.0), 1.0)
+    # The arguments whose sums are added up, each with its factor.
+    arguments, factors = (fraction, mirrored, mirrored + steps), (q.const_like(1.0), sign, -sign)
+    which = UOp.arange(3).reshape((1,) * q.ndim + (3, 1))
+    term = UOp.arange(_SHIFT + 1).reshape((1,) * q.ndim + (1, _SHIFT + 1))
+    argument, factor = (which.eq(0).where(a, which.eq(1).where(b, c)) for a, b, c in
+                        ((x.unsqueeze(-1).unsqueeze(-1) for x in xs) for xs in (arguments, factors)))  # fmt: skip
+    s_, below_ = s.unsqueeze(-1).unsqueeze(-1), below.unsqueeze(-1).unsqueeze(-1)
+    left_out = (which > 0) & below_.logical_not() | (argument <= 0)
+    safe_s = (s_ > 1).where(s_, 2.0)
+    base = left_out.where(1.0, argument) + term.cast(dtypes.float64)
+    power = e.exp(-safe_s * e.log(base))
+    value = left_out.where(0.0, factor * power * term.eq(_SHIFT).where(_rest(safe_s, base), 1.0)).sum((-2, -1))
     value = (q <= 0).where(q.floor().eq(q).where(INF, s.floor().ne(s).where(NAN, value)), value)
     value = (s < 1).where(NAN, s.eq(1).where(INF, value))
     return (s.ne(s) | q.ne(q)).where(NAN, value)
+
+
+def _rest(s: UOp, a: UOp) -> UOp:
+    """The sum of (a + k)**-s over a**-s."""
+    square = divide(a.const_like(1.0), a * a)
+    factor, rest = s * divide(a.const_like(1.0), a), s.const_like(0.0)
+    for n, b in enumerate(_BERNOULLI, 1):
+        rest = rest + factor * (b / math.factorial(2 * n))
+        factor = factor * (s + float(2 * n - 1)) * (s + float(2 * n)) * square
+    return divide(a, subtract(s, 1.0)) + 0.5 + rest
 
 
 def _zeta(s: UOp, q: UOp) -> UOp:

@@ -2,9 +2,11 @@
 
 Defines the three kernels that every torch.fft function ends in: complex to complex, real to complex, complex to real.
 
-The key insight: a length N = A B costs A + B products an element instead of N (J. W. Cooley and J. W. Tukey, An
-algorithm for the machine calculation of complex Fourier series, 1965), and each stage is one multiply-and-sum. Sums are
-taken in float64, so that lengths which are sums of some hundred terms come out as exact as a radix-2 transform.
+The key insight: to multiply by a complex number is a 2 by 2 matrix on the pair of parts, so a transform of all parts is
+one multiply-and-sum over positions and parts together: one kernel. A length N = A B costs A + B products an element
+instead of N (J. W. Cooley and J. W. Tukey, An algorithm for the machine calculation of complex Fourier series, 1965),
+in two such stages, and the twiddle factors between them are one more operand of the second. Sums are taken in float64,
+so that lengths which are sums of some hundred terms come out as exact as a radix-2 transform.
 Must not know torch.fft's norms by name: they arrive as numbers.
 """
 
@@ -16,25 +18,40 @@ from collections.abc import Sequence
 
 import numpy as np
 from tinygrad.dtype import dtypes
-from tinygrad.uop.ops import UOp
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
 
 from .. import engine
 from ..rows import Context, Declined, value
-from ..tensors import cast
-from .complex import Pair, joined, parts, times
-from .elementary import subtract
 
 DIRECT = 48  # lengths up to this one are not split
 LONGEST_PRIME = 1024  # a longer prime factor's matrix costs more than it is worth
 
 
+def _matrices(outer: int, inner: int, period: int, sign: int) -> np.ndarray:
+    """The matrices of e**(sign 2 pi i k n / period), of shape (k < outer, part out, n < inner, part in)."""
+    turns = np.outer(np.arange(outer), np.arange(inner)) % period * (2 * math.pi / period)
+    cos, sin = np.cos(turns), sign * np.sin(turns)
+    return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], 1)
+
+
+def _data(matrices: np.ndarray, device: str) -> UOp:
+    flat = engine.from_host(np.ascontiguousarray(matrices).reshape(-1), dtypes.float64, device)
+    return flat.reshape(matrices.shape)
+
+
 @functools.lru_cache(maxsize=128)
-def _roots(rows: int, columns: int, period: int, sign: int, device: str) -> Pair:
-    """e**(sign 2 pi i r c / period), for r < rows and c < columns, as data on the device."""
-    turns = np.outer(np.arange(rows), np.arange(columns)) % period * (2 * math.pi / period)
-    made = [engine.from_host(np.ascontiguousarray(t).reshape(-1), dtypes.float64, device)
-            for t in (np.cos(turns), sign * np.sin(turns))]  # fmt: skip
-    return Pair(*(flat.reshape((rows, columns)) for flat in made))
+def _roots(outer: int, inner: int, period: int, sign: int, device: str) -> UOp:
+    """The same on the device."""
+    return _data(_matrices(outer, inner, period, sign), device)
+
+
+@functools.lru_cache(maxsize=128)
+def _halves(n: int, half: int, device: str) -> UOp:
+    """Those that give n real results from half the terms: what is mirrored counts twice."""
+    position = np.arange(half).reshape((half, 1))
+    weights = np.where((position == 0) | (2 * position == n), 1.0, 2.0)
+    return _data(_matrices(n, half, n, 1)[:, :1] * weights, device)
 
 
 def _divisor(n: int) -> int:
@@ -53,26 +70,48 @@ def _check(n: int) -> None:
             _check(n // d)
 
 
-def _transformed(z: Pair, sign: int, device: str) -> Pair:
-    """The transform along the last dimension."""
-    n = int(z.re.shape[-1])
+_CHEAP = GroupOp.Movement | {Ops.CAST}
+
+
+def _stored(z: UOp) -> UOp:
+    """A value that lies in memory, since each element is read for each of the results."""
+    memory = z
+    while memory.op in _CHEAP:
+        memory = memory.src[0]
+    return z if memory.op in (Ops.BUFFER, Ops.CONTIGUOUS, Ops.AFTER) else z.contiguous()
+
+
+def _stage(z: UOp, roots: UOp, twiddle: UOp | None = None) -> UOp:
+    """The sum over positions n and parts r, q of roots[k, p, n, r] (twiddle[..., n, r, q]) z[..., n, q], for each k, p.
+
+    A real z has one part.
+    """
+    z = _stored(z).cast(dtypes.float64)
+    whole = [None] * 3
+    z, parts = z.unsqueeze(-3).unsqueeze(-3), (0, int(z.shape[-1]))
+    if twiddle is None:
+        return (z * roots.shrink((*whole, parts))).sum((-2, -1))
+    return (z.unsqueeze(-2) * twiddle.unsqueeze(-4).unsqueeze(-4) * roots.unsqueeze(-1)).sum((-3, -2, -1))
+
+
+def _transformed(z: UOp, sign: int, device: str, twiddle: UOp | None = None) -> UOp:
+    """The transform along the last dimension but one; the last has the parts."""
+    *lead, n, parts = (int(s) for s in z.shape)
     first = 1 if n <= DIRECT else _divisor(n)
     if first == 1:
-        roots = _roots(n, n, n, sign, device)
-        re, im = z.re.unsqueeze(-2), z.im.unsqueeze(-2)
-        products = Pair(subtract(re * roots.re, im * roots.im), re * roots.im + im * roots.re)
-        return Pair(*(x.sum(-1).contiguous() for x in products))
+        return _stage(z, _roots(n, n, n, sign, device), twiddle)
     rest = n // first
-    shape = z.re.shape[:-1]
-    z = Pair(*(x.reshape((*shape, first, rest)).transpose(-1, -2) for x in z))
-    z = times(_transformed(z, sign, device), _roots(rest, first, n, sign, device))
-    z = _transformed(Pair(*(x.transpose(-1, -2).contiguous() for x in z)), sign, device)
-    return Pair(*(x.transpose(-1, -2).reshape((*shape, n)) for x in z))
+    z = z.reshape((*lead, first, rest, parts)).transpose(-2, -3)
+    if twiddle is not None:
+        twiddle = twiddle.reshape((*twiddle.shape[:-3], first, rest, 2, 2)).transpose(-3, -4)
+    z = _transformed(z, sign, device, twiddle).transpose(-2, -3)
+    between = _roots(first, rest, n, sign, device).transpose(1, 2)
+    return _transformed(z, sign, device, between).transpose(-2, -3).reshape((*lead, n, 2))
 
 
-def _along(z: Pair, dims: Sequence[int], sign: int, device: str) -> Pair:
+def _along(z: UOp, dims: Sequence[int], sign: int, device: str) -> UOp:
     for d in dims:
-        z = Pair(*(x.transpose(d, -1) for x in _transformed(Pair(*(x.transpose(d, -1) for x in z)), sign, device)))
+        z = _transformed(z.transpose(d, -2), sign, device).transpose(d, -2)
     return z
 
 
@@ -82,19 +121,14 @@ def _norm(mode: int, sizes: Sequence[int]) -> float:
     return (1.0, 1 / math.sqrt(count), 1 / count)[mode]
 
 
-def _wide(z: Pair) -> Pair:
-    return Pair(*(cast(x, dtypes.float64).contiguous() for x in z))
-
-
 @value("_fft_c2c", takes_complex=True)
 def c2c(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, forward: bool) -> UOp:
     """Complex to complex."""
-    for n in ctx.out.size:
-        _check(n)
     sizes = [ctx.out.size[d] for d in dim]
-    z = _along(_wide(parts(x)), dim, -1 if forward else 1, ctx.device)
-    factor = _norm(normalization, sizes)
-    return joined(Pair(z.re * factor, z.im * factor), ctx.out.size)
+    for n in sizes:
+        _check(n)
+    z = _along(x, [d % len(ctx.out.size) for d in dim], -1 if forward else 1, ctx.device)
+    return z * _norm(normalization, sizes)
 
 
 @value("_fft_r2c", takes_complex=True)
@@ -103,27 +137,29 @@ def r2c(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, onesided: 
     sizes = [int(x.shape[d]) for d in dim]
     for n in sizes:
         _check(n)
-    real = cast(x, dtypes.float64).contiguous()
-    z = _along(Pair(real, real.const_like(0.0)), dim[::-1], -1, ctx.device)
-    factor = _norm(normalization, sizes)
-    kept = tuple((0, n) for n in ctx.out.size)
-    return joined(Pair(*(part.shrink(kept) * factor for part in z)), ctx.out.size)
+    z = _along(x.unsqueeze(-1), [d % x.ndim for d in dim[::-1]], -1, ctx.device)
+    return z.shrink((*((0, n) for n in ctx.out.size), None)) * _norm(normalization, sizes)
 
 
 @value("_fft_c2r", takes_complex=True)
 def c2r(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, last_dim_size: int) -> UOp:
     """Complex to real: the other half of the last dimension is the conjugate of the first, mirrored."""
-    sizes = [*(int(x.shape[d]) for d in dim[:-1]), last_dim_size]
+    *others, last = (d % len(ctx.out.size) for d in dim)
+    sizes = [*(int(x.shape[d]) for d in others), last_dim_size]
     for n in sizes:
         _check(n)
-    z = _along(_wide(parts(x)), dim[:-1], 1, ctx.device)
-    half = last_dim_size // 2 + 1
-    z = Pair(*(part.transpose(dim[-1], -1) for part in z))
-    kept = (*((0, n) for n in z.re.shape[:-1]), (0, half))
-    roots = _roots(last_dim_size, half, last_dim_size, 1, ctx.device)
-    position = UOp.arange(half)
-    alone = position.eq(0) | (position * 2).eq(last_dim_size)
-    weight = alone.where(UOp.const(1.0, dtypes.float64), 2.0)
-    re, im = (part.shrink(kept).unsqueeze(-2) for part in z)
-    result = (weight * subtract(re * roots.re, im * roots.im)).sum(-1).transpose(dim[-1], -1)
-    return result * _norm(normalization, sizes)
+    z = _along(x, others, 1, ctx.device).transpose(last, -2)
+    n, half = last_dim_size, last_dim_size // 2 + 1
+    z = z.shrink((*[None] * (z.ndim - 2), (0, half), None))
+    if n <= DIRECT or _divisor(n) == 1:
+        z = _stage(z, _halves(n, half, ctx.device))
+    else:
+        z = _transformed(_mirrored(z, n), 1, ctx.device).shrink((*[None] * (z.ndim - 1), (0, 1)))
+    return z.squeeze(-1).transpose(last, -1) * _norm(normalization, sizes)
+
+
+def _mirrored(z: UOp, n: int) -> UOp:
+    """All n terms of a real signal's transform from its first half."""
+    sign = UOp.arange(2).eq(0).where(UOp.const(1.0, z.dtype), -1.0)
+    rest = z.shrink((*[None] * (z.ndim - 2), (1, n - int(z.shape[-2]) + 1), None)).flip(-2) * sign
+    return z.cat(rest, dim=-2)

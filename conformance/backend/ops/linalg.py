@@ -1,16 +1,16 @@
-"""Factorizations of small matrices: Cholesky, LU with partial pivoting, and what is solved by them.
+"""Factorizations of matrices: Cholesky, LU with partial pivoting, and what is solved by them.
 
-The key insight: the step of an elimination is the same few kernels whichever row it is at, so long as the row's number
-reaches them as data; a matrix of n rows then costs n times those kernels and compiles them once. Each step is stored:
-fused, the last one would compute all before it again. Arithmetic is in float64. Matrices of more than `LARGEST` rows,
-and complex ones, are the CPU's, as are the iterative methods (eigenvalues, singular values) and QR.
+The key insight: an elimination is a few nested loops, of which each turn needs the one before, and written as such
+(`loops`) a factorization is one kernel for a whole batch. Arithmetic is in float64. What takes more than `MOST_STEPS`
+is the CPU's, as are complex matrices, the iterative methods (eigenvalues, singular values) and QR.
 Algorithms: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, 3.1, 3.4 and 4.2. Results, pivots counted
 from 1 and info are LAPACK's (getrf, getrs, potrf, trtrs).
 """
 
 from __future__ import annotations
 
-import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,106 +18,170 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import engine
+from ..loops import Array, Index, Program, kernel
 from ..metadata import Refused
 from ..rows import Context, Declined, decomposition, value
 from ..tensors import cast
-from . import order
-from .elementary import absolute, divide, subtract
+from .elementary import INF, absolute, divide, subtract
 
-LARGEST = 32
+# Turns of the innermost loop, about 10 ms. LAPACK works by blocks and is ten times as fast, but two copies away.
+MOST_STEPS = 1 << 23
 Results = tuple[UOp, ...]
 
 
-@functools.lru_cache(maxsize=LARGEST * 4)
-def _number(k: int, device: str) -> UOp:
-    """A number as data, so that kernels do not depend on it."""
-    return engine.from_host(np.array([k], dtype=np.int32), dtypes.int32, device).reshape(())
-
-
-def _matrix(x: UOp) -> UOp:
-    """A matrix to factor, in float64 and stored; Declined where it is too large."""
-    if max(x.shape[-2:]) > LARGEST:  # type: ignore[type-var]
+def _affordable(*sizes: int) -> None:
+    if math.prod(sizes) > MOST_STEPS:
         raise Declined
-    return cast(x, dtypes.float64).contiguous()
 
 
-def _rows(x: UOp) -> UOp:
-    return UOp.arange(x.shape[-2]).cast(dtypes.int32).reshape((-1, 1))  # type: ignore[arg-type]
+def _batched(x: UOp, lead: Sequence[Any] | None = None, rank: int = 2) -> UOp:
+    """The last `rank` dimensions as they are, all others broadcast to `lead` and made one."""
+    kept = x.shape[x.ndim - rank :]
+    lead = x.shape[: x.ndim - rank] if lead is None else lead
+    x = x if x.shape == (*lead, *kept) else x.expand((*lead, *kept))
+    return x.reshape((math.prod(lead), *kept))
 
 
-def _columns(x: UOp) -> UOp:
-    return UOp.arange(x.shape[-1]).cast(dtypes.int32)  # type: ignore[arg-type]
+def _wide(x: UOp) -> UOp:
+    return x.cast(dtypes.float64)
 
 
-def _row(x: UOp, k: UOp) -> UOp:
-    """Row k of each matrix, as (..., 1, columns)."""
-    return _rows(x).eq(k).where(x, 0.0).sum(-2, keepdim=True)
+def _swap_rows(p: Program, x: Array, b: Index, i: Index, j: Index) -> None:
+    for c in p.loop(x.shape[-1]):
+        kept = p.keep(x[b, i, c])
+        x[b, i, c] = x[b, j, c]
+        x[b, j, c] = kept
 
 
-def _column(x: UOp, k: UOp) -> UOp:
-    """Column k of each matrix, as (..., rows, 1)."""
-    return _columns(x).eq(k).where(x, 0.0).sum(-1, keepdim=True)
+def _lu(p: Program, lu: Array, pivots: Array, info: Array, a: Array, pivot: bool) -> None:
+    batch, m, n = a.shape
+    for b in p.loop(batch, independent=True):
+        info[b] = 0
+        for i in p.loop(m):
+            for j in p.loop(n):
+                lu[b, i, j] = _wide(a[b, i, j])
+        place, largest = p.local(dtypes.int32, 0), p.local(dtypes.float64, 0.0)
+        for k in p.loop(min(m, n)):
+            place[0], largest[0] = _int(k), -1.0
+            for i in p.loop(m if pivot else 0):
+                size = absolute(lu[b, i, k])
+                size = size.ne(size).where(INF, size)
+                better = p.keep((_int(i) >= _int(k)) & (largest[0] < size))
+                place.set(0, _int(i), where=better)
+                largest.set(0, size, where=better)
+            _swap_rows(p, lu, b, k, place[0])
+            pivots[b, k] = place[0] + 1
+            head = p.keep(lu[b, k, k])
+            singular = head.eq(0)
+            info.set(b, _int(k) + 1, where=singular & info[b].eq(0))
+            for i in p.loop(m):
+                below, column = _int(i) > _int(k), lu[b, i, k]
+                factor = p.keep(singular.where(0.0, divide(column, singular.where(1.0, head))))
+                lu.set((b, i, k), factor, where=below & singular.logical_not())
+                for j in p.loop(n):
+                    rest = subtract(lu[b, i, j], factor * lu[b, k, j])
+                    lu.set((b, i, j), rest, where=below & (_int(j) > _int(k)))
+
+
+def _int(index: Index) -> UOp:
+    return index.cast(dtypes.int32) if isinstance(index, UOp) else UOp.const(index, dtypes.int32)
+
+
+def lu_factor(a: UOp, device: str, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
+    """(LU in one matrix in float64, pivots (..., min(m, n)), info (...)) of (..., m, n)."""
+    x = _batched(a)
+    batch, m, n = (int(s) for s in x.shape)
+    least = min(m, n)
+    _affordable(batch, m, n, least)
+    outputs = [((batch, m, n), dtypes.float64), ((batch, least), dtypes.int32), ((batch,), dtypes.int32)]
+    lu, pivots, info = kernel(_lu, outputs, [x], device, pivot)
+    lead = a.shape[:-2]
+    return lu.reshape(a.shape), pivots.reshape((*lead, least)), info.reshape(lead)
+
+
+class Triangle:
+    """A triangular factor in an array, or its transpose: which elements it reads, and from which end it is solved."""
+
+    def __init__(self, a: Array, upper: bool, unit: bool, transposed: bool = False) -> None:
+        self.a, self.upper, self.unit, self.transposed = a, upper != transposed, unit, transposed
+
+    def __call__(self, b: Index, i: Index, j: Index) -> UOp:
+        return _wide(self.a[b, j, i] if self.transposed else self.a[b, i, j])
+
+    def solve(self, p: Program, x: Array, b: Index) -> None:
+        """Replace the right-hand sides in x by the solutions, row by row."""
+        n, k = x.shape[-2:]
+        for turn in p.loop(n):
+            i = n - 1 - turn if self.upper else turn
+            for j in p.loop(n):
+                factor, solved = self(b, i, j), (_int(j) > _int(i)) if self.upper else (_int(j) < _int(i))
+                for c in p.loop(k):
+                    x.set((b, i, c), subtract(x[b, i, c], factor * x[b, j, c]), where=solved)
+            if not self.unit:
+                head = self(b, i, i)
+                for c in p.loop(k):
+                    x[b, i, c] = divide(x[b, i, c], head)
+
+
+def _begin(p: Program, x: Array, b: Index, rhs: Array | None) -> None:
+    """Fill x with the right-hand sides; without any, with the identity."""
+    for i in p.loop(x.shape[1]):
+        for j in p.loop(x.shape[2]):
+            x[b, i, j] = _wide(rhs[b, i, j]) if rhs is not None else _wide(_int(i).eq(_int(j)))
+
+
+def _place(pivots: Array, b: Index, k: Index, n: int) -> UOp:
+    """The row that row k was swapped with; what LAPACK never gives is kept from reaching other memory."""
+    return (pivots[b, k] - 1).maximum(0).minimum(n - 1)
+
+
+def _from_triangle(p: Program, x: Array, a: Array, rhs: Array, upper: bool, unit: bool, transposed: bool) -> None:
+    for b in p.loop(len(x), independent=True):
+        _begin(p, x, b, rhs)
+        Triangle(a, upper, unit, transposed).solve(p, x, b)
+
+
+def _from_cholesky(p: Program, x: Array, factor: Array, *rest: Any) -> None:
+    *rhs, upper = rest
+    for b in p.loop(len(x), independent=True):
+        _begin(p, x, b, *rhs or [None])
+        Triangle(factor, upper, unit=False, transposed=upper).solve(p, x, b)
+        Triangle(factor, upper, unit=False, transposed=not upper).solve(p, x, b)
+
+
+def _from_lu(p: Program, x: Array, lu: Array, pivots: Array, *rest: Any) -> None:
+    *rhs, transposed = rest
+    n = x.shape[1]
+    lower, upper = Triangle(lu, False, True, transposed), Triangle(lu, True, False, transposed)
+    for b in p.loop(len(x), independent=True):
+        _begin(p, x, b, *rhs or [None])
+        if transposed:
+            upper.solve(p, x, b)
+            lower.solve(p, x, b)
+        for turn in p.loop(n):
+            k = n - 1 - turn if transposed else turn
+            _swap_rows(p, x, b, k, _place(pivots, b, k, n))
+        if not transposed:
+            lower.solve(p, x, b)
+            upper.solve(p, x, b)
+
+
+def _solved(
+    ctx: Context, write: Callable[..., None], size: Sequence[int], matrix: UOp, *vectors: UOp, more: Sequence[Any]
+) -> UOp:
+    """X of this size, in float64: one kernel of a matrix and of what else is given, broadcast to the leading sizes.
+
+    `vectors` are pivots, of one dimension less than the matrices, and right-hand sides.
+    """
+    lead, (n, k) = size[:-2], size[-2:]
+    _affordable(*size, n)
+    inputs = [_batched(matrix, lead), *(_batched(v, lead, 1 if dtypes.is_int(v.dtype) else 2) for v in vectors)]
+    (x,) = kernel(write, [((math.prod(lead), n, k), dtypes.float64)], inputs, ctx.device, *more)
+    return x.reshape(tuple(size))
 
 
 def _empty(*numbers: float) -> Results:
     return tuple(UOp.const(n, dtypes.float64) for n in numbers)
-
-
-def lu_factor(a: UOp, device: str, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
-    """(LU in one matrix, pivots (..., min(m, n)), info (...)) of (..., m, n)."""
-    steps = min(int(a.shape[-2]), int(a.shape[-1]))
-    rows, columns = _rows(a), _columns(a)
-    pivots, info = [], None
-    for step in range(steps):
-        k = _number(step, device)
-        column = _column(a, k)
-        if pivot:
-            size = (rows < k).where(-1.0, absolute(column))
-            place = order.first_extreme(size, size.ndim - 2, largest=True)[1].cast(dtypes.int32).contiguous()
-            top, here = _row(a, place), _row(a, k)
-            column = rows.eq(k).where(_row(column, place), rows.eq(place).where(_row(column, k), column))
-            a = rows.eq(k).where(top, rows.eq(place).where(here, a))
-        else:
-            place = (_row(column, k) * 0.0).cast(dtypes.int32) + k
-            top = _row(a, k)
-        head = _column(top, k).contiguous()
-        singular = head.eq(0)
-        factor = (singular | (rows <= k)).where(0.0, divide(column, singular.where(1.0, head)))
-        below = (rows > k).where(factor * (columns > k).where(top, 0.0), 0.0)
-        kept = subtract(a, below)
-        a = ((rows > k) & columns.eq(k)).where(singular.where(column, factor), kept).contiguous()
-        pivots.append(place.squeeze(-1) + 1)
-        failed = singular.squeeze(-1).squeeze(-1).where(k + 1, 0)
-        info = failed if info is None else info.eq(0).where(failed, info)
-    assert info is not None
-    return a, pivots[0].cat(*pivots[1:], dim=-1).contiguous(), info.contiguous()
-
-
-def solve_triangular(a: UOp, b: UOp, upper: bool, unit: bool, device: str) -> UOp:
-    """X with a X = b, of (..., n, n) and (..., n, k), from the first row on, or from the last."""
-    n, solved = int(a.shape[-1]), b.const_like(0.0)
-    for step in range(n)[:: -1 if upper else 1]:
-        k = _number(step, device)
-        row = _row(a, k).contiguous()
-        others = _columns(a)
-        used = ((others > k) if upper else (others < k)).where(row, 0.0).transpose(-1, -2)
-        rest = subtract(_row(b, k), (used * solved).sum(-2, keepdim=True))
-        rest = rest if unit else divide(rest, _column(row, k))
-        solved = _rows(b).eq(k).where(rest, solved).contiguous()
-    return solved
-
-
-def permuted(b: UOp, pivots: UOp, device: str, inverse: bool = False) -> UOp:
-    """The rows of b swapped as the pivots say, in order, or back."""
-    n = int(pivots.shape[-1])
-    for step in range(n)[:: -1 if inverse else 1]:
-        k = _number(step, device)
-        place = _columns(pivots).eq(k).where(pivots, 0).sum(-1).reshape((*pivots.shape[:-1], 1, 1))
-        place = place.cast(dtypes.int32) - 1
-        rows = _rows(b)
-        b = rows.eq(k).where(_row(b, place), rows.eq(place).where(_row(b, k), b)).contiguous()
-    return b
 
 
 def _identity(n: int) -> UOp:
@@ -125,18 +189,16 @@ def _identity(n: int) -> UOp:
     return place.reshape((-1, 1)).eq(place).where(UOp.const(1.0, dtypes.float64), 0.0)
 
 
-def lu_solve(lu: UOp, pivots: UOp, b: UOp, device: str, transposed: bool = False) -> UOp:
-    """X with A X = b, or A^T X = b, from the factorization of A."""
-    if transposed:
-        lu = lu.transpose(-1, -2)
-        half = solve_triangular(lu, b, upper=False, unit=False, device=device)
-        return permuted(solve_triangular(lu, half, upper=True, unit=True, device=device), pivots, device, inverse=True)
-    half = solve_triangular(lu, permuted(b, pivots, device), upper=False, unit=True, device=device)
-    return solve_triangular(lu, half, upper=True, unit=False, device=device)
+def _turned(size: Sequence[int]) -> tuple[int, ...]:
+    return (*size[:-2], size[-1], size[-2])
 
 
-def _spread(b: UOp, size: tuple[int, ...]) -> UOp:
-    return cast(b, dtypes.float64).expand((*size[:-2], *b.shape[-2:])).contiguous()
+def lu_solve(ctx: Context, lu: UOp, pivots: UOp, b: UOp, size: Sequence[int], left: bool, adjoint: bool) -> UOp:
+    """X of this size with A X = B, or X A = B, or of A's transpose, from the factorization of A."""
+    if left:
+        return _solved(ctx, _from_lu, size, lu, pivots, b, more=[adjoint])
+    b = b.transpose(-1, -2)
+    return _solved(ctx, _from_lu, _turned(size), lu, pivots, b, more=[not adjoint]).transpose(-1, -2)
 
 
 @value("linalg_lu_factor_ex")
@@ -144,31 +206,44 @@ def linalg_lu_factor_ex(ctx: Context, a: UOp, *, pivot: bool = True, check_error
     """LU, pivots, info."""
     if check_errors:
         raise Declined
-    return _empty(0, 0, 0) if 0 in a.shape else lu_factor(_matrix(a), ctx.device, pivot)
+    return _empty(0, 0, 0) if 0 in a.shape else lu_factor(a, ctx.device, pivot)
 
 
 def _unpacked(lu: UOp) -> tuple[UOp, UOp]:
     """(L, U) of the two in one matrix."""
     m, n = (int(s) for s in lu.shape[-2:])
-    k, rows, columns = min(m, n), _rows(lu), _columns(lu)
+    k, rows, columns = min(m, n), UOp.arange(m).reshape((m, 1)), UOp.arange(n)
     whole = [(0, s) for s in lu.shape[:-2]]
     lower = rows.eq(columns).where(1.0, (columns < rows).where(lu, 0.0)).shrink((*whole, (0, m), (0, k)))
     return lower, (rows <= columns).where(lu, 0.0).shrink((*whole, (0, k), (0, n)))
 
 
-def _permutation(pivots: UOp, m: int, device: str) -> UOp:
-    """P with A = P L U."""
-    identity = _identity(m).expand((*pivots.shape[:-1], m, m)).contiguous()
-    return permuted(identity, pivots, device).transpose(-1, -2)
+def _swapped_columns(p: Program, x: Array, pivots: Array) -> None:
+    n = x.shape[1]
+    for b in p.loop(len(x), independent=True):
+        _begin(p, x, b, None)
+        for k in p.loop(pivots.shape[1]):
+            place = _place(pivots, b, k, n)
+            for r in p.loop(n):
+                kept = p.keep(x[b, r, k])
+                x[b, r, k] = x[b, r, place]
+                x[b, r, place] = kept
+
+
+def _permutation(ctx: Context, pivots: UOp, m: int) -> UOp:
+    """P with A = P L U, in the result's dtype: the identity's columns swapped in the pivots' order."""
+    x = _batched(pivots, rank=1)
+    batch = int(x.shape[0])
+    _affordable(batch, m, m)
+    (p,) = kernel(_swapped_columns, [((batch, m, m), ctx.out.computed)], [x], ctx.device)
+    return p.reshape((*pivots.shape[:-1], m, m))
 
 
 @value("lu_unpack")
 def lu_unpack(ctx: Context, lu: UOp, pivots: UOp, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     """P, L, U; what is not asked for is empty."""
     m = int(lu.shape[-2])
-    if m > LARGEST:
-        raise Declined
-    p = _permutation(pivots, m, ctx.device) if unpack_pivots and 0 not in (*lu.shape[:-2], m) else _empty(0)[0]
+    p = _permutation(ctx, pivots, m) if unpack_pivots and 0 not in (*pivots.shape, m) else _empty(0)[0]
     if 0 in lu.shape:
         n = max(m, 1)
         return (_identity(n) if m and unpack_pivots else p), *_identities(ctx)
@@ -185,18 +260,14 @@ def linalg_lu(ctx: Context, a: UOp, *, pivot: bool = True) -> Any:
     """P, L, U with A = P L U; without pivoting P is empty."""
     if 0 in a.shape:
         raise Declined
-    lu, pivots, _ = lu_factor(_matrix(a), ctx.device, pivot)
-    return (_permutation(pivots, int(a.shape[-2]), ctx.device) if pivot else _empty(0)[0], *_unpacked(lu))
+    lu, pivots, _ = lu_factor(a, ctx.device, pivot)
+    return (_permutation(ctx, pivots, int(a.shape[-2])) if pivot else _empty(0)[0], *_unpacked(lu))
 
 
 @value("linalg_lu_solve")
 def linalg_lu_solve(ctx: Context, lu: UOp, pivots: UOp, b: UOp, *, left: bool = True, adjoint: bool = False) -> UOp:
     """X with A X = B, or X A = B, of a factored A or its transpose."""
-    if not left:
-        size = (*ctx.out.size[:-2], ctx.out.size[-1], ctx.out.size[-2])
-        b = _spread(b.transpose(-1, -2), size)
-        return lu_solve(_matrix(lu), pivots, b, ctx.device, not adjoint).transpose(-1, -2)
-    return lu_solve(_matrix(lu), pivots, _spread(b, ctx.out.size), ctx.device, adjoint)
+    return lu_solve(ctx, lu, pivots, b, ctx.out.size, left, adjoint)
 
 
 @value("_linalg_solve_ex")
@@ -205,16 +276,15 @@ def linalg_solve_ex(ctx: Context, a: UOp, b: UOp, *, left: bool = True, check_er
     if check_errors:
         raise Declined
     if 0 in a.shape or 0 in b.shape:
-        return _empty(0, 0, 0, 0) if 0 in a.shape else (b, *lu_factor(_matrix(a), ctx.device))
+        return _empty(0, 0, 0, 0) if 0 in a.shape else (b, *lu_factor(a, ctx.device))
     size = ctx.out.size
     vector = b.ndim == 1 or (b.ndim + 1 == a.ndim and b.shape == a.shape[:-1])
-    b = b.unsqueeze(-1) if vector else b
-    lu, pivots, info = lu_factor(_matrix(a), ctx.device)
-    if left:
-        x = lu_solve(lu, pivots, _spread(b, (*size, 1) if vector else size), ctx.device)
-        return (x.squeeze(-1) if vector else x), lu, pivots, info
-    turned = _spread(b.transpose(-1, -2), (*size[:-2], size[-1], size[-2]))
-    return lu_solve(lu, pivots, turned, ctx.device, transposed=True).transpose(-1, -2), lu, pivots, info
+    lu, pivots, info = lu_factor(a, ctx.device)
+    if vector:
+        x = lu_solve(ctx, lu, pivots, b.unsqueeze(-1), (*size, 1), True, False).squeeze(-1)
+    else:
+        x = lu_solve(ctx, lu, pivots, b, size, left, False)
+    return x, lu, pivots, info
 
 
 @value("linalg_inv_ex")
@@ -224,18 +294,20 @@ def linalg_inv_ex(ctx: Context, a: UOp, *, check_errors: bool = False) -> Result
         raise Declined
     if 0 in a.shape:
         return _empty(0, 0)
-    lu, pivots, info = lu_factor(_matrix(a), ctx.device)
-    n = int(a.shape[-1])
-    return lu_solve(lu, pivots, _identity(n).expand(a.shape).contiguous(), ctx.device), info
+    lu, pivots, info = lu_factor(a, ctx.device)
+    return _solved(ctx, _from_lu, ctx.out.size, lu, pivots, more=[False]), info
 
 
 def _diagonal(x: UOp) -> UOp:
-    return _rows(x).eq(_columns(x)).where(x, 0.0).sum(-1)
+    n = int(x.shape[-1])
+    place = UOp.arange(n)
+    return place.reshape((n, 1)).eq(place).where(x, 0.0).sum(-1)
 
 
 def _parity(pivots: UOp) -> UOp:
     """-1 where an odd number of rows were swapped, else 1."""
-    swaps = pivots.ne(_columns(pivots) + 1).cast(dtypes.int32).sum(-1)
+    places = UOp.arange(pivots.shape[-1]).cast(dtypes.int32)
+    swaps = pivots.ne(places + 1).cast(dtypes.int32).sum(-1)
     return (swaps & 1).ne(0).where(UOp.const(-1.0, dtypes.float64), 1.0)
 
 
@@ -244,7 +316,7 @@ def _as_factored(ctx: Context, a: UOp) -> UOp:
 
     The gradient's formula asks whether the matrix was contiguous and takes the LU accordingly (BatchLinearAlgebra.cpp).
     """
-    return _matrix(a.transpose(-1, -2) if ctx.args[0].is_contiguous() else a)
+    return a.transpose(-1, -2) if ctx.args[0].is_contiguous() else a
 
 
 @value("_linalg_det")
@@ -262,28 +334,31 @@ def linalg_slogdet(ctx: Context, a: UOp) -> Results:
     if 0 in a.shape:
         return _empty(1, 0, 0, 0)
     lu, pivots, _ = lu_factor(_as_factored(ctx, a), ctx.device)
-    diagonal = _diagonal(lu).contiguous()
+    diagonal = _diagonal(lu)
     sign = ((diagonal > 0).cast(dtypes.float64) - (diagonal < 0).cast(dtypes.float64)).prod(-1)
     return _parity(pivots) * sign, absolute(diagonal).log2().sum(-1) * float(np.log(2)), lu, pivots
 
 
-def cholesky_factor(a: UOp, device: str) -> tuple[UOp, UOp]:
-    """(L, info) of (..., n, n), of which the lower triangle is read."""
-    n, info = int(a.shape[-1]), None
-    lower = a.const_like(0.0)
-    rows, columns = _rows(a), _columns(a)
-    for step in range(n):
-        k = _number(step, device)
-        row = _row(lower, k).contiguous()
-        rest = subtract(_column(a, k), (lower * row).sum(-1, keepdim=True)).contiguous()
-        square = _row(rest, k).contiguous()
-        root = square.sqrt()
-        found = (rows < k).where(0.0, rows.eq(k).where(root, divide(rest, root)))
-        lower = columns.eq(k).where(found, lower).contiguous()
-        failed = (square > 0).squeeze(-1).squeeze(-1).where(0, k + 1)
-        info = failed if info is None else info.eq(0).where(failed, info)
-    assert info is not None
-    return lower, info.contiguous()
+def _cholesky(p: Program, factor: Array, info: Array, a: Array, upper: bool) -> None:
+    n = a.shape[1]
+    rest = p.local(dtypes.float64, 0.0)
+
+    def element(b: Index, i: Index, j: Index) -> tuple[Index, Index, Index]:
+        return (b, j, i) if upper else (b, i, j)
+
+    for b in p.loop(len(a), independent=True):
+        info[b] = 0
+        for j in p.loop(n):
+            for i in p.loop(n):  # the diagonal's element comes before those below, which are divided by it
+                rest[0] = _wide(a[element(b, i, j)])
+                for k in p.loop(n):
+                    product = factor[element(b, i, k)] * factor[element(b, j, k)]
+                    rest.set(0, subtract(rest[0], product), where=_int(k) < _int(j))
+                below, on_diagonal = _int(i) > _int(j), _int(i).eq(_int(j))
+                here = on_diagonal.where(rest[0].sqrt(), divide(rest[0], factor[element(b, j, j)]))
+                failed = on_diagonal & (rest[0] > 0).logical_not() & info[b].eq(0)
+                info.set(b, _int(j) + 1, where=failed)
+                factor[element(b, i, j)] = (below | on_diagonal).where(here, 0.0)
 
 
 @value("linalg_cholesky_ex")
@@ -293,13 +368,12 @@ def linalg_cholesky_ex(ctx: Context, a: UOp, *, upper: bool = False, check_error
         raise Declined
     if 0 in a.shape:
         return _empty(0, 0)
-    lower, info = cholesky_factor(_matrix(a.transpose(-1, -2) if upper else a), ctx.device)
-    return (lower.transpose(-1, -2) if upper else lower), info
-
-
-def _cholesky_solved(lower: UOp, b: UOp, device: str) -> UOp:
-    half = solve_triangular(lower, b, upper=False, unit=False, device=device)
-    return solve_triangular(lower.transpose(-1, -2), half, upper=True, unit=False, device=device)
+    x = _batched(a)
+    batch, n, _ = (int(s) for s in x.shape)
+    _affordable(batch, n, n, n)
+    outputs = [((batch, n, n), dtypes.float64), ((batch,), dtypes.int32)]
+    factor, info = kernel(_cholesky, outputs, [x], ctx.device, upper)
+    return factor.reshape(a.shape), info.reshape(a.shape[:-2])
 
 
 @decomposition("cholesky")
@@ -316,16 +390,13 @@ def cholesky(a: torch.Tensor, upper: bool = False) -> torch.Tensor:
 @value("_cholesky_solve_helper")
 def cholesky_solve(ctx: Context, b: UOp, factor: UOp, upper: bool) -> UOp:
     """X with A X = b, from the factor of A."""
-    lower = _matrix(factor.transpose(-1, -2) if upper else factor)
-    return _cholesky_solved(lower, _spread(b, ctx.out.size), ctx.device)
+    return _solved(ctx, _from_cholesky, ctx.out.size, factor, b, more=[upper])
 
 
 @value("cholesky_inverse")
 def cholesky_inverse(ctx: Context, factor: UOp, upper: bool = False) -> UOp:
     """The inverse of A, from its factor."""
-    lower = _matrix(factor.transpose(-1, -2) if upper else factor)
-    identity = _identity(int(factor.shape[-1])).expand(factor.shape).contiguous()
-    return _cholesky_solved(lower, identity, ctx.device)
+    return _solved(ctx, _from_cholesky, ctx.out.size, factor, more=[upper])
 
 
 @value("linalg_solve_triangular")
@@ -333,12 +404,11 @@ def linalg_solve_triangular(
     ctx: Context, a: UOp, b: UOp, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> UOp:
     """X with A X = B, or X A = B."""
+    size = ctx.out.size
     if left:
-        return solve_triangular(_matrix(a), _spread(b, ctx.out.size), upper, unitriangular, ctx.device)
-    size = (*ctx.out.size[:-2], ctx.out.size[-1], ctx.out.size[-2])
-    turned = _spread(b.transpose(-1, -2), size)
-    a = _matrix(a.transpose(-1, -2))
-    return solve_triangular(a, turned, not upper, unitriangular, ctx.device).transpose(-1, -2)
+        return _solved(ctx, _from_triangle, size, a, b, more=[upper, unitriangular, False])
+    b = b.transpose(-1, -2)
+    return _solved(ctx, _from_triangle, _turned(size), a, b, more=[upper, unitriangular, True]).transpose(-1, -2)
 
 
 @value("triangular_solve")
@@ -348,6 +418,4 @@ def triangular_solve(
     """X with A X = b, and a copy of A."""
     if 0 in a.shape or 0 in b.shape:
         return _empty(0)[0], a
-    matrix = _matrix(a.transpose(-1, -2) if transpose else a)
-    b = _spread(b, ctx.out.size)
-    return solve_triangular(matrix, b, upper != transpose, unitriangular, ctx.device), a
+    return _solved(ctx, _from_triangle, ctx.out.size, a, b, more=[upper, unitriangular, transpose]), a

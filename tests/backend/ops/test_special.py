@@ -8,7 +8,7 @@ from decimal import Decimal, localcontext
 import pytest
 import torch
 
-import conformance.backend  # noqa: F401 - registers the device
+from conformance import kernels
 
 
 def summed(terms: Iterator[Decimal], x: Decimal) -> Decimal:
@@ -66,3 +66,12 @@ def test_more_exact_than_the_cpu(name: str, reference: Callable[[Decimal], Decim
         }
     assert worst["tiny"] < 1e-11
     assert worst["cpu"] > 1e-7
+
+
+def test_zeta_is_one_kernel():
+    """Its three sums and their remainders are one reduction; each sum had three kernels of its own."""
+    s, q = torch.tensor([2.0, 3.0, 5.0, 2.5]), torch.tensor([0.3, -1.7, -4.2, 7.0])
+    with kernels.count() as k:
+        mine = torch.special.zeta(s.to("tiny"), q.to("tiny")).cpu()
+    assert k.kernels == 1
+    torch.testing.assert_close(mine, torch.special.zeta(s, q))

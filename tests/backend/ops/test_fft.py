@@ -1,0 +1,47 @@
+"""Fourier transforms: lengths, parts and kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance import kernels
+from conformance.backend.ops import fft
+
+
+def agree(function, x):
+    """The transform of x on tiny is the CPU's; the kernels it took."""
+    there = x.to("tiny")
+    with kernels.count() as k:
+        mine = function(there).cpu()
+    torch.testing.assert_close(mine, function(x), rtol=1e-4, atol=1e-4)
+    return k.kernels
+
+
+class TestTransforms:
+    """Against torch CPU."""
+
+    @pytest.mark.parametrize("n", [1, 2, 7, fft.DIRECT, fft.DIRECT + 2, 53, 60, 2 * 53, 49 * 49])
+    def test_lengths(self, n):
+        """Direct ones, primes, one split and two, forwards and backwards, from complex and from real numbers."""
+        torch.manual_seed(0)
+        x = torch.randn(2, n, dtype=torch.complex64)
+        for function in (torch.fft.fft, torch.fft.ifft):
+            agree(function, x)
+        for function in (torch.fft.fft, torch.fft.rfft, torch.fft.ihfft):
+            agree(function, x.real)
+        for count in (2 * n - 1, 2 * n):
+            agree(lambda z, count=count: torch.fft.irfft(z, count), x)
+
+    def test_parts_of_views(self):
+        """Conjugate, transposed and strided inputs."""
+        x = torch.randn(6, 10, dtype=torch.complex64)
+        for view in (lambda x: x.conj(), lambda x: x.mT, lambda x: x[:, ::2], lambda x: x.imag):
+            agree(lambda x, view=view: torch.fft.fft2(view(x)), x)
+
+    def test_a_kernel_for_each_stage(self):
+        """Real and imaginary part, the cast and the norm are in the stage's kernel; each part had one of its own."""
+        x = torch.randn(3, 8, 9)
+        assert agree(torch.fft.rfft, x) == 1
+        assert agree(lambda x: torch.fft.fftn(x, norm="ortho"), x) == 3
+        assert agree(torch.fft.fft, torch.randn(2, 100)) == 2

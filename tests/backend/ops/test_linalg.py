@@ -1,0 +1,94 @@
+"""Factorizations of matrices and what is solved by them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance import backend, kernels
+from conformance.backend.ops import linalg
+
+
+def square(*shape: int) -> torch.Tensor:
+    """Well-conditioned matrices that need pivots."""
+    torch.manual_seed(0)
+    return torch.randn(shape) + torch.eye(shape[-1]).flip(0) * 3
+
+
+class TestFactors:
+    """LU and Cholesky."""
+
+    @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (2, 3, 5, 3), (3, 5), (2, 1, 3)])
+    def test_lu(self, shape):
+        """Tall, wide and single elements: LAPACK's numbers, pivots from 1."""
+        a = torch.randn(shape)
+        for mine, expected in zip(torch.linalg.lu_factor_ex(a.to("tiny")), torch.linalg.lu_factor_ex(a), strict=True):
+            torch.testing.assert_close(mine.cpu(), expected)
+
+    def test_info_of_a_singular_matrix(self):
+        """The first pivot that is zero is told, counted from 1, and what is below it stays undivided."""
+        a = torch.tensor([[4.0, 2, 8], [2, 1, 5], [1, 0.5, 3]])
+        for mine, expected in zip(torch.linalg.lu_factor_ex(a.to("tiny")), torch.linalg.lu_factor_ex(a), strict=True):
+            torch.testing.assert_close(mine.cpu(), expected)
+
+    @pytest.mark.parametrize("upper", [False, True])
+    def test_cholesky(self, upper):
+        """Only one triangle is read; the other may hold anything."""
+        a = square(2, 4, 4)
+        a = a @ a.mT + torch.ones(4, 4).tril(-1).mul(50).to(a) * (1 if upper else 0)
+        a = a if upper else a + torch.ones(4, 4).triu(1) * 50
+        expected = torch.linalg.cholesky(a, upper=upper)
+        torch.testing.assert_close(torch.linalg.cholesky(a.to("tiny"), upper=upper).cpu(), expected)
+
+    def test_info_of_what_is_not_positive_definite(self):
+        """The first minor that is not positive is told."""
+        a = torch.diag(torch.tensor([1.0, 2.0, -1.0, -2.0]))
+        info = torch.linalg.cholesky_ex(a.to("tiny")).info
+        assert info.cpu().item() == torch.linalg.cholesky_ex(a).info.item() == 3
+
+    def test_one_kernel(self):
+        """A batch is factored in one kernel, whatever its size; a matrix took some kernels for each row."""
+        a = square(7, 20, 20).to("tiny")
+        with kernels.count() as k:
+            torch.linalg.lu_factor_ex(a).pivots.cpu()
+        assert k.kernels == 1
+
+
+class TestSolving:
+    """What is solved by a factor."""
+
+    @pytest.mark.parametrize("left", [True, False])
+    @pytest.mark.parametrize("k", [1, 3])
+    def test_solve(self, left, k):
+        """From both sides, broadcast over leading dimensions."""
+        a, b = square(2, 1, 4, 4), torch.randn(3, 4, k) if left else torch.randn(3, k, 4)
+        with backend.no_fallback():
+            mine = torch.linalg.solve(a.to("tiny"), b.to("tiny"), left=left)
+        torch.testing.assert_close(mine.cpu(), torch.linalg.solve(a, b, left=left))
+
+    @pytest.mark.parametrize("upper", [True, False])
+    @pytest.mark.parametrize("left", [True, False])
+    @pytest.mark.parametrize("unit", [True, False])
+    def test_triangles(self, upper, left, unit):
+        """All eight; the other triangle is not read."""
+        a, b = square(4, 4), torch.randn(4, 4)
+        a = a + torch.diag(torch.full((4,), 5.0))
+        options = {"upper": upper, "left": left, "unitriangular": unit}
+        spoiled = a + torch.full((4, 4), torch.nan).tril(-1).nan_to_num(nan=9.0) * (1 if upper else 0)
+        mine = torch.linalg.solve_triangular(spoiled.to("tiny"), b.to("tiny"), **options)
+        torch.testing.assert_close(mine.cpu(), torch.linalg.solve_triangular(spoiled, b, **options))
+
+    def test_pivots_that_lapack_never_gives(self):
+        """A pivot outside the matrix must not move other memory."""
+        lu = square(3, 3).to("tiny")
+        pivots = torch.tensor([1, 2**30, -7], dtype=torch.int32).to("tiny")
+        solved = torch.linalg.lu_solve(lu, pivots, torch.ones(3, 1).to("tiny"))
+        assert solved.cpu().shape == (3, 1)
+
+    def test_large_matrices_are_the_cpus(self):
+        """What takes longer than LAPACK and two copies is handed over, and counted."""
+        n = round(linalg.MOST_STEPS ** (1 / 3)) + 1
+        a = torch.eye(n).to("tiny") * 2
+        before = backend.stats()["fallback"].get("aten.linalg_inv_ex.default", 0)
+        torch.testing.assert_close(torch.linalg.inv_ex(a).inverse.cpu(), torch.eye(n) / 2)
+        assert backend.stats()["fallback"]["aten.linalg_inv_ex.default"] == before + 1
