@@ -1,9 +1,10 @@
 """Time and memory of a training step and of inference, each way in a process of its own, all in one run.
 
-The ways: tiny eager, tiny with the loss and the optimizer's step compiled (`torch.compile(backend="tiny")`), torch CPU,
-plain tinygrad, tinygrad with TinyJit, and with ``--peer`` tinygrad's own torch backend from a checkout. The networks,
-batch 32: an MLP 784-128-128-10, a batch-norm CNN on 28x28 images, and a GPT with two layers. The figures to take are
-the ratios. Times are medians of the steps after a dozen, memory is the most that tinygrad's buffers held in a step.
+The ways: tiny eager, tiny with the loss and the optimizer's step compiled (`torch.compile(backend="tiny")`) or with the
+whole step, `backward` included, compiled as one graph, torch CPU, plain tinygrad, tinygrad with TinyJit, and with
+``--peer`` tinygrad's own torch backend from a checkout. The networks, batch 32: an MLP 784-128-128-10, a batch-norm CNN
+on 28x28 images, and a GPT with two layers. The figures to take are the ratios. Times are medians of the steps after a
+dozen, memory is the most that tinygrad's buffers held in a step.
 
 Usage: ``python benchmarks/training.py [--steps N] [--net NAME] [--optimizer NAME] [--peer PATH]``
        ``python benchmarks/training.py --flat 2000`` for the deciles of time and memory over so many eager steps
@@ -24,6 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 WARM_UP = 12
 BATCH, CONTEXT, VOCABULARY, WIDTH = 32, 16, 64, 32
@@ -81,11 +84,14 @@ def cnn() -> nn.Module:
 
 NETS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "gpt": GPT}
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adam": {}, "sgd": {"lr": 0.01, "momentum": 0.9}}
-WAYS = ("tiny", "tiny compiled", "torch CPU", "tinygrad", "tinygrad TinyJit")
+# What of a tiny step is compiled: nothing, the loss and the optimizer's step on their own, or the step as one graph.
+TINY = ("tiny", "tiny compiled", "tiny compiled whole")
+WAYS = (*TINY, "torch CPU", "tinygrad", "tinygrad TinyJit")
 
 
-def torch_steps(net_name: str, optimizer_name: str, device: str, compiled: bool) -> tuple[Step, Step]:
+def torch_steps(net_name: str, optimizer_name: str, device: str, way: str = "") -> tuple[Step, Step]:
     """(a training step, an inference) on a torch device; the loss, or the sum of the outputs, is read at each."""
+    compiled, whole = "compiled" in way, "whole" in way
     torch.manual_seed(0)
     net = NETS[net_name]().to(device)
     if net_name == "gpt":
@@ -104,7 +110,9 @@ def torch_steps(net_name: str, optimizer_name: str, device: str, compiled: bool)
 
     advance = optimizer.step
     if compiled:
-        loss_of, outputs, advance = (torch.compile(f, backend="tiny") for f in (loss_of, outputs, advance))
+        outputs = torch.compile(outputs, backend="tiny")
+    if compiled and not whole:
+        loss_of, advance = (torch.compile(f, backend="tiny") for f in (loss_of, advance))
 
     def train() -> float:
         optimizer.zero_grad()
@@ -113,11 +121,73 @@ def torch_steps(net_name: str, optimizer_name: str, device: str, compiled: bool)
         advance()
         return float(loss.item())
 
+    if whole:
+        step = whole_step(list(net.parameters()), loss_of, optimizer_name)
+
+        def train() -> float:
+            return float(step(x, y).item())
+
     def infer() -> float:
         with torch.no_grad():
             return float(outputs(x).item())
 
     return train, infer
+
+
+def whole_step(
+    parameters: list[nn.Parameter], loss_of: Callable[..., torch.Tensor], optimizer_name: str
+) -> Callable[..., torch.Tensor]:
+    """Loss, gradients and update as one compiled graph, by torch's functional optimizers: its classes break graphs."""
+    values: list[torch.Tensor] = list(parameters)
+    first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    counts = [torch.zeros((), device=p.device) for p in parameters]
+    off = {"weight_decay": 0.0, "maximize": False}
+
+    def update(gradients: list[torch.Tensor]) -> None:
+        if optimizer_name == "adam":
+            options: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "lr": 1e-3, "eps": 1e-8, "amsgrad": False, **off}
+            adam(values, gradients, first, second, [], counts, foreach=True, capturable=True, **options)
+        else:
+            options = {"momentum": 0.9, "lr": 0.01, "dampening": 0.0, "nesterov": False, **off}
+            sgd(values, gradients, [*first], foreach=True, **options)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(x, y)
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            update(list(gradients))
+        return loss.detach()
+
+    torch._dynamo.config.trace_autograd_ops = True
+    return torch.compile(step, backend="tiny", fullgraph=True)
+
+
+def tinygrad_gpt() -> list[Any]:
+    """The layers of `GPT` in tinygrad."""
+    from tinygrad import Tensor
+    from tinygrad import nn as tnn
+
+    class Layer:
+        def __init__(self) -> None:
+            self.norms = [tnn.LayerNorm(WIDTH) for _ in range(2)]
+            self.qkv, self.out = tnn.Linear(WIDTH, 3 * WIDTH), tnn.Linear(WIDTH, WIDTH)
+            self.feed: list[Any] = [tnn.Linear(WIDTH, 4 * WIDTH), lambda t: t.gelu(), tnn.Linear(4 * WIDTH, WIDTH)]
+
+        def __call__(self, x: Any) -> Any:
+            parts = self.qkv(self.norms[0](x)).reshape(*x.shape[:2], 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
+            seen = parts[0].scaled_dot_product_attention(parts[1], parts[2], is_causal=True)
+            x = x + self.out(seen.transpose(1, 2).reshape(*x.shape))
+            return x + self.norms[1](x).sequential(self.feed)
+
+    class Embeddings:
+        def __init__(self) -> None:
+            self.tokens, self.places = tnn.Embedding(VOCABULARY, WIDTH), tnn.Embedding(CONTEXT, WIDTH)
+
+        def __call__(self, x: Any) -> Any:
+            return self.tokens(x) + self.places(Tensor.arange(CONTEXT))
+
+    head = [tnn.LayerNorm(WIDTH), tnn.Linear(WIDTH, VOCABULARY), lambda t: t.flatten(0, 1)]
+    return [Embeddings(), Layer(), Layer(), *head]
 
 
 def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step, Step]:
@@ -128,7 +198,11 @@ def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step,
 
     Tensor.manual_seed(0)
     layers: list[Any]
-    if net_name == "cnn":
+    shape: tuple[int, ...] = (BATCH, 1, 28, 28)
+    classes = 10
+    if net_name == "gpt":
+        layers, shape, classes = tinygrad_gpt(), (BATCH, CONTEXT), VOCABULARY
+    elif net_name == "cnn":
         first = [tnn.Conv2d(1, 16, 3), tnn.BatchNorm(16), Tensor.relu, Tensor.max_pool2d]
         second = [tnn.Conv2d(16, 32, 3), tnn.BatchNorm(32), Tensor.relu, Tensor.max_pool2d]
         layers = [*first, *second, lambda t: t.flatten(1), tnn.Linear(32 * 5 * 5, 10)]
@@ -137,7 +211,9 @@ def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step,
         layers = [lambda t: t.flatten(1), linear(784, 128), Tensor.relu, linear(128, 128), Tensor.relu, linear(128, 10)]
     parameters = tnn.state.get_parameters(layers)
     optimizer: Any = tnn.optim.Adam(parameters) if optimizer_name == "adam" else tnn.optim.SGD(parameters, 0.01, 0.9)
-    x, y = Tensor.randn(BATCH, 1, 28, 28).realize(), Tensor.randint(BATCH, high=10).realize()
+    x = Tensor.randint(*shape, high=VOCABULARY) if net_name == "gpt" else Tensor.randn(*shape)
+    y = Tensor.randint(BATCH * (CONTEXT if net_name == "gpt" else 1), high=classes)
+    Tensor.realize(x, y)
 
     def train() -> Any:
         with Context(TRAINING=1):
@@ -155,7 +231,7 @@ def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step,
 def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step, Step]:
     """The two steps of a way; imports what it needs, so that no other way is changed by it."""
     if way == "torch CPU":
-        return torch_steps(net, optimizer, "cpu", False)
+        return torch_steps(net, optimizer, "cpu")
     if way.startswith("tinygrad"):
         from conformance.targets.tinygrad_upstream import choose_compiler
 
@@ -165,11 +241,11 @@ def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step,
         from conformance.target import load_target
 
         load_target(f"tinygrad-upstream:{peer}").prepare()
-        return torch_steps(net, optimizer, "tiny", False)
+        return torch_steps(net, optimizer, "tiny")
     import conformance.backend
 
     assert conformance.backend
-    return torch_steps(net, optimizer, "tiny", way == "tiny compiled")
+    return torch_steps(net, optimizer, "tiny", way)
 
 
 def held() -> int:
@@ -267,11 +343,10 @@ def main() -> None:
     peer = ["--peer", given.peer] if given.peer else []
     for net in nets:
         for optimizer in optimizers:
-            ways = [w for w in (*WAYS, *(["peer"] if peer else [])) if net != "gpt" or not w.startswith("tinygrad")]
+            ways = [*WAYS, *(["peer"] if peer else [])]
             settings = ["--net", net, "--optimizer", optimizer, "--steps", str(given.steps), *peer]
             found = {way: apart("--way", way, *settings) for way in ways}
-            reference = "tinygrad" if "tinygrad" in found else "torch CPU"
-            jit = "tinygrad TinyJit" if "tinygrad" in found else "torch CPU"
+            reference, jit = "tinygrad", "tinygrad TinyJit"
             table = Table(
                 "way", "ms a step", f"to {reference}", f"to {jit}", "kernels", "MB", "ms inference", f"to {jit}",
                 title=f"{net}, batch {BATCH}, {optimizer}",

@@ -21,6 +21,7 @@ from . import (  # mends: before anything else is built
     programs,
     storage,
     tensors,
+    untraced,
 )
 from .install import install
 from .stats import FallbackError, no_fallback, reset_stats, stats
@@ -31,6 +32,7 @@ programs.install()
 device.register()
 install()
 autocast.install()
+untraced.keep_out()
 
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:

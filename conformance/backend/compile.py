@@ -30,6 +30,8 @@ Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
 # Buffers of equal elements up to this size are kept from call to call.
 CONSTANTS_KEPT = 4096
+# A check of elements of at most so many nodes runs on its own, before the graph that needs it.
+EARLY_CHECK = 256
 
 
 @dataclass
@@ -44,16 +46,29 @@ class _Output:
 
 
 @dataclass
+class _Schedule:
+    """A schedule over the buffers of a graph's inputs."""
+
+    run: replay.Replay
+    buffers: list[UOp]  # those that the graph itself brought along or fills; stand-ins otherwise
+    order: list[int | None]  # for each buffer: the input whose storage it is, None for a constant
+
+    def __call__(self, held: dict[int, UOp]) -> list[UOp]:
+        """Run it; `held` has the buffers of the inputs."""
+        places = zip(self.order, self.buffers, strict=True)
+        return engine.replayed(self.run, [engine.kept(constant) if i is None else held[i] for i, constant in places])
+
+
+@dataclass
 class _Recording:
     """One graph for one set of input geometries."""
 
-    run: replay.Replay
-    constants: list[UOp]  # buffers that the graph itself brought along or fills, by their place among all buffers
-    order: list[int | None]  # for each buffer of the schedule: the input whose storage it is, None for a constant
+    check: _Schedule | None  # its one value says whether all elements are as the graph's operators need them
+    schedule: _Schedule
     outputs: list[_Output]
     stored: list[int]  # inputs into whose own buffers the schedule writes
     written: list[int]  # inputs whose storage gets a new buffer, in the order of the values behind the outputs
-    checked: bool  # whether the last value says that all elements were as the graph's operators need them
+    checked: bool  # whether the schedule's last value is the check
 
 
 def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -168,9 +183,20 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
             changed[i] = (buffer, flat)
     if not values and not changed:
         return None
-    # What a check refuses must leave nothing written, and it is known only when all is computed.
-    stored = [] if conditions else [i for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)]
     device = storage.cell_of(next(a for a in arguments if is_tiny(a))).device
+    standing = {buffer: i for _, buffer, i in stand_ins.values()}
+
+    def over_inputs(run: replay.Replay, buffers: list[UOp]) -> _Schedule:
+        return _Schedule(run, buffers, [standing.get(b) for b in buffers])
+
+    # What a check refuses must leave nothing written. One of few nodes, such as labels in range, runs before the rest;
+    # of one that needs most of the graph the answer comes with the results, which then go to new buffers.
+    check = None
+    if conditions:
+        whole = functools.reduce(lambda a, b: a * b, conditions).reshape((1,))
+        if len(whole.toposort()) <= EARLY_CHECK:
+            check, conditions = over_inputs(*engine.compiled([whole], device)), []
+    stored = [] if conditions else [i for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)]
     try:
         run, buffers = _scheduled(values, changed, stored, conditions, device)
     except RuntimeError as error:
@@ -178,9 +204,8 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
             raise
         stored = []  # of two storages that swap their contents neither can be written first
         run, buffers = _scheduled(values, changed, stored, conditions, device)
-    standing = {buffer: i for _, buffer, i in stand_ins.values()}
     written = [i for i in changed if i not in stored]
-    return _Recording(run, buffers, [standing.get(b) for b in buffers], outputs, stored, written, bool(conditions))
+    return _Recording(check, over_inputs(run, buffers), outputs, stored, written, bool(conditions))
 
 
 def _scheduled(
@@ -210,21 +235,23 @@ def _through_a_copy(buffer: UOp, content: UOp) -> bool:
 
     It does so when the content is computed from the buffer and from more than two others (`remove_bufferize`).
     """
-    inside = UOp.sink(content).toposort(gate=lambda u: u.op is not Ops.AFTER)
-    read = {s for u in inside for s in u.src if s.op in (Ops.BUFFER, Ops.AFTER)}
+    leaves = (Ops.BUFFER, Ops.AFTER, Ops.REDUCE)  # a sum is mostly a kernel of its own, or reads two buffers
+    inside = UOp.sink(content).toposort(gate=lambda u: u.op not in leaves)
+    read = {s for u in inside for s in u.src if s.op in leaves}
     return buffer in read and len(read) > 3
 
 
 def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     """The results, written inputs written; None, and nothing written, where an element is out of range."""
-    cells = {i: storage.cell_of(inputs[i]) for i in recording.order if i is not None}
+    order = [*recording.schedule.order, *(recording.check.order if recording.check else ())]
+    cells = {i: storage.cell_of(inputs[i]) for i in order if i is not None}
     stored = [cells[i] for i in recording.stored]
     held = _held(cells, inputs, recording.stored)
+    if recording.check is not None and not any(engine.to_host(recording.check(held)[0])):
+        return None
     if stored and storage.about_to_write(stored):
         held = _held(cells, inputs, recording.stored)  # one that shared another's buffer has its own now
-    places = zip(recording.order, recording.constants, strict=True)
-    buffers = [engine.kept(constant) if i is None else held[i] for i, constant in places]
-    flats = engine.replayed(recording.run, buffers)[len(stored) :]
+    flats = recording.schedule(held)[len(stored) :]
     if recording.checked and not any(engine.to_host(flats.pop())):
         return None
     for cell in stored:

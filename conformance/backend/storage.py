@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -68,6 +69,7 @@ class Cell:
         "_flat",
         "_fresh",
         "_loop",
+        "_number",
         "_view",
         "_waiting",
         "device",
@@ -78,7 +80,9 @@ class Cell:
 
     def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
         self.nbytes, self.device, self.serial = nbytes, device, next(_serials)
-        self._fresh = dtype  # while there is neither a flat value nor a view
+        # While there is neither a flat value nor a view, all elements are one number. New memory reads as zeros: torch
+        # promises nothing, and a constant costs nothing.
+        self._fresh, self._number = dtype, cast(Number, 0)
         self._flat: UOp | None = None
         self._view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and what it reads
         self._waiting: list[tuple[Ints, Ints, int, Number]] = []
@@ -106,8 +110,10 @@ class Cell:
             return self._flat
         if self._view is not None:
             return self._view[3]
-        # New memory reads as zeros: torch promises nothing, and a constant costs nothing.
-        self._flat = _zeros(self.nbytes, self._fresh)
+        if self._number == 0 and math.copysign(1, self._number) > 0:
+            self._flat = _zeros(self.nbytes, self._fresh)
+        else:
+            self._flat = UOp.const(self._number, self._fresh).expand((-(-self.nbytes // self._fresh.itemsize),))
         return self._flat
 
     def learn(self, value: UOp) -> None:
@@ -262,14 +268,15 @@ class Cell:
 
     def number(self) -> Number | None:
         """The number that every element is known to be, None where that is not known."""
-        return None if self._waiting or self._loop is not None else engine.constant_of(self.value)
+        if self._waiting or self._loop is not None:
+            return None
+        return self._number if self._flat is None and self._view is None else engine.constant_of(self.value)
 
     def fill(self, real: DType, size: Ints, stride: Ints, offset: int, number: Number) -> None:
         """Assign one number of the dtype `real` to all elements of a view."""
         if layout.covers(size, stride, offset, -(-self.nbytes // real.itemsize)):
             self._forget_writes()
-            constant = UOp.const(number, real)
-            self._flat, self._view = None, (size, stride, 0, constant.expand(size) if size else constant)
+            self._flat, self._view, self._fresh, self._number = None, None, real, number
             self.version += 1
         elif self.dtype == real:
             self.version += 1
@@ -363,12 +370,19 @@ class Cell:
         low = min(offset for _, _, offset, _ in waiting)
         high = max(offset + layout.plan(size, stride).extent for size, stride, offset, _ in waiting)
         old = engine.constant_of(flat)
-        values = torch.full((high - low,), old or 0, dtype=TORCH[dtype]).numpy()
+        values = torch.full((high - low,), 0 if old is None else old, dtype=TORCH[dtype]).numpy()
         written = np.zeros(high - low, dtype=np.bool_)
-        for size, stride, offset, number in waiting:
-            place = layout.positions(size, stride, offset - low)
-            values[place] = number
-            written[place] = True
+        for single, group in itertools.groupby(waiting, key=lambda write: not write[0]):
+            if single:  # one element each: all at once, of equal places the last counts
+                _, _, offsets, numbers = zip(*group, strict=True)
+                place = np.array(offsets) - low
+                values[place] = np.array(numbers, dtype=values.dtype)
+                written[place] = True
+                continue
+            for size, stride, offset, number in group:
+                place = layout.positions(size, stride, offset - low)
+                values[place] = number
+                written[place] = True
         if (old is not None or written.all()) and high - low == length:
             return engine.from_host(values, dtype, self.device)
         around = ((low, length - high),)

@@ -135,7 +135,7 @@ def new_tensor(spec: Spec, index: int) -> torch.Tensor:
     """A tensor of this metadata on `tiny:index` with a storage of its own; it reads as zeros."""
     real, _ = element(spec.dtype)
     nbytes = layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
-    return tensor_on(storage.allocate(nbytes, index, real), spec.dtype, spec.size, spec.stride, 0)
+    return SET(bare_tensor(spec.dtype, index), storage.allocate(nbytes, index, real), 0, spec.size, spec.stride)
 
 
 def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:

@@ -76,6 +76,8 @@ def empty_strided(
 
 
 def _checked(index: int) -> int:
+    if index == 0:
+        return 0
     count = torch.tiny.device_count()  # type: ignore[attr-defined]
     if not 0 <= index < count:
         raise RuntimeError(f"tiny: there is no device tiny:{index}; TINY_DEVICES says how many there are, now {count}")

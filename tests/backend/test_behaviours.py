@@ -236,7 +236,6 @@ class TestTinygrad:
         both(lambda d: (special.to(d) * 1).half().float())
         both(lambda d: (special.half().to(d) + 1) * 3)
 
-
     def test_nan_among_constants(self) -> None:
         """tinygrad counts two nan constants as equal, so that a search for nan found none."""
         both(lambda d: torch.where(torch.tensor([True, False], device=d), torch.ones(2, device=d), torch.nan).isnan())
@@ -396,6 +395,22 @@ class TestLoops:
         assert a.tolist() == list(range(n))
         assert torch.equal(view.cpu(), torch.arange(float(n)).view(2, -1))
         assert backend.stats()["kernels"] <= 3
+
+    def test_writes_of_one_element_and_of_many(self) -> None:
+        """Of numbers written to equal places the last stays, whatever the sizes of the writes in between."""
+
+        def written(device: str) -> torch.Tensor:
+            a = torch.full((12,), -0.0, device=device)
+            for i in (3, 4, 3, -1, 3):
+                a[i] = i + 0.5
+            a[2:6] = 7
+            for i in (5, 11, 5):
+                a[i] = i - 0.5
+            a[::5] = -0.0
+            a[10] = 2
+            return a.view(torch.int32).cpu()
+
+        assert torch.equal(written("tiny"), written("cpu"))
 
     def test_dependent_loop(self) -> None:
         """A loop `a[i] = a[i-1] + 1` is right."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import types
 import warnings
 from collections.abc import Callable
 
@@ -304,6 +306,68 @@ class TestWritesInPlace:
         with pytest.raises(IndexError):
             run(a, torch.tensor([4, 0]).to("tiny"))
         torch.testing.assert_close(a.cpu(), x + 1)
+
+
+class TestWholeStep:
+    """Loss, gradients and the optimizer's update as one graph."""
+
+    def test_agrees_with_cpu_and_stores_in_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The losses of five steps are the CPU's; parameters and moments keep their buffers or are exchanged, once."""
+        monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
+        x, y = torch.randn(5, 6), torch.tensor([0, 2, 1, 0, 2])
+
+        def losses(device: str) -> list[float]:
+            net = network().to(device)
+            parameters = list(net.parameters())
+            moments = [torch.zeros_like(p) for p in parameters]
+
+            def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                loss = nn.functional.cross_entropy(net(x), y)
+                gradients = torch.autograd.grad(loss, parameters)
+                with torch.no_grad():
+                    for p, moment, gradient in zip(parameters, moments, gradients, strict=True):
+                        moment.mul_(0.9).add_(gradient)
+                        p.sub_(moment, alpha=0.1)
+                return loss.detach()
+
+            run = torch.compile(step, backend=compiled.tiny, fullgraph=True) if device == "tiny" else step
+            found = [run(x.to(device), y.to(device)).item()]
+            places = [memory_of(t) for t in moments] if device == "tiny" else []
+            found += [run(x.to(device), y.to(device)).item() for _ in range(4)]
+            if device == "tiny":
+                # The labels' check used to come with the results, so everything written went to new buffers.
+                assert [memory_of(t) for t in moments] == places
+                before = [t.cpu() for t in (*parameters, *moments)]
+                with pytest.raises(IndexError, match="out of bounds"):
+                    run(x.to(device), torch.tensor([0, 2, 3, 0, 2]).to(device))
+                for now, then in zip((*parameters, *moments), before, strict=True):
+                    assert torch.equal(now.cpu(), then)
+            return found
+
+        torch.testing.assert_close(losses("tiny"), losses("cpu"))
+
+
+def test_dynamo_stays_out_of_kernels() -> None:
+    """Between two graphs Dynamo followed the device's own Python code: it compiled, and recompiled, its kernels."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        return torch.zeros_like(x) + x.sum()
+
+    compiled_frames: list[str] = []
+    original = torch._dynamo.convert_frame.ConvertFrameAssert.__call__
+
+    def seen(self: object, frame: types.FrameType, *args: object, **kwargs: object) -> object:
+        compiled_frames.append(frame.f_code.co_filename)
+        return original(self, frame, *args, **kwargs)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._dynamo.convert_frame.ConvertFrameAssert, "__call__", seen)
+        run = torch.compile(function, backend=compiled.tiny)
+        assert run(torch.ones(3).to("tiny")).tolist() == [6.0] * 3
+    assert any(name == __file__ for name in compiled_frames)
+    assert not [name for name in compiled_frames if "backend" in name.split(os.sep) and name != __file__]
 
 
 def memory_of(t: torch.Tensor) -> int:

@@ -23,6 +23,7 @@ from ..metadata import specs
 from ..rows import ROWS
 from ..stats import STATS
 from ..tensors import assign, check_writable, constant, fill
+from ..views import empty
 
 Formula = Callable[..., UOp]
 
@@ -124,6 +125,13 @@ def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
     return self
 
 
+def scalar_tensor(
+    number: Any, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> torch.Tensor:
+    """aten::scalar_tensor, the right side of ``a[i] = 2``: torch's own form asks for memory, then fills it."""
+    return fill_(empty((), dtype=dtype or torch.get_default_dtype(), device=device), number)
+
+
 _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _EXACT = {d: (torch.iinfo(d).min, torch.iinfo(d).max) for d in (torch.int8, torch.int16, torch.int32, torch.int64)}
 _EXACT |= dict.fromkeys((torch.float64, torch.float32), (-(1 << 24), 1 << 24))
@@ -131,6 +139,7 @@ _EXACT |= dict.fromkeys((torch.float64, torch.float32), (-(1 << 24), 1 << 24))
 KERNELS: dict[str, Callable[..., Any]] = {
     "_efficientzerotensor": zeros_to_be,
     "fill_.Scalar": fill_,
+    "scalar_tensor": scalar_tensor,
     "arange.out": into_out("arange.out", arange),
     "arange.start_out": into_out("arange.start_out", arange),
     "range.out": into_out("range.out", arange),

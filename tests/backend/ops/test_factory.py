@@ -26,3 +26,21 @@ def test_fill_takes_what_the_cpu_takes(dtype, number):
         assert actual == expected
     else:
         torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int64, torch.uint64, torch.bool, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("number", [0, -0.0, 7, 2**63, 2.5, True, 1 + 2j, math.nan])
+def test_scalar_tensor(dtype, number):
+    """The right side of `a[i] = 2`: the default dtype where none is asked for; the CPU's errors."""
+
+    def made(device):
+        try:
+            return torch.scalar_tensor(number, dtype=dtype, device=device).cpu()
+        except (RuntimeError, OverflowError) as error:
+            return str(error)
+
+    expected, actual = made("cpu"), made("tiny")
+    if isinstance(expected, str):
+        assert actual == expected
+    else:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
