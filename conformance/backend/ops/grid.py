@@ -1,0 +1,221 @@
+"""Sampling an image or a volume at the points of a grid, and its gradients.
+
+Defines grid_sampler_2d, grid_sampler_3d and their gradients, by one rule for any number of dimensions.
+
+The key insight: along each dimension a point has a few taps (an index, a weight, the weight's derivative), and all
+modes, gradients and dimensions are sums over products of them. Written as loops over the points (`loops`) the sums are
+one kernel, in which the gradient of the image, where many points may add to one element, is a plain `+=`.
+Rules are those of aten/src/ATen/native/GridSampler.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from ..dtypes import opmath
+from ..loops import Array, Index, Program, kernel
+from ..rows import Context, value
+from . import elementary as e
+from .elementary import absolute, divide, subtract
+
+BILINEAR, NEAREST, BICUBIC = range(3)
+ZEROS, BORDER, REFLECTION = range(3)
+
+
+class Tap(NamedTuple):
+    """One of the elements along a dimension that a point is computed from."""
+
+    place: UOp  # int32, in range
+    inside: UOp  # whether the element exists
+    weight: UOp
+    slope: UOp  # the weight's derivative by the point's coordinate
+
+
+class Mode(NamedTuple):
+    """How points are read."""
+
+    interpolation: int
+    padding: int
+    align_corners: bool
+
+
+def _scale(size: int, align_corners: bool) -> float:
+    """Elements for each unit of the grid's coordinates."""
+    return (size - 1) / 2 if align_corners else size / 2
+
+
+def _clipped(x: UOp, size: int) -> tuple[UOp, UOp]:
+    """(x kept within 0 and size - 1, its derivative); at the ends it is 0 already."""
+    low, high = x <= 0, x >= size - 1
+    one = x.const_like(1.0)
+    return low.where(0.0, high.where(float(size - 1), x)), (low | high).where(0.0, one)
+
+
+def _reflected(x: UOp, size: int, align_corners: bool) -> tuple[UOp, UOp]:
+    """(x reflected at both ends until it is between them, its derivative)."""
+    low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
+    one = x.const_like(1.0)
+    if not span:
+        return x.const_like(0.0), x.const_like(0.0)
+    offset = subtract(x, low)
+    distance, sign = absolute(offset), (offset < 0).where(-1.0, one)
+    flips = divide(distance, span).floor()
+    rest = subtract(distance, flips * span)
+    odd = (flips * 0.5).floor().ne(flips * 0.5)
+    return odd.where(subtract(span, rest), rest) + low, odd.where(-sign, sign)
+
+
+def _padded(x: UOp, size: int, mode: Mode) -> tuple[UOp, UOp]:
+    """(the coordinate that is read where x is asked for, its derivative)."""
+    if mode.padding == ZEROS:
+        return x, x.const_like(1.0)
+    if mode.padding == BORDER:
+        return _clipped(x, size)
+    inner, outer_slope = _reflected(x, size, mode.align_corners)
+    inner, slope = _clipped(inner, size)
+    return inner, slope * outer_slope
+
+
+def _tap(at: UOp, size: int, weight: UOp, slope: UOp) -> Tap:
+    inside = (at >= 0) & (at <= size - 1)
+    return Tap(inside.where(at, 0.0).cast(dtypes.int32), inside, weight, slope)
+
+
+_A = -0.75  # of the cubic convolution kernel, as on the CPU
+
+
+def _cubic(x: UOp) -> tuple[UOp, UOp]:
+    """(the kernel, its derivative) at a distance up to 1."""
+    return ((_A + 2) * x - (_A + 3)) * x * x + 1.0, (3 * (_A + 2) * x - 2 * (_A + 3)) * x
+
+
+def _cubic_far(x: UOp) -> tuple[UOp, UOp]:
+    """The same at a distance of 1 to 2."""
+    return ((_A * x - 5 * _A) * x + 8 * _A) * x - 4 * _A, (3 * _A * x - 10 * _A) * x + 8 * _A
+
+
+def taps(coordinate: UOp, size: int, mode: Mode) -> list[Tap]:
+    """What a point at this grid coordinate (-1 and 1 are the ends) reads along a dimension."""
+    scale = _scale(size, mode.align_corners)
+    x = (coordinate + 1.0) * scale
+    x = x if mode.align_corners else subtract(x, 0.5)
+    if mode.interpolation == BICUBIC:
+        low = x.floor()
+        t = subtract(x, low)
+        near, far = (_cubic(t), _cubic(subtract(1.0, t))), (_cubic_far(t + 1.0), _cubic_far(subtract(2.0, t)))
+        weights = [far[0], near[0], (near[1][0], -near[1][1]), (far[1][0], -far[1][1])]
+        places = [_padded(low + float(i), size, mode)[0] for i in (-1, 0, 1, 2)]
+        return [_tap(e.rint(p), size, w, s * scale) for p, (w, s) in zip(places, weights, strict=True)]
+    x, slope = _padded(x, size, mode)
+    if mode.interpolation == NEAREST:
+        return [_tap(e.rint(x), size, x.const_like(1.0), x.const_like(0.0))]
+    low, slope = x.floor(), slope * scale
+    t = subtract(x, low)
+    return [_tap(low, size, subtract(1.0, t), -slope), _tap(low + 1.0, size, t, slope)]
+
+
+class Corner(NamedTuple):
+    """One of the elements that a point is computed from."""
+
+    place: UOp  # in the flattened image
+    inside: UOp
+    weight: UOp
+    slopes: list[UOp]  # of the weight, by each of the grid's coordinates
+
+
+def _corners(grid: Array, at: tuple[Index, Index], sizes: Sequence[int], mode: Mode, dtype: DType) -> list[Corner]:
+    """Every combination of a point's taps; the grid's first coordinate is the image's last dimension."""
+    rank = len(sizes)
+    along = [taps(grid[(*at, rank - 1 - d)].cast(dtype), size, mode) for d, size in enumerate(sizes)]
+    corners = []
+    for chosen in itertools.product(*along):
+        place = UOp.const(0, dtypes.int32)
+        for size, tap in zip(sizes, chosen, strict=True):
+            place = place * size + tap.place
+        weight = math.prod((t.weight for t in chosen[1:]), start=chosen[0].weight)
+        one = weight.const_like(1.0)
+        slopes = [math.prod((t.slope if i == d else t.weight for i, t in enumerate(chosen)), start=one)
+                  for d in reversed(range(rank))]  # fmt: skip
+        inside = functools.reduce(operator.and_, (t.inside for t in chosen))
+        corners.append(Corner(place, inside, weight, slopes))
+    return corners
+
+
+def _sample(p: Program, out: Array, image: Array, grid: Array, sizes: Sequence[int], mode: Mode) -> None:
+    dtype = opmath(image.dtype)
+    for n in p.loop(len(image), independent=True):
+        for point in p.loop(grid.shape[1], independent=True):
+            corners = _corners(grid, (n, point), sizes, mode, dtype)
+            for c in p.loop(image.shape[1]):
+                total = UOp.const(0.0, dtype)
+                for corner in corners:
+                    element = image[n, c, corner.place].cast(dtype)
+                    total = total + corner.inside.where(element * corner.weight, 0.0)
+                out[n, c, point] = total
+
+
+def _gradients(p: Program, *arrays: Any) -> None:
+    *wanted, out, image, grid, sizes, mode = arrays
+    of_grid, of_image = wanted[0], wanted[1] if len(wanted) > 1 else None
+    # Differences of neighbours, summed over channels, cancel; but the nearest element is the one that was read.
+    dtype = opmath(image.dtype) if mode.interpolation == NEAREST else dtypes.float64
+    for n in p.loop(len(image), independent=True):
+        if of_image is not None:
+            for c in p.loop(image.shape[1]):
+                for place in p.loop(image.shape[2]):
+                    of_image[n, c, place] = 0.0
+        for point in p.loop(grid.shape[1]):
+            corners = _corners(grid, (n, point), sizes, mode, dtype)
+            slopes = p.local(dtype, *[0.0] * len(sizes))
+            for c in p.loop(image.shape[1]):
+                gradient = out[n, c, point].cast(dtype)
+                for corner in corners:
+                    element = image[n, c, corner.place].cast(dtype)
+                    for d, slope in enumerate(corner.slopes):
+                        slopes[d] = slopes[d] + corner.inside.where(element * slope * gradient, 0.0)
+                    if of_image is not None:
+                        sum_ = of_image[n, c, corner.place] + corner.weight * gradient
+                        of_image.set((n, c, corner.place), sum_, where=corner.inside)
+            for d in range(len(sizes)):
+                of_grid[n, point, d] = slopes[d]
+
+
+def _flat(image: UOp) -> UOp:
+    return image.reshape((*image.shape[:2], math.prod(image.shape[2:])))
+
+
+def _points(grid: UOp) -> UOp:
+    return grid.reshape((grid.shape[0], math.prod(grid.shape[1:-1]), grid.shape[-1]))
+
+
+@value("grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(ctx: Context, image: UOp, grid: UOp, interpolation: int, padding: int, align_corners: bool) -> UOp:
+    """The image's values at the grid's points, of shape (batch, channels, *points)."""
+    inputs = [_flat(image), _points(grid)]
+    shape = (*(int(s) for s in image.shape[:2]), int(inputs[1].shape[1]))
+    mode, sizes = Mode(interpolation, padding, align_corners), tuple(int(s) for s in image.shape[2:])
+    (out,) = kernel(_sample, [(shape, ctx.out.computed)], inputs, ctx.device, sizes, mode)
+    return out.reshape(ctx.out.size)
+
+
+@value("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def grid_sampler_backward(
+    ctx: Context, out: UOp, image: UOp, grid: UOp, interpolation: int, padding: int, align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[UOp | None, UOp | None]:  # fmt: skip
+    """The gradients by the image and by the grid; the first only where it is asked for."""
+    inputs = [_flat(out), _flat(image), _points(grid)]
+    shapes = [tuple(int(s) for s in x.shape) for x in (inputs[2], inputs[1])]
+    outputs = [(shapes[0], grid.dtype), (shapes[1], dtypes.float64)]  # at a border very many points add to one element
+    mode, sizes = Mode(interpolation, padding, align_corners), tuple(int(s) for s in image.shape[2:])
+    wanted = outputs[: 2 if output_mask[0] else 1]
+    of_grid, *of_image = kernel(_gradients, wanted, inputs, ctx.device, sizes, mode)
+    return of_image[0].reshape(image.shape) if of_image else None, of_grid.reshape(grid.shape)
