@@ -203,8 +203,8 @@ class TestTargets:
         assert verdict.bad_step == 2
 
     def test_an_answer_follows_from_the_program_alone(self):
-        """The same mismatch each time. What FakeTensorMode remembers of calls gave the first run of this program another
-        answer than all later ones (see the findings), so that a campaign called it flaky."""
+        """The same mismatch each time. What FakeTensorMode remembers of calls gave the first run of this program
+        another answer than all later ones (see the findings), so that a campaign called it flaky."""
         seen = [judge(VIEWS_OF_NOTHING, load_target("fake"), locate=False).mismatches for _ in range(3)]
         assert seen[0] == seen[1] == seen[2]
         assert [mismatch.oracle for mismatch in seen[0]] == ["alias"]

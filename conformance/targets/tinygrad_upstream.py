@@ -38,8 +38,8 @@ class TinygradUpstreamTarget(Target):
     name = "tinygrad-upstream"
     storages = False
     oracles = frozenset(ORACLES) - {"alias", "storage", "version", "kernels", "stride", "storage_offset", "contiguity"}
-    """It gives every tensor the strides of a dense one: where they were judged, more than half of all programs failed by
-    nothing else."""
+    """It gives every tensor the strides of a dense one: where they were judged, more than half of all programs failed
+    by nothing else."""
     dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8,
                         torch.int8, torch.int16, torch.int32, torch.int64})
     without = frozenset({"same_base", "set_view_", "set_data", "resize_filled_", "empty_filled", "view_as_complex",
