@@ -54,7 +54,8 @@ class Count:
 
     kernels: int = 0
     schedules: int = 0
-    replayed: int = 0  # schedules whose graph had been scheduled before
+    replayed: int = 0  # schedules that were remembered, their graph having been met before
+    loaded: int = 0  # of these, those that came from disk: another process met it
     stored: int = 0  # writes into a buffer's own memory
     copies_in: int = 0
     copies_out: int = 0
@@ -76,7 +77,8 @@ class Count:
                 self.stored += 1
             case trace.Schedule() as s:
                 self.kernels, self.schedules = self.kernels + len(s.kernels), self.schedules + 1
-                self.replayed += s.replayed
+                self.replayed += s.origin != "scheduled"
+                self.loaded += s.origin == "disk"
                 self.schedule_s, self.compile_s = self.schedule_s + s.schedule_s, self.compile_s + s.compile_s
                 self.run_s += s.run_s
         self.boundaries.append((_place(), event))
@@ -144,7 +146,8 @@ def tables(counted: Count) -> Iterator[Table]:
     total = Table("what", "count", "detail", title="In all")
     seconds = f"{counted.schedule_s:.3f} s scheduling, {counted.compile_s:.3f} s code, {counted.run_s:.3f} s running"
     total.add_row("kernels", str(counted.kernels), seconds)
-    total.add_row("schedules", str(counted.schedules), f"{counted.replayed} of them as scheduled before")
+    known = f"{counted.replayed} remembered, {counted.loaded} of these on disk"
+    total.add_row("schedules", str(counted.schedules), known)
     total.add_row("copies in", str(counted.copies_in), f"{counted.bytes_in} bytes")
     total.add_row("copies out", str(counted.copies_out), f"{counted.bytes_out} bytes")
     total.add_row("stores", str(counted.stored), "writes into a buffer's own memory")

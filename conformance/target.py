@@ -103,10 +103,6 @@ class Target:
         of them in one schedule."""
         return copied_to_host(flats)
 
-    def forget(self) -> None:
-        """Let go of what earlier work left behind that changes how many kernels later work runs: called before each
-        case of op_db, so that its counts do not depend on the cases before it."""
-
     def synchronize(self) -> None:
         """Wait until everything that was asked of the device has run."""
         if self.device.type != "cpu" and torch.accelerator.is_available():

@@ -1,6 +1,6 @@
 """The one door to tinygrad's scheduler: host memory in, host memory out, and many lazy values realized in one schedule.
 
-Defines `from_host`, `to_host`, `realize`, the expression measures `depth` and `cost`, and the `Counters`.
+Defines `from_host`, `to_host`, `realize`, and the expression measures `depth` and `cost`.
 
 The key insight: tinygrad's `UOp` has the whole tensor API, so values are UOps and nothing else; `Tensor` with its
 global registry of live tensors is not used, and the caller says which lazy values must learn of a realization.
@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tinygrad.device import Buffer, Device
@@ -29,7 +28,9 @@ from tinygrad.uop.ops import GroupOp, UOp
 from tinygrad.uop.ops import buffers as _buffers
 
 from . import trace
-from .replay import Key, Replay, Replays, canonical, kernel_names
+from .counters import COUNTERS
+from .replay import Graph, Replay, canonical, kernel_names, recorded
+from .schedules import Schedules, Subject, subject
 from .toolchain import ensure_compiler
 
 # tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
@@ -40,22 +41,7 @@ if "PARALLEL" not in os.environ:
 LOCK = threading.RLock()
 
 
-@dataclass
-class Counters:
-    """What ran since the process started; `conformance.backend.stats` gives differences."""
-
-    kernels: int = 0
-    schedules: int = 0
-    stored: int = 0  # writes into a buffer's own memory
-    copies_in: int = 0
-    copies_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    unoptimized: int = 0  # kernels that tinygrad's optimizer could not take
-
-
-COUNTERS = Counters()
-REPLAYS = Replays()
+SCHEDULES = Schedules()
 
 
 def device_name(index: int = 0) -> str:
@@ -187,17 +173,19 @@ def realize(
         if not pending:
             return wanted, list(others)
         before, start = GlobalCounters.kernel_count, time.perf_counter()
-        key, buffers, calls = canonical(pending)
-        replay = REPLAYS.get(key)
+        graph = canonical(pending)
+        of = subject(graph.key, device)
+        replay, origin = SCHEDULES.get(of)
         if replay is not None:
             found = time.perf_counter()
-            done = [_like(b, v) for b, v in zip(replay.run(buffers), pending, strict=True)]
+            slots = replay.run(graph.buffers)
+            done = [_like(slots[i], v) for i, v in zip(replay.results, pending, strict=True)]
+            becomes = {graph.nodes[k]: _like(slots[i], graph.nodes[k]) for k, i in replay.becomes}
             if trace.LISTENERS:
                 spent = found - start, 0.0, time.perf_counter() - found
-                trace.tell(trace.Schedule(why, replay.names, len(pending), True, *spent))
-            becomes = {bare(v): _like(d.base, bare(v)) for v, d in zip(pending, done, strict=True)}
+                trace.tell(trace.Schedule(why, replay.names, len(pending), origin, *spent))
         else:
-            done, becomes = _schedule(key, buffers, pending, why)
+            done, becomes = _schedule(of, graph, pending, why)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         finished = iter(done)
@@ -205,25 +193,40 @@ def realize(
         for v, w, r in zip(values, wanted, results, strict=True):
             if v is not w:  # computed as a copy of itself
                 becomes[bare(v)] = _like(r.base, bare(v))
-        return results, _rewritten(others, becomes, calls)
+        return results, _rewritten(others, becomes, graph.calls)
 
 
-def _schedule(key: Key, buffers: list[UOp], pending: list[UOp], why: str) -> tuple[list[UOp], dict[UOp, UOp]]:
+def _schedule(of: Subject, graph: Graph, pending: list[UOp], why: str) -> tuple[list[UOp], dict[UOp, UOp]]:
     """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
     start = time.perf_counter()
-    call, becomes = transform_to_call(UOp.sink(*pending))
-    linear, variables = create_linear_with_vars(call)
-    done = list(UOp.sink(*pending).substitute(becomes, walk=True).src)
+    linear, variables, done, becomes = _scheduled(pending)
     scheduled = time.perf_counter()
     ready = compile_linear(linear)
     coded = time.perf_counter()
     run_linear(link_linear(ready), variables, jit=True)
     if trace.LISTENERS:
         spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
-        trace.tell(trace.Schedule(why, kernel_names(ready), len(pending), False, *spent))
-    if REPLAYS.repeated(key) and not variables and all(v.has_buffer_identity() for v in done):
-        REPLAYS.record(key, buffers, ready, done)
+        names = kernel_names([call.src[0] for call in ready.src])
+        trace.tell(trace.Schedule(why, names, len(pending), "scheduled", *spent))
+    if not variables and all(v.has_buffer_identity() for v in [*done, *becomes.values()]):
+        SCHEDULES.put(of, recorded(graph, ready, done, becomes))
     return done, becomes
+
+
+def _scheduled(values: list[UOp]) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
+    """tinygrad's schedule for values, its variables, the values as buffers, and what each computed node becomes.
+
+    What becomes a buffer is one in its own shape, or that reshaped: as it is when the schedule runs again.
+    """
+    call, becomes = transform_to_call(UOp.sink(*values))
+    linear, variables = create_linear_with_vars(call)
+    done = UOp.sink(*values).substitute(becomes, walk=True).src
+    COUNTERS.scheduled += 1
+    return linear, variables, [_plain(v, v) for v in done], {n: _plain(v, n) for n, v in becomes.items()}
+
+
+def _plain(value: UOp, node: UOp) -> UOp:
+    return _like(value.base, node) if value.has_buffer_identity() else value
 
 
 def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
@@ -233,22 +236,28 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
         wanted = [
             v.clone(device) if v.device is None or _rearranges(v) or v.has_buffer_identity() else v for v in values
         ]
-        key, buffers, _ = canonical(wanted)
-        call, becomes = transform_to_call(UOp.sink(*wanted))
-        linear, variables = create_linear_with_vars(call)
-        assert not variables
-        done = list(UOp.sink(*wanted).substitute(becomes, walk=True).src)
-        return REPLAYS.record(key, buffers, compile_linear(linear), done), buffers
+        graph = canonical(wanted)
+        of = subject(graph.key, device)
+        replay, _ = SCHEDULES.get(of)
+        if replay is None:
+            linear, variables, done, becomes = _scheduled(wanted)
+            assert not variables
+            kept = {n: v for n, v in becomes.items() if v.has_buffer_identity()}
+            replay = recorded(graph, compile_linear(linear), done, kept)
+            if len(kept) == len(becomes):
+                SCHEDULES.put(of, replay)
+        return replay, graph.buffers
 
 
 def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
     """Run a schedule over realized buffers; its results as flat buffers."""
     with LOCK:
         before, start = GlobalCounters.kernel_count, time.perf_counter()
-        results = replay.run(buffers)
+        slots = replay.run(buffers)
+        results = [slots[i] for i in replay.results]
         if trace.LISTENERS:
             spent = 0.0, 0.0, time.perf_counter() - start
-            trace.tell(trace.Schedule("compiled", replay.names, len(results), True, *spent))
+            trace.tell(trace.Schedule("compiled", replay.names, len(results), "memory", *spent))
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         return results

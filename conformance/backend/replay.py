@@ -1,23 +1,24 @@
-"""Remembered schedules: a graph equal to an earlier one, buffers aside, runs again without being scheduled.
+"""A schedule as data: a graph equal to an earlier one, buffers aside, runs again without being scheduled.
 
-Defines `canonical` (a graph with its buffers numbered, as a key) and `Replays` (what to run for a key).
+Defines `canonical` (a graph with its buffers numbered, as a key), `recorded` (a schedule that tinygrad made, as a
+`Replay`) and `Replay` (which runs over other buffers).
 
-The key insight: a training loop records the same lazy graph at every step over other buffers. tinygrad remembers its
-kernels, yet rewrites the whole graph in Python each time before it can look them up; comparing two graphs node by node
-costs a fraction of that. A schedule is kept as tinygrad's own TinyJit keeps one: a list of calls whose inputs and
-outputs are parameters.
+The key insight: a training loop records the same lazy graph at every step over other buffers, and a second run of a
+test suite meets the graphs of the first. tinygrad remembers its kernels, yet rewrites the whole graph in Python each
+time before it can look them up; comparing two graphs node by node costs a fraction of that. What is left of a schedule
+is a list of programs, and for each the numbers of its buffers.
 Must not know storages or torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinygrad.device import Buffer, MultiBuffer
+from tinygrad.dtype import DType, dtypes
 from tinygrad.engine.realize import get_call_arg_uops, get_runtime, run_linear
 from tinygrad.helpers import DEBUG, PROFILE, GlobalCounters, ansistrip
 from tinygrad.uop import Ops
@@ -29,13 +30,18 @@ if TYPE_CHECKING:
 
 Key = tuple[Any, ...]
 
-SEEN_KEPT = 1024  # keys seen once
-PLANS_KEPT = 128  # schedules
+
+class Graph(NamedTuple):
+    """The graph of some values."""
+
+    key: Key  # equal for equal graphs over other buffers
+    nodes: list[UOp]  # in order, without those inside of kernels that stand in it as calls
+    buffers: list[UOp]  # in order
+    calls: set[UOp]  # these kernels: they write to buffers of the graph
 
 
-def canonical(values: Sequence[UOp]) -> tuple[Key, list[UOp], set[UOp]]:
-    """The graph of `values` as a key that is equal for equal graphs over other buffers, its buffers in order, and the
-    kernels that stand in it as calls: these write to buffers of the graph."""
+def canonical(values: Sequence[UOp]) -> Graph:
+    """The graph of `values`."""
     index: dict[UOp, int] = {}
     buffers: list[UOp] = []
     calls: set[UOp] = set()
@@ -50,34 +56,67 @@ def canonical(values: Sequence[UOp]) -> tuple[Key, list[UOp], set[UOp]]:
             key.append((node.src[0], *[place - index[s] for s in node.src[1:]]))
         else:
             key.append((node.op, node.dtype, node.arg, *[place - index[s] for s in node.src]))
-    return tuple(key), buffers, calls
+    return Graph(tuple(key), list(index), buffers, calls)
+
+
+class Place(NamedTuple):
+    """Where an argument of a kernel lies: a buffer, or a stretch of one."""
+
+    whole: int  # of the slots and then the scratch buffers
+    offset: int  # bytes
+    nbytes: int  # 0 for all of the buffer
+
+
+class Kernel(NamedTuple):
+    """One kernel of a schedule, as data."""
+
+    program: UOp
+    device: str
+    places: tuple[Place, ...]
+    local: bool  # whether all its arguments lie on its own device
+
+    def bound(self) -> Launch | HostLaunch | None:
+        """The kernel loaded, ready to run; None where only tinygrad can run it."""
+        program, arguments = get_runtime(self.device, self.program), self.program.arg
+        variables = [v.expr for v in arguments.vars]
+        global_size, local_size = arguments.launch_dims({})
+        if self.local and variables in ([], ["core_id"]) and _is_host_code(program):
+            # tinygrad numbers such a kernel's threads, which run one after the other, in the place of that variable.
+            threads = [(i,) for i in range(global_size[0])] if variables else [()]
+            words = [ctypes.c_uint64] * (len(self.places) + len(variables))
+            return HostLaunch(ctypes.CFUNCTYPE(None, *words)(program.addr), program, self.places, threads)
+        if variables:
+            return None
+        sizes = {"global_size": global_size, "local_size": local_size, "vals": ()}
+        return Launch(program, self.device, self.places, sizes)
 
 
 class Launch(NamedTuple):
-    """One kernel of a schedule, ready to run on any device."""
+    """A kernel, ready to run on any device."""
 
     program: Callable[..., Any]
     device: str
-    places: tuple[int, ...]  # of its buffers, among the slots and then the intermediate buffers
+    places: tuple[Place, ...]
     options: dict[str, Any]  # global_size, local_size, vals
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
         """Run it."""
-        self.program(*[held[i].get_buf(self.device) for i in self.places], **self.options)
+        found = [held[i].view(size, dtypes.uint8, offset) if size else held[i] for i, offset, size in self.places]
+        self.program(*[buffer.get_buf(self.device) for buffer in found], **self.options)
         GlobalCounters.kernel_count += 1
 
 
 class HostLaunch(NamedTuple):
-    """One kernel in this process's own memory: its machine code is called with addresses, and nothing else."""
+    """A kernel in this process's own memory: its machine code is called with addresses, and nothing else."""
 
     code: Callable[..., None]
     program: CPUProgram  # keeps the code's memory
-    places: tuple[int, ...]
-    threads: list[tuple[int, ...]]  # the numbers that follow the addresses, for each thread of it
+    places: tuple[Place, ...]
+    threads: Sequence[tuple[int, ...]]  # the numbers that follow the addresses, for each thread of it
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
         """Run it."""
-        arguments = [addresses[i] for i in self.places]
+        arguments = [addresses[i] + offset for i, offset, _ in self.places]
         for numbers in self.threads:
             self.code(*arguments, *numbers)
         GlobalCounters.kernel_count += 1
@@ -88,75 +127,118 @@ class Call(NamedTuple):
 
     call: UOp
 
+    def bound(self) -> Call:
+        """Itself."""
+        return self
+
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
         """Run it."""
         run_linear(UOp(Ops.LINEAR, src=(self.call,)), {}, input_uops=slots, jit=True)
+
+
+Spec = tuple[str, int, DType]  # of a buffer: device, size, dtype
 
 
 @dataclass
 class Replay:
     """A compiled schedule: slots 0 to n-1 are the graph's buffers in order, those after it new buffers for results."""
 
-    steps: list[Launch | HostLaunch | Call]
-    fresh: list[tuple[str, int, Any]]  # (device, size, dtype) of each new buffer
+    kernels: list[Kernel | Call]
+    fresh: list[Spec]  # of each new buffer
     results: list[int]  # the slot that holds each value
-    intermediates: list[Buffer]
-    names: tuple[str, ...]  # of the kernels, in order
+    becomes: list[tuple[int, int]]  # of nodes of the graph, by number: the slot in which each is from now on
+    scratch: list[Buffer]  # for intermediate values
+    views: list[Buffer] = field(default_factory=list)  # parts of these that a Call opens
+    steps: list[Launch | HostLaunch | Call] = field(init=False)
+
+    def __post_init__(self) -> None:
+        steps = [k.bound() for k in self.kernels]
+        assert None not in steps
+        self.steps = steps  # type: ignore[assignment]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """tinygrad's names of the kernels, in order."""
+        return kernel_names([k.program if isinstance(k, Kernel) else k.call.src[0] for k in self.kernels])
 
     def run(self, buffers: Sequence[UOp]) -> list[UOp]:
-        """Run over these buffers; the results as flat buffers."""
+        """Run over these buffers; all slots, as flat buffers."""
         slots = [*buffers, *[UOp.new_buffer(*spec) for spec in self.fresh]]
         held = [(buffers_of_nodes.get(s) or s.buffer).ensure_allocated() for s in slots]  # type: ignore[union-attr]
-        held += [b.ensure_allocated() for b in self.intermediates]
+        held += [b.ensure_allocated() for b in self.scratch]
         addresses = [getattr(b._buf, "va_addr", 0) for b in held]
         for step in self.steps:
             step(held, addresses, slots)
         self._free()
-        return [slots[i] for i in self.results]
+        return slots
 
     def _free(self) -> None:
         """Give the memory of intermediate values back; the allocator keeps it at hand for the next run."""
-        for buffer in self.intermediates:
+        for buffer in self.views:
             if buffer.is_initialized():
                 buffer.deallocate()
-            base = buffer._base
-            if base is not None and base.allocated_views == 0 and base.is_allocated():
-                base.deallocate()
+        for buffer in self.scratch:
+            if buffer.is_allocated() and buffer.allocated_views == 0:
+                buffer.deallocate()
 
 
-def kernel_names(linear: UOp) -> tuple[str, ...]:
-    """tinygrad's names of a schedule's kernels, in order: r_ for reductions, E_ for elementwise work, copies."""
-    heads = [call.src[0] for call in linear.src]
+def kernel_names(heads: Sequence[UOp]) -> tuple[str, ...]:
+    """tinygrad's names of what calls call: r_ for reductions, E_ for elementwise work, copies."""
     return tuple(ansistrip(h.arg.name) if h.op is Ops.PROGRAM else h.op.name.lower() for h in heads)
 
 
-def _step(call: UOp, places: dict[Any, int]) -> Launch | HostLaunch | Call:
-    """How to run a call; `places` has the slots and gets each intermediate buffer, parts of others among them."""
-    head, arguments = call.src[0], get_call_arg_uops(call)
+def recorded(graph: Graph, linear: UOp, outcomes: Sequence[UOp], becomes: dict[UOp, UOp]) -> Replay:
+    """The compiled schedule `linear` of a graph as data.
+
+    `outcomes` are its values, `becomes` all nodes of it that are kept, each as a (reshaped) buffer.
+    """
+    slots = {b: i for i, b in enumerate(graph.buffers)}
+    fresh = list(dict.fromkeys(v.base for v in [*outcomes, *becomes.values()] if v.base not in slots))
+    slots |= {b: len(slots) + i for i, b in enumerate(fresh)}
+    wholes: dict[Any, int] = {b.buffer: i for b, i in slots.items()}
+    kernels = [_kernel(call, wholes) or Call(call) for call in linear.src]
+    scratch: list[Buffer] = list(wholes)[len(slots) :]
+    views: list[Buffer] = []
+    if any(isinstance(k, Call) for k in kernels):
+        parameters = {b: UOp.param(i, b.dtype, b.shape, b.device) for b, i in slots.items()}
+        kernels = [Call(k.call.substitute(parameters, walk=True)) if isinstance(k, Call) else k for k in kernels]
+        arguments = [a for k in kernels if isinstance(k, Call) for a in get_call_arg_uops(k.call)]
+        opened = [b for b in [a.buffer for a in arguments if _own(a)] if isinstance(b, Buffer)]
+        scratch = list(dict.fromkeys([*scratch, *[b.base for b in opened]]))
+        views = [b for b in opened if b is not b.base]
+    else:  # the schedule's own are not kept: views of them may be open
+        scratch = [Buffer(b.device, b.size, b.dtype) for b in scratch]
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    learnt = [(number[node], slots[value.base]) for node, value in becomes.items()]
+    specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
+    return Replay(kernels, specs, [slots[v.base] for v in outcomes], learnt, scratch, views)
+
+
+def _own(argument: UOp) -> bool:
+    """Whether an argument of a call is the schedule's own: no parameter, nor a view of one."""
+    return not any(u.op is Ops.PARAM for u in argument.toposort())
+
+
+def _kernel(call: UOp, wholes: dict[Any, int]) -> Kernel | None:
+    """A call as data, None where it is no plain kernel; `wholes` has the slots and gets each intermediate buffer."""
+    head = call.src[0]
     if DEBUG >= 2 or PROFILE or head.op is not Ops.PROGRAM or not isinstance(call.src[1].device, str):
-        return Call(call)  # tinygrad prints and records what it runs itself
+        return None  # tinygrad prints and records what it runs itself
+    arguments = get_call_arg_uops(call)
+    found = [arguments[i].buffer for i in head.arg.globals]
+    if any(isinstance(b, MultiBuffer) for b in found):
+        return None
     device = call.src[1].device
-    found: list[int] = []
-    local = True
-    for argument in [arguments[i] for i in head.arg.globals]:
-        if argument.op is Ops.PARAM:
-            found.append(argument.arg.slot)
-        elif any(u.op is Ops.PARAM for u in argument.toposort()) or isinstance(argument.buffer, MultiBuffer):
-            return Call(call)
+    places = []
+    for buffer in found:
+        assert isinstance(buffer, Buffer)
+        if buffer in wholes:
+            places.append(Place(wholes[buffer], 0, 0))
         else:
-            found.append(places.setdefault(argument.buffer, len(places)))
-        local = local and argument.device == device
-    variables = [v.expr for v in head.arg.vars]
-    program = get_runtime(device, head)
-    global_size, local_size = head.arg.launch_dims({})
-    if local and variables in ([], ["core_id"]) and _is_host_code(program):
-        # tinygrad numbers the threads of such a kernel, which run one after the other, in the place of that variable.
-        threads: list[tuple[int, ...]] = [(i,) for i in range(global_size[0])] if variables else [()]
-        code = ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * (len(found) + len(variables)))(program.addr)
-        return HostLaunch(code, program, tuple(found), threads)
-    if variables:
-        return Call(call)
-    return Launch(program, device, tuple(found), {"global_size": global_size, "local_size": local_size, "vals": ()})
+            whole = wholes.setdefault(buffer.base, len(wholes))
+            places.append(Place(whole, buffer.offset, 0 if buffer.base is buffer else buffer.nbytes))
+    kernel = Kernel(head, device, tuple(places), all(b.device == device for b in found))
+    return kernel if kernel.bound() is not None else None
 
 
 def _is_host_code(program: Any) -> bool:
@@ -166,55 +248,4 @@ def _is_host_code(program: Any) -> bool:
     return isinstance(program, CPUProgram) and not program.lvp
 
 
-class Replays:
-    """Schedules by key. A key is recorded when it is met the second time: most graphs are met once."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._plans: OrderedDict[Key, Replay] = OrderedDict()
-
-    def forget(self) -> None:
-        """Begin again, as in a new process."""
-        self._seen.clear()
-        self._plans.clear()
-
-    def get(self, key: Key) -> Replay | None:
-        """The schedule for a graph, None where there is none yet."""
-        plan = self._plans.get(key)
-        if plan is not None:
-            self._plans.move_to_end(key)
-        return plan
-
-    def repeated(self, key: Key) -> bool:
-        """Whether this key was met before; it has been from now on."""
-        if key in self._seen:
-            del self._seen[key]
-            return True
-        self._seen[key] = None
-        if len(self._seen) > SEEN_KEPT:
-            self._seen.popitem(last=False)
-        return False
-
-    def record(self, key: Key, buffers: Sequence[UOp], linear: UOp, outcomes: Sequence[UOp]) -> Replay:
-        """Keep the compiled schedule that computed `outcomes` (values with buffer identity) for this key."""
-        slots = {b: i for i, b in enumerate(buffers)}
-        fresh = list(dict.fromkeys(v.base for v in outcomes if v.base not in slots))
-        slots |= {b: len(slots) + i for i, b in enumerate(fresh)}
-        parameters = {b: UOp.param(i, b.dtype, b.shape, b.device) for b, i in slots.items()}
-        template = linear.substitute(parameters, walk=True)
-        # What lies between stays where this run has put it, for whoever reads it there: the next runs have their own.
-        between = [u for u in template.toposort(enter_calls=True) if u.op is Ops.BUFFER and u.arg.device is not None]
-        own = {u: UOp.new_buffer(u.arg.device, u.max_numel(), u.dtype) for u in between}
-        template, kept = template.substitute(own, walk=True), list(own.values())
-        specs = [(b.arg.device, b.max_numel(), b.dtype) for b in fresh]
-        places: dict[Any, int] = dict(slots)
-        steps = [_step(call, places) for call in template.src]
-        whole = [b for b in (u.buffer for u in kept) if not isinstance(b, MultiBuffer)]
-        inner = list(dict.fromkeys([*list(places)[len(slots) :], *whole]))
-        plan = self._plans[key] = Replay(steps, specs, [slots[v.base] for v in outcomes], inner, kernel_names(linear))
-        if len(self._plans) > PLANS_KEPT:
-            self._plans.popitem(last=False)
-        return plan
-
-
-__all__ = ["Replay", "Replays", "canonical"]
+__all__ = ["Graph", "Replay", "canonical", "recorded"]

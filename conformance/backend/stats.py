@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import engine
+from .counters import COUNTERS, Counters
 
 
 @dataclass
@@ -38,7 +38,7 @@ def stats() -> dict[str, Any]:
         "native": dict(STATS.native),
         "decomposed": dict(STATS.decomposed),
         "fallback": dict(STATS.fallback),
-        **asdict(engine.COUNTERS),
+        **asdict(COUNTERS),
     }
 
 
@@ -46,8 +46,8 @@ def reset_stats() -> None:
     """Start counting from zero."""
     for counter in (STATS.native, STATS.decomposed, STATS.fallback):
         counter.clear()
-    for name, start in asdict(engine.Counters()).items():
-        setattr(engine.COUNTERS, name, start)
+    for name, start in asdict(Counters()).items():
+        setattr(COUNTERS, name, start)
 
 
 @contextlib.contextmanager

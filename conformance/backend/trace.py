@@ -16,7 +16,7 @@ class Schedule(NamedTuple):
     why: str  # what asked for the values: "observed", "realize", "cut", "write in place", "index check", "compiled"
     kernels: tuple[str, ...]  # tinygrad's names: r_ for a reduction, E_ for elementwise work, copy
     values: int  # how many values were asked for
-    replayed: bool  # whether an equal graph was scheduled before
+    origin: str  # of the schedule: "scheduled" now, or remembered in "memory" or on "disk"
     schedule_s: float  # seconds spent on the graph
     compile_s: float  # seconds spent on code of kernels
     run_s: float  # seconds in which kernels ran

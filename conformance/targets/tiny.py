@@ -72,11 +72,6 @@ class TinyTarget(Target):
             realize(list(flats))
         return super().download(flats)
 
-    def forget(self) -> None:
-        """Forget remembered schedules: one that runs again may take other kernels than one that is made anew."""
-        from conformance.backend import engine
-        engine.REPLAYS.forget()
-
     def synchronize(self) -> None:
         """tinygrad's CPU queue is waited for by every copy to the host."""
 
