@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 
+import conformance.backend  # noqa: F401 - registers the device
+
 NAN, INF = math.nan, math.inf
 FLOATS = torch.tensor([[1.0, NAN, 3.0, NAN], [-INF, -0.0, 0.0, -1.0], [2.0, 2.0, -2.0, 2.0]])
 
@@ -82,3 +84,14 @@ def test_long_rows_are_declined_not_wrong():
     before = backend.stats()["fallback"].get("aten.sort.default", 0)
     both(lambda t: t.sort()[0], torch.randn(20_000))
     assert backend.stats()["fallback"]["aten.sort.default"] == before + 1
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("function", [torch.median, torch.nanmedian, lambda x, d: torch.kthvalue(x, 2, d)])
+def test_elements_by_rank(function, dim):
+    """Along any dimension, zeros with their sign; the order of the other dimensions stays."""
+    x = torch.tensor([-0.0, 1, -2, 0.0, 5, 3, float("inf"), -7, 0.5]).repeat(4).view(2, 3, 6).clone()
+    x += torch.linspace(-1, 1, 36).view(2, 3, 6) * (x != 0)
+    for mine, expected in zip(function(x.to("tiny"), dim), function(x, dim), strict=True):
+        assert mine.cpu().tolist() == expected.tolist()
+        assert torch.equal(mine.cpu().signbit(), expected.signbit())
