@@ -14,6 +14,7 @@ from . import (
     activation,
     bessel,
     complex,
+    complex_products,
     conv,
     distance,
     division,
@@ -43,6 +44,7 @@ from . import (
 
 KERNELS: dict[str, Callable[..., Any]] = {
     **complex.KERNELS,
+    **complex_products.KERNELS,
     **dynamic.KERNELS,
     **factory.KERNELS,
     **norm.KERNELS,
@@ -64,6 +66,7 @@ __all__ = [
     "activation",
     "bessel",
     "complex",
+    "complex_products",
     "conv",
     "distance",
     "division",
