@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 from tinygrad.dtype import DType
-from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from . import engine, replay, storage
+from . import engine, replay, storage, stores
 from .dtypes import element
 from .tensors import geometry, is_tiny, tensor_on
 
@@ -196,49 +195,34 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
         whole = functools.reduce(lambda a, b: a * b, conditions).reshape((1,))
         if len(whole.toposort()) <= EARLY_CHECK:
             check, conditions = over_inputs(*engine.compiled([whole], device)), []
-    stored = [] if conditions else [i for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)]
+    homes = {} if conditions else {i: b for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)}
     try:
-        run, buffers = _scheduled(values, changed, stored, conditions, device)
+        stored, written, scheduled = _scheduled(values, changed, homes, conditions, device)
     except RuntimeError as error:
         if "cycle" not in str(error):
             raise
-        stored = []  # of two storages that swap their contents neither can be written first
-        run, buffers = _scheduled(values, changed, stored, conditions, device)
-    written = [i for i in changed if i not in stored]
-    return _Recording(check, over_inputs(run, buffers), outputs, stored, written, bool(conditions))
+        # Of two storages that swap their contents neither can be written first.
+        stored, written, scheduled = _scheduled(values, changed, {}, conditions, device)
+    return _Recording(check, over_inputs(*scheduled), outputs, stored, written, bool(conditions))
 
 
 def _scheduled(
-    values: list[UOp], changed: dict[int, tuple[UOp, UOp]], stored: list[int], conditions: list[UOp], device: str
-) -> tuple[replay.Replay, list[UOp]]:
-    """A schedule that stores in the buffers of `stored` and computes `values`, other new contents and the check."""
-    stores: list[UOp] = []
-    becomes: dict[UOp, UOp] = {}  # what was computed for a store is read from its buffer, not computed again
-    for i in sorted(stored, key=lambda i: len(changed[i][1].toposort())):  # what reads another's new content, later
-        buffer, content = changed[i][0], changed[i][1].substitute(becomes, walk=True)
-        if _through_a_copy(buffer, content):
-            stored.remove(i)
-            continue
-        stores.append(buffer.after(buffer.store(content)))
-        computed = engine.bare(changed[i][1])
-        if engine.constant_of(computed) is None and not engine.is_realized(computed):
-            becomes[computed] = stores[-1].reshape(computed.shape)
-    others = [*values, *[f for i, (_, f) in changed.items() if i not in stored]]
-    if conditions:
-        others.append(functools.reduce(lambda a, b: a * b, conditions).reshape((1,)))
-    others = [x.substitute(becomes, walk=True) for x in others]
-    return engine.compiled([*stores, *others], device)
+    values: list[UOp], changed: dict[int, tuple[UOp, UOp]], homes: dict[int, UOp], conditions: list[UOp], device: str
+) -> tuple[list[int], list[int], tuple[replay.Replay, list[UOp]]]:
+    """Inputs that are stored in their buffers, inputs that get new ones, and the schedule.
 
-
-def _through_a_copy(buffer: UOp, content: UOp) -> bool:
-    """Whether tinygrad computes `content` beside `buffer` and then copies it there.
-
-    It does so when the content is computed from the buffer and from more than two others (`remove_bufferize`).
+    It computes what is stored, then `values`, other new contents, and the check.
     """
-    leaves = (Ops.BUFFER, Ops.AFTER, Ops.REDUCE)  # a sum is mostly a kernel of its own, or reads two buffers
-    inside = UOp.sink(content).toposort(gate=lambda u: u.op not in leaves)
-    read = {s for u in inside for s in u.src if s.op in leaves}
-    return buffer in read and len(read) > 3
+    inputs = list(changed)
+    check = [functools.reduce(lambda a, b: a * b, conditions).reshape((1,))] if conditions else []
+    contents = [changed[i][1] for i in inputs]
+    places = {inputs.index(i): home for i, home in homes.items()}
+    placed, made, _ = stores.in_place([*contents, *values, *check], places)
+    rest = [x for k, x in enumerate(made) if k not in placed and k < len(inputs)]
+    results = made[len(inputs) : len(inputs) + len(values)]
+    stored, written = [inputs[k] for k in placed], [i for k, i in enumerate(inputs) if k not in placed]
+    everything = [*placed.values(), *results, *rest, *made[len(inputs) + len(values) :]]
+    return stored, written, engine.compiled(everything, device)
 
 
 def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
@@ -256,7 +240,7 @@ def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
         return None
     for cell in stored:
         cell.overwritten()
-    stores: dict[int, torch.UntypedStorage] = {}
+    new: dict[int, torch.UntypedStorage] = {}
     results: list[Any] = []
     for out in recording.outputs:
         if out.geometry is None:
@@ -266,11 +250,11 @@ def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
         if out.kind == "input":
             results.append(tensor_on(inputs[out.place].untyped_storage(), dtype, size, stride, offset))
             continue
-        if out.place not in stores:
+        if out.place not in new:
             index = next((x.device.index or 0 for x in inputs if is_tiny(x)), 0)
-            stores[out.place] = storage.allocate(out.nbytes, index, flats[out.place].dtype)
-            stores[out.place]._cell.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
-        results.append(tensor_on(stores[out.place], dtype, size, stride, offset))
+            new[out.place] = storage.allocate(out.nbytes, index, flats[out.place].dtype)
+            new[out.place]._cell.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
+        results.append(tensor_on(new[out.place], dtype, size, stride, offset))
     for i, flat in zip(recording.written, flats[len(flats) - len(recording.written) :], strict=True):
         cell = storage.cell_of(inputs[i])
         cell.replace(flat, cell.nbytes)

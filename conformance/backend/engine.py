@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tinygrad.device import Buffer, Device
@@ -159,9 +159,13 @@ def _rearranges(value: UOp) -> bool:
 
 
 def realize(
-    values: Sequence[UOp], device: str, others: Sequence[UOp] = (), why: str = "observed"
+    values: Sequence[UOp],
+    device: str,
+    others: Sequence[UOp] = (),
+    why: str = "observed",
+    begin: Callable[[], None] = lambda: None,
 ) -> tuple[list[UOp], list[UOp]]:
-    """Compute `values` in one schedule; `why` is what a trace says of it.
+    """Compute `values` in one schedule; `why` is what a trace says of it, `begin` is called before the first kernel.
 
     Returns the values as realized buffers, and `others` (lazy values that stay lazy) rewritten to read what was
     computed instead of computing it again.
@@ -178,6 +182,7 @@ def realize(
         replay, origin = SCHEDULES.get(of)
         if replay is not None:
             found = time.perf_counter()
+            begin()
             slots = replay.run(graph.buffers)
             done = [_like(slots[i], v) for i, v in zip(replay.results, pending, strict=True)]
             becomes = {graph.nodes[k]: _like(slots[i], graph.nodes[k]) for k, i in replay.becomes}
@@ -185,7 +190,7 @@ def realize(
                 spent = found - start, 0.0, time.perf_counter() - found
                 trace.tell(trace.Schedule(why, replay.names, len(pending), origin, *spent))
         else:
-            done, becomes = _schedule(of, graph, pending, why)
+            done, becomes = _schedule(of, graph, pending, why, begin)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         finished = iter(done)
@@ -196,14 +201,18 @@ def realize(
         return results, _rewritten(others, becomes, graph.calls)
 
 
-def _schedule(of: Subject, graph: Graph, pending: list[UOp], why: str) -> tuple[list[UOp], dict[UOp, UOp]]:
+def _schedule(
+    of: Subject, graph: Graph, pending: list[UOp], why: str, begin: Callable[[], None]
+) -> tuple[list[UOp], dict[UOp, UOp]]:
     """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
     start = time.perf_counter()
     linear, variables, done, becomes = _scheduled(pending)
     scheduled = time.perf_counter()
     ready = compile_linear(linear)
     coded = time.perf_counter()
-    run_linear(link_linear(ready), variables, jit=True)
+    linked = link_linear(ready)
+    begin()
+    run_linear(linked, variables, jit=True)
     if trace.LISTENERS:
         spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
         names = kernel_names([call.src[0] for call in ready.src])

@@ -22,7 +22,7 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from . import engine
+from . import engine, storage
 from .dtypes import COMPUTED, opmath
 from .metadata import OpOverload
 from .tensors import Spec, cast, constant
@@ -77,15 +77,13 @@ class Row:
     keep_floats: bool  # whether the value of a float argument can change the metadata
     complex: ValueFunction | None  # the same of complex tensors, which are values with a last dimension of 2
     elementwise: bool  # whether each element depends on the operands' elements in its own place only
-    accumulates: bool = False  # whether that holds of the first operand: an out= tensor may be that operand
 
 
 ROWS: dict[str, Row] = {}
 
 
 def value(
-    *names: str, keep_floats: bool = True, takes_complex: bool = False, elementwise: bool = False,
-    accumulates: bool = False,
+    *names: str, keep_floats: bool = True, takes_complex: bool = False, elementwise: bool = False
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 
@@ -98,8 +96,7 @@ def value(
         for name in names:
             if full_name(name) in ROWS:
                 raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
-            of_complex = function if takes_complex else None
-            ROWS[full_name(name)] = Row(function, keep_floats, of_complex, elementwise, accumulates)
+            ROWS[full_name(name)] = Row(function, keep_floats, function if takes_complex else None, elementwise)
         return function
 
     return register
@@ -172,11 +169,11 @@ def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
     """A tensor or number argument as a value in `dtype`; anything else unchanged.
 
     A float that has been seen to change from call to call arrives as data instead of a constant: a constant would
-    be compiled into a fresh kernel each time.
+    be compiled into a fresh kernel each time. A graph that is recorded keeps its numbers.
     """
     if isinstance(argument, UOp):
         return cast(argument, dtype)
-    if isinstance(argument, float) and dtypes.is_float(dtype):
+    if isinstance(argument, float) and dtypes.is_float(dtype) and not storage.is_recording():
         seen = _SEEN_NUMBERS.setdefault((ctx.op, place, dtype), set())
         if len(seen) < _CHANGING:
             seen.add(argument)

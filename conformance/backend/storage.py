@@ -23,9 +23,10 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from . import engine, layout
+from . import engine, layout, stores
 from .addresses import ADDRESSES
 from .dtypes import TORCH, element
+from .interrupts import HeldBack
 from .rolling import Loop, Write
 
 Ints = tuple[int, ...]
@@ -40,6 +41,8 @@ MAX_COST = 2048
 FEW_WRITES = 4
 # Constant writes which a cell remembers before it replays them.
 MANY_WRITES = 4096
+# Contents of at least so many bytes are stored in the buffer that held the old one when they are computed.
+HOME_BYTES = 1 << 16
 # A write is stored in the buffer itself when that has at least so many bytes and the write is at most this share of it.
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_SHARE = 16
@@ -68,6 +71,7 @@ class Cell:
         "_addresses",
         "_flat",
         "_fresh",
+        "_home",
         "_loop",
         "_number",
         "_view",
@@ -87,6 +91,7 @@ class Cell:
         self._view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and what it reads
         self._waiting: list[tuple[Ints, Ints, int, Number]] = []
         self._loop: Loop | None = None  # writes to the flat value that wait; then no constant ones do
+        self._home: UOp | None = None  # the buffer of the content before it was written, if there was one
         self._addresses: list[tuple[int, int]] = []
         self.version = 0  # counts changes of content
 
@@ -123,6 +128,8 @@ class Cell:
         else:
             assert self._view is not None
             self._view = (*self._view[:3], value)
+        if engine.is_realized(value):
+            self._home = None
 
     def flat(self) -> UOp:
         """The content as a value of shape (length,), all writes applied."""
@@ -233,6 +240,7 @@ class Cell:
         """Apply writes whose values are of before all of them."""
         if self._stored(writes):
             return
+        self._leave()
         for write in writes:
             assert self._flat is not None
             self._flat = layout.write(self._flat, *write, self._table)
@@ -290,15 +298,29 @@ class Cell:
     def hold(self, size: Ints, stride: Ints, value: UOp) -> None:
         """Hold `value`, which covers the whole storage in this geometry, from now on."""
         self._forget_writes()
+        self._leave()
         self._flat, self._view = None, (size, stride, 0, value)
         self.version += 1
         _cells[self.serial] = self
         self.cut()
 
+    def _leave(self) -> None:
+        """The content is about to change: remember the buffer that holds it."""
+        flat = self._flat
+        if flat is not None and flat.op is Ops.BUFFER and self.nbytes >= HOME_BYTES and engine.is_realized(flat):
+            self._home = flat
+
+    def home(self) -> UOp | None:
+        """The buffer in which the content may be stored when it is computed, if nobody else reads that; else None."""
+        home, flat = self._home, self.flat()
+        if home is None or home.dtype != flat.dtype or home.shape != flat.shape or is_recording():
+            return None
+        return home
+
     def replace(self, flat: UOp, nbytes: int) -> None:
         """Hold `flat` from now on, as a storage of `nbytes` bytes."""
         self._forget_writes()
-        self._flat, self._view, self.nbytes = flat, None, nbytes
+        self._flat, self._view, self._home, self.nbytes = flat, None, None, nbytes
         self.version += 1
         _cells[self.serial] = self
 
@@ -356,6 +378,7 @@ class Cell:
         dtype = flat.dtype
         if self._stored(waiting):
             return
+        self._leave()
         if len(waiting) <= FEW_WRITES or dtype not in TORCH or dtype is dtypes.bfloat16:
             for size, stride, offset, number in waiting:
                 value = UOp.const(number, dtype).expand(size)
@@ -410,6 +433,11 @@ class Cell:
             return True
         value = self.value
         return engine.constant_of(value) is None and not engine.is_realized(value)
+
+    def held(self) -> UOp | None:
+        """The buffer that is the content, whatever is to be written to it; None where there is none."""
+        value = self._flat if self._flat is not None else self._view[3] if self._view is not None else None
+        return value.base if value is not None and value.base.op is Ops.BUFFER else None
 
     def mark_dirty(self) -> None:
         """Written in place: the next observation realizes it, so that a loop's graph does not grow."""
@@ -495,15 +523,49 @@ def observe(cells: Iterable[Cell], dirty: bool = True, why: str = "observed") ->
             if engine.constant_of(flat) is None and not engine.is_realized(flat) and cell.nbytes:
                 by_device.setdefault(cell.device, []).append(cell)
         for device, group in by_device.items():
-            inside = set(group)
-            rest = [c for c in _cells.values() if c not in inside]
-            done, others = engine.realize([c.flat() for c in group], device, [c.value for c in rest], why)
-            for cell, value in zip([*group, *rest], [*done, *others], strict=True):
-                if cell.value is not value:
-                    cell.learn(value)
+            _realize(group, device, why)
         for cell in list(_cells.values()):
             if not cell.lazy:
                 _cells.pop(cell.serial, None)
+
+
+def _realize(group: Sequence[Cell], device: str, why: str) -> None:
+    """Compute the contents of a group of cells on one device; other lazy cells read them from now on."""
+    inside = set(group)
+    rest = [c for c in _cells.values() if c not in inside]
+    values, others = [c.flat() for c in group], [c.value for c in rest]
+    homes = _homes(group)
+    placed, made, reading = stores.in_place(values, homes, others) if homes else ({}, values, others)
+    with HeldBack(bool(placed)) as run:
+        try:
+            done, others = engine.realize(made, device, reading, why, run.begin)
+        except BaseException as error:
+            if placed and not run.begun and isinstance(error, RuntimeError) and "cycle" in str(error):
+                placed = {}  # two that swap their contents
+                done, others = engine.realize(values, device, others, why)
+            else:
+                for i in placed if run.begun else ():  # they must not be computed from themselves once more
+                    group[i].replace(homes[i], group[i].nbytes)
+                raise
+        for cell, value in zip([*group, *rest], [*done, *others], strict=True):
+            if cell.value is not value:
+                cell.learn(value)
+        for i in placed:
+            group[i].overwritten()
+
+
+def _homes(group: Sequence[Cell]) -> dict[int, UOp]:
+    """The buffers in which cells of a group may be stored, by place; values outside it may still read them.
+
+    No two cells get the same, and none gets one that another cell holds as its content, as copies do.
+    """
+    homes = {home: i for i, cell in enumerate(group) if (home := cell.home()) is not None}
+    if homes:
+        for cell in _by_address.values():
+            held = cell.held()
+            if held is not None:
+                homes.pop(held, None)
+    return {i: home for home, i in homes.items()}
 
 
 def settle(cell: Cell, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> None:

@@ -63,7 +63,9 @@ def load(cell: Cell, host: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
-    flat = host.contiguous().view(-1)
+    flat = host.reshape(-1)
+    if flat.stride() != (1,):  # of one element any stride counts as contiguous, but cannot be viewed as bytes
+        flat = flat.clone(memory_format=torch.contiguous_format)
     if not flat.numel():
         return UOp.const(0, real).expand((0,))
     return engine.from_host(flat.view(torch.uint8).numpy(), real, device)
