@@ -147,7 +147,8 @@ class Campaign:
                 self.began = time.monotonic()
                 self._run_shards(pool)
                 self._count_seconds()
-                for group in list(self.groups.values()):
+                # The commonest first: of many groups only some are small where a campaign is ended while it shrinks.
+                for group in sorted(self.groups.values(), key=lambda group: -len(group.numbers)):
                     if not group.shrunk:
                         self._shrink(pool, group)
             except BaseException:

@@ -14,39 +14,54 @@ import torch
 from conformance.oracle import Mismatch
 from conformance.program import LOOP, Program, Storage, make_inputs, table
 from conformance.steps.layouts import cells_of
-from conformance.steps.op import DEFINED, Step, definition, dtype_of
+from conformance.steps.op import DEFINED, Step, definitions_of, dtype_of
 from conformance.target import Target
 from conformance.whole import source
 
 MOST_CELLS = 48
 """Storages with more cells get no picture."""
 
-TAIL = '''
-def describe(tensor):
-    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    whole.set_(tensor.untyped_storage(), 0, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,))
-    return {"dtype": tensor.dtype, "size": tuple(tensor.size()), "stride": tensor.stride(),
-            "offset": tensor.storage_offset(), "requires_grad": tensor.requires_grad,
-            "values": tensor.detach().cpu().tolist(), "storage": whole.cpu().tolist(),
-            **({"grad": tensor.grad.cpu().tolist()} if tensor.is_leaf and tensor.grad is not None else {})}
+FIELDS = {
+    "dtype": '"dtype": tensor.dtype',
+    "shape": '"size": tuple(tensor.size())',
+    "stride": '"stride": tensor.stride()',
+    "storage_offset": '"offset": tensor.storage_offset()',
+    "grad": '"requires_grad": tensor.requires_grad',
+    "value": '"values": tensor.detach().cpu().tolist()',
+    "storage": '"storage": whole.cpu().tolist()',
+}
+"""What a script shows of a tensor, by the oracle that judges it: what the target does not promise is not shown."""
 
+WHOLE_STORAGE = '''    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    whole.set_(tensor.untyped_storage(), 0, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,))
+'''
+GRADIENT = '**({"grad": tensor.grad.cpu().tolist()} if tensor.is_leaf and tensor.grad is not None else {})'
+ALIASES = '''        first = {}
+        for name, value in seen.items():
+            if isinstance(value, torch.Tensor):
+                owner = first.setdefault(value.untyped_storage()._cdata, name)
+                seen[name] = {**describe(value), "shares its storage with": owner}
+'''
+NO_ALIASES = '''        for name, value in seen.items():
+            if isinstance(value, torch.Tensor):
+                seen[name] = describe(value)
+'''
+
+ANSWERS = '''
 
 def answers(device):
     seen = {}
     try:
         for name, value in program(device):
             seen[name] = value
-        first = {}
-        for name, value in seen.items():
-            if isinstance(value, torch.Tensor):
-                owner = first.setdefault(value.untyped_storage()._cdata, name)
-                seen[name] = {**describe(value), "shares its storage with": owner}
-    except Exception as error:
+{all}    except Exception as error:
         seen["error"] = f"{type(error).__name__}: {error}"
     return seen
 
 
-cpu, target = answers("cpu"), answers(DEVICE)
+'''
+COMPARED = '''cpu, target = answers("cpu"), answers(DEVICE)
+assert "error" not in cpu, cpu["error"]
 for name in dict.fromkeys([*cpu, *target]):
     one, two = cpu.get(name, "nothing"), target.get(name, "nothing")
     if not isinstance(one, dict) or not isinstance(two, dict):
@@ -58,12 +73,6 @@ for name in dict.fromkeys([*cpu, *target]):
         if not same:
             print(f"  {DEVICE}: {two.get(key)}   <-- DIFFERS")
 '''
-
-VALUES = '''"values": tensor.detach().cpu().tolist(), "storage": whole.cpu().tolist(),
-            **({"grad": tensor.grad.cpu().tolist()} if tensor.is_leaf and tensor.grad is not None else {})'''
-METADATA_TAIL = TAIL.replace(VALUES, "").replace(
-    'cpu, target = answers("cpu"), answers(DEVICE)', 'cpu = answers("cpu")\nwith MODE:\n    target = answers(DEVICE)')
-"""For targets that have no values; their script defines MODE, which the target's run happens in."""
 
 ATTEMPT = '''
 @torch.compiler.disable(recursive=False)
@@ -79,14 +88,30 @@ def attempt(step, *tensors):
 '''
 """For whole programs with steps that raise, each of which is a function of its own."""
 
-WHOLE_TAIL = '''
+WHOLE = '''
 def whole(device):
     made = inputs("cpu")
     run = program if device == "cpu" else transform(program)
     yield from {**made, **run(*made.values())}.items()
 
-''' + TAIL.replace("program(device)", "whole(device)")
+'''
 """For targets that take whole programs; their script defines `transform`."""
+
+
+def tail(target: Target) -> str:
+    """The lines that run the program on both and print each answer that differs in what the target is judged by."""
+    fields = [text for oracle, text in FIELDS.items() if oracle in target.oracles]
+    if {"grad", "value"} <= target.oracles:
+        fields.append(GRADIENT)
+    storage = WHOLE_STORAGE if "storage" in target.oracles else ""
+    answers = ANSWERS.replace("{all}", ALIASES if "alias" in target.oracles else NO_ALIASES)
+    shown = ",\n            ".join(fields)
+    compared = COMPARED
+    if "value" not in target.oracles:
+        compared = compared.replace('cpu, target = answers("cpu"), answers(DEVICE)',
+                                    'cpu = answers("cpu")\nwith MODE:\n    target = answers(DEVICE)')
+    text = f"\ndef describe(tensor):\n{storage}    return {{{shown}}}\n{answers}{compared}"
+    return WHOLE + text.replace("program(device)", "whole(device)") if target.whole else text
 
 
 def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = (), command: str = "") -> str:
@@ -97,17 +122,16 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(table()[step.op].call or step.op for step in steps if table()[step.op].form is DEFINED)
     names = [one.name for one in program.inputs]
-    functions = [f"\n\n{definition(name).rstrip()}" for name in used]
+    functions = [f"\n\n{text}" for text in definitions_of(used)]
     if target.whole:
         given = f"return {{{', '.join(f'{name!r}: {name}' for name in names)}}}"
-        body = textwrap.indent("\n".join([*_inputs(program), given]), "    ")
+        body = textwrap.indent("\n".join([*_inputs(program, target), given]), "    ")
         attempt = [ATTEMPT] if any(step.raises for step in program.steps) else []
         parts = ["device = 'cpu'", *functions, *attempt, "\n", "def inputs(device):", body, "\n", source(program),
-                 WHOLE_TAIL]
+                 tail(target)]
         return "\n".join([*head, "", target.script(), *parts])
-    body = textwrap.indent("\n".join([*_inputs(program), *_steps(program.steps)]), "    ")
-    tail = TAIL if "value" in target.oracles else METADATA_TAIL
-    return "\n".join([*head, "", target.script(), *functions, "\n", "def program(device):", body, tail])
+    body = textwrap.indent("\n".join([*_inputs(program, target), *_steps(program.steps)]), "    ")
+    return "\n".join([*head, "", target.script(), *functions, "\n", "def program(device):", body, tail(target)])
 
 
 def _inert(text: str) -> str:
@@ -116,7 +140,7 @@ def _inert(text: str) -> str:
                    for mark in escaped)
 
 
-def _inputs(program: Program) -> Iterator[str]:
+def _inputs(program: Program, target: Target) -> Iterator[str]:
     made = make_inputs(program)
     for number, storage in enumerate(program.storages):
         yield from picture(storage, {one.name: made[one.name].detach() for one in program.inputs
@@ -125,9 +149,12 @@ def _inputs(program: Program) -> Iterator[str]:
         for one in program.inputs:
             if one.storage == number:
                 grad = ".requires_grad_()" if one.requires_grad else ""
-                yield (f"{one.name} = torch.empty(0, dtype=torch.{one.dtype}, device=device).set_("
-                       f"s{number}.untyped_storage(), {one.offset}, {one.size}, {one.stride}){grad}")
-                yield f'yield "{one.name}", {one.name}'
+                on_it = (f"torch.empty(0, dtype=torch.{one.dtype}, device=device).set_(s{number}.untyped_storage(), "
+                         f"{one.offset}, {one.size}, {one.stride})" if target.storages else
+                         f"s{number}.as_strided({one.size}, {one.stride}, {one.offset})")
+                yield f"{one.name} = {on_it}{grad}"
+                if not target.whole:
+                    yield f'yield "{one.name}", {one.name}'
 
 
 def storage_text(storage: Storage) -> str:

@@ -94,7 +94,8 @@ class Overload:
         targets = [kwargs[n] for n in self.out_names]
         _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
         inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
-        self._check_overlap(targets, [*args, *inputs.values()])
+        accumulates = self.row.accumulates and overlap.same(targets[0], args[0])
+        self._check_overlap(targets, [*args[accumulates:], *inputs.values()])
         read = {id(t) for t in tensors_in([*args, *inputs.values()])}
         if any(id(t) in read and tuple(t.shape) != s.size for t, s in zip(targets, sized, strict=False)):
             raise Refused("an input would be resized")

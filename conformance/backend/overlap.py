@@ -46,6 +46,11 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> str:
     return "partial" if low < other_high and other_low < high else "no"
 
 
+def same(written: torch.Tensor, read: torch.Tensor) -> bool:
+    """Whether a tensor to be written is an operand, whole and in the same geometry."""
+    return read.device.type == "tiny" and overlap(written, read) == "full"
+
+
 def undecided(written: Sequence[torch.Tensor], read: Iterable[Any], elementwise: bool) -> bool:
     """Whether torch may refuse to write `written` while it reads `read`.
 

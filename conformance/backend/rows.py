@@ -77,13 +77,15 @@ class Row:
     keep_floats: bool  # whether the value of a float argument can change the metadata
     complex: ValueFunction | None  # the same of complex tensors, which are values with a last dimension of 2
     elementwise: bool  # whether each element depends on the operands' elements in its own place only
+    accumulates: bool = False  # whether that holds of the first operand: an out= tensor may be that operand
 
 
 ROWS: dict[str, Row] = {}
 
 
 def value(
-    *names: str, keep_floats: bool = True, takes_complex: bool = False, elementwise: bool = False
+    *names: str, keep_floats: bool = True, takes_complex: bool = False, elementwise: bool = False,
+    accumulates: bool = False,
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 
@@ -96,7 +98,8 @@ def value(
         for name in names:
             if full_name(name) in ROWS:
                 raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
-            ROWS[full_name(name)] = Row(function, keep_floats, function if takes_complex else None, elementwise)
+            of_complex = function if takes_complex else None
+            ROWS[full_name(name)] = Row(function, keep_floats, of_complex, elementwise, accumulates)
         return function
 
     return register

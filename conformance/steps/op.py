@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -284,6 +284,13 @@ class Op:
         return self.form.show(self.call or self.name, step.args, step.kwargs)
 
 
-def definition(name: str) -> str:
-    """The source of a function that steps call and torch does not have; it needs torch only."""
-    return inspect.getsource(getattr(definitions, name))
+def definitions_of(names: Iterable[str]) -> list[str]:
+    """The sources of these functions, which steps call and torch does not have, and of those that they call, each
+    once; they need torch only."""
+    sources: dict[str, str] = {}
+    for name in names:
+        function = getattr(definitions, name)
+        for needed in (*function.__code__.co_names, name):
+            if inspect.isfunction(getattr(definitions, needed, None)):
+                sources[needed] = inspect.getsource(getattr(definitions, needed)).rstrip()
+    return list(sources.values())

@@ -43,7 +43,7 @@ class TinygradUpstreamTarget(Target):
     dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8,
                         torch.int8, torch.int16, torch.int32, torch.int64})
     without = frozenset({"same_base", "set_view_", "set_data", "resize_filled_", "empty_filled", "view_as_complex",
-                         "view_as_real", "detach_"}) | NOT_WRITTEN
+                         "view_as_real", "detach_", "is_contiguous"}) | NOT_WRITTEN
     """Whatever looks at storages or replaces them, `detach_`, since inputs are views, and complex numbers; bfloat16 has
     no way to the device."""
 

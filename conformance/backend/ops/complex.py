@@ -1,11 +1,10 @@
 """Operators of complex tensors, in terms of real and imaginary parts.
 
 Defines the complex forms of operators that have a value function already: elementwise ones by their formulas
-(`elementwise`), those that treat both parts alike (`linear`) and products (`bilinear`) by the real function itself.
+(`elementwise`), and those that treat both parts alike (`linear`) by the real function itself.
 
 The key insight: a complex tensor is a real value with a last dimension of 2, so copies, views and moves of elements
-know nothing of it, and only what mixes the two parts needs a rule. Branch cuts are those of C99's Annex G, by
-W. Kahan, Branch Cuts for Complex Elementary Functions, 1987.
+know nothing of it, and only what mixes the two parts needs a rule.
 Must not know how a complex storage is laid out: `storage` pairs the parts.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tinygrad.dtype import DType, dtypes
@@ -21,35 +20,16 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch import Overload, find
 from ..dtypes import COMPUTED, PAIRS, opmath
+from ..loops import Array, Program, kernel
 from ..metadata import Refused
 from ..rows import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
 from ..tensors import Spec, cast, constant
-from . import activation, division, indexing, matmul, norm, reduction, scan, scatter  # noqa: F401 - rows used below
+from . import activation, division, indexing, norm, pairs, reduction, scan, scatter  # noqa: F401 - rows used below
 from . import elementary as e
 from . import pointwise as _pointwise  # noqa: F401
 from . import shape as _shape  # noqa: F401
-from .elementary import NAN, divide, subtract
-
-
-class Pair(NamedTuple):
-    """A complex value of any shape as its real and imaginary part."""
-
-    re: UOp
-    im: UOp
-
-
-def parts(x: UOp) -> Pair:
-    """The parts of a value whose last dimension is 2."""
-    shape = x.shape[:-1]
-    whole = [(0, n) for n in shape]
-    re, im = (x.shrink((*whole, (i, i + 1))).reshape(shape) for i in (0, 1))
-    return Pair(re, im)
-
-
-def joined(z: Pair, size: tuple[int, ...]) -> UOp:
-    """A value with a last dimension of 2 from its parts, which are broadcast to `size`."""
-    re, im = (x.expand(size).unsqueeze(-1) if x.shape != size else x.unsqueeze(-1) for x in z)
-    return re.cat(im, dim=-1)
+from .elementary import subtract
+from .pairs import Pair, joined, parts
 
 
 def real_dtype(ctx: Context) -> DType:
@@ -65,7 +45,7 @@ def _is_complex(x: Any) -> bool:
     return isinstance(x, complex) or (isinstance(x, torch.Tensor) and x.dtype.is_complex)
 
 
-def _pair(x: Any, given: Any, dtype: DType) -> Any:
+def pair(x: Any, given: Any, dtype: DType) -> Any:
     """An argument's value as a Pair; what is neither tensor nor number stays as it is."""
     if isinstance(x, UOp):
         if _is_complex(given):
@@ -94,8 +74,8 @@ def _register(name: str) -> Callable[[ValueFunction], ValueFunction]:
 def _elementwise(formula: Callable[..., Pair | UOp]) -> ValueFunction:
     def compute(ctx: Context, *args: Any, **kwargs: Any) -> UOp:
         dtype = real_dtype(ctx)
-        pairs = [_pair(x, given, dtype) for x, given in zip(args, ctx.args, strict=False)]
-        return _left(formula(*pairs, **{k: _pair(v, v, dtype) for k, v in kwargs.items()}), ctx.out)
+        pairs = [pair(x, given, dtype) for x, given in zip(args, ctx.args, strict=False)]
+        return _left(formula(*pairs, **{k: pair(v, v, dtype) for k, v in kwargs.items()}), ctx.out)
 
     return compute
 
@@ -115,7 +95,7 @@ def _linear(function: ValueFunction, elements: bool) -> ValueFunction:
         if not elements and any(isinstance(x, complex) for x in (*args, *kwargs.values())):
             raise Declined
         scalars = [elements and str(a.type) == "number" for a in ctx.op._schema.arguments]
-        real = _real_context(ctx)
+        real = real_context(ctx)
         dtype = COMPUTED[real.out.dtype]
         re, im = (
             function(
@@ -130,7 +110,8 @@ def _linear(function: ValueFunction, elements: bool) -> ValueFunction:
     return compute
 
 
-def _real_context(ctx: Context) -> Context:
+def real_context(ctx: Context) -> Context:
+    """The call with a real result in the place of each complex one."""
     outs = [s and s._replace(dtype=s.dtype.to_real() if s.dtype.is_complex else s.dtype) for s in ctx.outs]
     return Context(ctx.op, outs, ctx.index, ctx.args)
 
@@ -148,168 +129,6 @@ def _part(x: Any, given: Any, i: int, taken_apart: bool) -> Any:
     return x
 
 
-def plus(a: Pair, b: Pair) -> Pair:
-    """a + b."""
-    return Pair(a.re + b.re, a.im + b.im)
-
-
-def minus(a: Pair, b: Pair) -> Pair:
-    """a - b."""
-    return Pair(subtract(a.re, b.re), subtract(a.im, b.im))
-
-
-def times(a: Pair, b: Pair) -> Pair:
-    """a b, as the four products."""
-    return Pair(subtract(a.re * b.re, a.im * b.im), a.re * b.im + a.im * b.re)
-
-
-def scaled(z: Pair, factor: Pair | None) -> Pair:
-    """z times a factor, or z where there is none."""
-    return z if factor is None else times(factor, z)
-
-
-def negative(z: Pair) -> Pair:
-    """-z."""
-    return Pair(-z.re, -z.im)
-
-
-def conjugate(z: Pair) -> Pair:
-    """The conjugate."""
-    return Pair(z.re, -z.im)
-
-
-def over(a: Pair, b: Pair) -> Pair:
-    """a / b, scaled by the larger part of b (c10/util/complex.h, after R. L. Smith, Algorithm 116, 1962)."""
-    larger = e.absolute(b.im) <= e.absolute(b.re)
-    p, q = larger.where(b.re, b.im), larger.where(b.im, b.re)
-    zero = p.eq(0) & q.eq(0)
-    ratio = divide(q, zero.where(1.0, p))
-    denominator = p + q * ratio
-    re = divide(larger.where(a.re + a.im * ratio, a.re * ratio + a.im), denominator)
-    im = divide(larger.where(subtract(a.im, a.re * ratio), subtract(a.im * ratio, a.re)), denominator)
-    return Pair(zero.where(divide(a.re, e.absolute(b.re)), re), zero.where(divide(a.im, e.absolute(b.re)), im))
-
-
-def modulus(z: Pair) -> UOp:
-    """|z|."""
-    return e.hypot(z.re, z.im)
-
-
-def angle(z: Pair) -> UOp:
-    """The argument."""
-    return e.atan2(z.im, z.re)
-
-
-def exp(z: Pair) -> Pair:
-    """e**z; of a real number a real one."""
-    length = e.exp(z.re)
-    return Pair(length * e.cos(z.im), z.im.eq(0).where(z.im, length * e.sin(z.im)))
-
-
-def log(z: Pair) -> Pair:
-    """The principal logarithm; log |z| near 1 without cancellation."""
-    x, y = e.absolute(z.re), e.absolute(z.im)
-    larger, smaller = (x < y).where(y, x), (x < y).where(x, y)
-    near = 0.5 * e.log1p(subtract(larger, 1.0) * (larger + 1.0) + smaller * smaller)
-    close = (larger > 0.5) & (larger < 2.0)
-    return Pair(close.where(near, e.log(modulus(z))), angle(z))
-
-
-def sqrt(z: Pair) -> Pair:
-    """The principal square root."""
-    size = modulus(z)
-    root = (0.5 * (size + e.absolute(z.re))).sqrt()
-    other = root.eq(0).where(0.0, divide(z.im, 2.0 * root))
-    right = z.re >= 0
-    return Pair(right.where(root, e.absolute(other)), right.where(other, e.copy_sign(root, z.im)))
-
-
-def power(a: Pair, b: Pair) -> Pair:
-    """a**b as e**(b log a), in float64; 0**0 is 1."""
-    dtype = a.re.dtype
-    wide = [Pair(cast(z.re, dtypes.float64), cast(z.im, dtypes.float64)) for z in (a, b)]
-    result = exp(times(wide[1], log(wide[0])))
-    nothing, one = a.re.eq(0) & a.im.eq(0), b.re.eq(0) & b.im.eq(0)
-    re, im = (cast(part, dtype) for part in result)
-    of_zero = one.where(1.0, ((b.re > 0) | b.im.ne(0)).where(re.const_like(0.0), NAN))
-    return Pair(nothing.where(of_zero, re), (nothing | one).where(0.0, im))
-
-
-def sinh(z: Pair) -> Pair:
-    """The hyperbolic sine."""
-    return Pair(e.sinh(z.re) * e.cos(z.im), e.cosh(z.re) * e.sin(z.im))
-
-
-def cosh(z: Pair) -> Pair:
-    """The hyperbolic cosine."""
-    return Pair(e.cosh(z.re) * e.cos(z.im), e.sinh(z.re) * e.sin(z.im))
-
-
-def tanh(z: Pair) -> Pair:
-    """The hyperbolic tangent (Kahan's CTANH)."""
-    large = e.absolute(z.re) > 20
-    x = large.where(0.0, z.re)
-    t = e.tan(z.im)
-    beta, s = 1.0 + t * t, e.sinh(x)
-    rho = (1.0 + s * s).sqrt()
-    denominator = 1.0 + beta * s * s
-    re, im = divide(beta * rho * s, denominator), divide(t, denominator)
-    return Pair(large.where(e.copy_sign(re.const_like(1.0), z.re), re), large.where(0.0, im))
-
-
-def asin(z: Pair) -> Pair:
-    """The inverse sine (Kahan's CASIN)."""
-    below, above = sqrt(Pair(subtract(1.0, z.re), -z.im)), sqrt(Pair(1.0 + z.re, z.im))
-    re = e.atan2(z.re, subtract(below.re * above.re, below.im * above.im))
-    return Pair(re, e.asinh(subtract(below.re * above.im, below.im * above.re)))
-
-
-def acos(z: Pair) -> Pair:
-    """The inverse cosine (Kahan's CACOS)."""
-    below, above = sqrt(Pair(subtract(1.0, z.re), -z.im)), sqrt(Pair(1.0 + z.re, z.im))
-    return Pair(2.0 * e.atan2(below.re, above.re), e.asinh(subtract(above.re * below.im, above.im * below.re)))
-
-
-def acosh(z: Pair) -> Pair:
-    """The inverse hyperbolic cosine (Kahan's CACOSH)."""
-    below, above = sqrt(Pair(subtract(z.re, 1.0), z.im)), sqrt(Pair(z.re + 1.0, z.im))
-    return Pair(e.asinh(below.re * above.re + below.im * above.im), 2.0 * e.atan2(below.im, above.re))
-
-
-def atanh(z: Pair) -> Pair:
-    """The inverse hyperbolic tangent, an odd function computed on the right half-plane."""
-    x, square = e.absolute(z.re), z.im * z.im
-    rest = subtract(1.0, x)
-    re = 0.25 * e.log1p(divide(4.0 * x, rest * rest + square))
-    return Pair(e.copy_sign(re, z.re), 0.5 * e.atan2(2.0 * z.im, subtract(rest * (1.0 + x), square)))
-
-
-def _turned(function: Callable[[Pair], Pair]) -> Callable[[Pair], Pair]:
-    """-i f(i z): sin from sinh, asinh from asin, and so on."""
-
-    def turned(z: Pair) -> Pair:
-        w = function(Pair(-z.im, z.re))
-        return Pair(w.im, -w.re)
-
-    return turned
-
-
-def reciprocal(z: Pair) -> Pair:
-    """1 / z."""
-    return over(Pair(z.re.const_like(1.0), z.im.const_like(0.0)), z)
-
-
-def sign(z: Pair) -> Pair:
-    """z / |z|, and 0 of 0."""
-    size = modulus(z)
-    zero = size.eq(0)
-    return Pair(zero.where(0.0, divide(z.re, size)), zero.where(0.0, divide(z.im, size)))
-
-
-def _times_real(z: Pair, factor: float) -> Pair:
-    return Pair(z.re * factor, z.im * factor)
-
-
 def _equal(a: Pair, b: Pair) -> UOp:
     return a.re.eq(b.re) & a.im.eq(b.im)
 
@@ -318,71 +137,49 @@ def _either(test: Callable[[UOp], UOp]) -> Callable[[Pair], UOp]:
     return lambda z: test(z.re) | test(z.im)
 
 
-def sigmoid(z: Pair) -> Pair:
-    """1 / (1 + e**-z)."""
-    w = exp(negative(z))
-    return reciprocal(Pair(1.0 + w.re, w.im))
-
-
-def lerp(a: Pair, b: Pair, weight: Pair) -> Pair:
-    """a + weight (b - a), from the nearer end (ATen/native/Lerp.h)."""
-    difference = minus(b, a)
-    near = modulus(weight) < 0.5
-    first = plus(a, times(weight, difference))
-    other = minus(b, times(difference, Pair(subtract(1.0, weight.re), -weight.im)))
-    return Pair(near.where(first.re, other.re), near.where(first.im, other.im))
-
-
-def sinc(z: Pair) -> Pair:
-    """sin(pi z) / (pi z), and 1 at 0."""
-    w = _times_real(z, math.pi)
-    value, zero = over(_turned(sinh)(w), w), z.re.eq(0) & z.im.eq(0)
-    return Pair(zero.where(1.0, value.re), zero.where(0.0, value.im))
-
-
 elementwise(
     {
-        "add.Tensor": lambda a, b, alpha=None: plus(a, scaled(b, alpha)),
-        "sub.Tensor": lambda a, b, alpha=None: minus(a, scaled(b, alpha)),
-        "rsub.Tensor": lambda a, b, alpha=None: minus(b, scaled(a, alpha)),
-        "rsub.Scalar": lambda a, b, alpha=None: minus(b, scaled(a, alpha)),
-        "mul.Tensor": times,
-        "div.Tensor": over,
-        "addcmul": lambda a, b, c, value=None: plus(a, times(scaled(b, value), c)),
-        "addcdiv": lambda a, b, c, value=None: plus(a, over(scaled(b, value), c)),
-        "lerp.Scalar": lerp,
-        "lerp.Tensor": lerp,
-        "neg": negative,
-        "reciprocal": reciprocal,
-        "sgn": sign,
-        "abs": modulus,
-        "angle": angle,
-        "exp": exp,
-        "exp2": lambda z: exp(_times_real(z, math.log(2))),
-        "expm1": lambda z: Pair(subtract(exp(z).re, 1.0), exp(z).im),
-        "log": log,
-        "log2": lambda z: _times_real(log(z), 1 / math.log(2)),
-        "log10": lambda z: _times_real(log(z), 1 / math.log(10)),
-        "log1p": lambda z: log(Pair(1.0 + z.re, z.im)),
-        "sqrt": sqrt,
-        "rsqrt": lambda z: reciprocal(sqrt(z)),
-        "sinh": sinh,
-        "cosh": cosh,
-        "tanh": tanh,
-        "sin": _turned(sinh),
-        "cos": lambda z: cosh(Pair(-z.im, z.re)),
-        "tan": _turned(tanh),
-        "asin": asin,
-        "acos": acos,
-        "acosh": acosh,
-        "atanh": atanh,
-        "asinh": _turned(asin),
-        "atan": _turned(atanh),
-        "sinc": sinc,
-        "sigmoid": sigmoid,
-        "pow.Tensor_Tensor": power,
-        "pow.Tensor_Scalar": power,
-        "pow.Scalar": power,
+        "add.Tensor": lambda a, b, alpha=None: pairs.plus(a, pairs.scaled(b, alpha)),
+        "sub.Tensor": lambda a, b, alpha=None: pairs.minus(a, pairs.scaled(b, alpha)),
+        "rsub.Tensor": lambda a, b, alpha=None: pairs.minus(b, pairs.scaled(a, alpha)),
+        "rsub.Scalar": lambda a, b, alpha=None: pairs.minus(b, pairs.scaled(a, alpha)),
+        "mul.Tensor": pairs.times,
+        "div.Tensor": pairs.over,
+        "addcmul": lambda a, b, c, value=None: pairs.plus(a, pairs.times(pairs.scaled(b, value), c)),
+        "addcdiv": lambda a, b, c, value=None: pairs.plus(a, pairs.over(pairs.scaled(b, value), c)),
+        "lerp.Scalar": pairs.lerp,
+        "lerp.Tensor": pairs.lerp,
+        "neg": pairs.negative,
+        "reciprocal": pairs.reciprocal,
+        "sgn": pairs.sign,
+        "abs": pairs.modulus,
+        "angle": pairs.angle,
+        "exp": pairs.exp,
+        "exp2": lambda z: pairs.exp(pairs.times_real(z, math.log(2))),
+        "expm1": lambda z: Pair(subtract(pairs.exp(z).re, 1.0), pairs.exp(z).im),
+        "log": pairs.log,
+        "log2": lambda z: pairs.times_real(pairs.log(z), 1 / math.log(2)),
+        "log10": lambda z: pairs.times_real(pairs.log(z), 1 / math.log(10)),
+        "log1p": lambda z: pairs.log(Pair(1.0 + z.re, z.im)),
+        "sqrt": pairs.sqrt,
+        "rsqrt": lambda z: pairs.reciprocal(pairs.sqrt(z)),
+        "sinh": pairs.sinh,
+        "cosh": pairs.cosh,
+        "tanh": pairs.tanh,
+        "sin": pairs.turned(pairs.sinh),
+        "cos": lambda z: pairs.cosh(Pair(-z.im, z.re)),
+        "tan": pairs.turned(pairs.tanh),
+        "asin": pairs.asin,
+        "acos": pairs.acos,
+        "acosh": pairs.acosh,
+        "atanh": pairs.atanh,
+        "asinh": pairs.turned(pairs.asin),
+        "atan": pairs.turned(pairs.atanh),
+        "sinc": pairs.sinc,
+        "sigmoid": pairs.sigmoid,
+        "pow.Tensor_Tensor": pairs.power,
+        "pow.Tensor_Scalar": pairs.power,
+        "pow.Scalar": pairs.power,
         "eq.Tensor": _equal,
         "eq.Scalar": _equal,
         "ne.Tensor": lambda a, b: _equal(a, b).logical_not(),
@@ -441,110 +238,45 @@ def fill_tensor(ctx: Context, self: UOp, number: UOp) -> UOp:
     """A 0-d value everywhere; into real elements the CPU writes the real part, with a warning."""
     if ctx.out.dtype not in PAIRS:
         raise Declined
-    return joined(_pair(number, ctx.args[1], PAIRS[ctx.out.dtype]), ctx.out.size)
+    return joined(pair(number, ctx.args[1], PAIRS[ctx.out.dtype]), ctx.out.size)
 
 
 @complex_value("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(ctx: Context, self: UOp, mask: UOp, number: Any) -> UOp:
     """A number where the mask holds."""
     dtype = PAIRS[ctx.out.dtype]
-    here, new = _pair(self, ctx.args[0], dtype), _pair(number, ctx.args[2], dtype)
+    here, new = pair(self, ctx.args[0], dtype), pair(number, ctx.args[2], dtype)
     return joined(Pair(mask.where(new.re, here.re), mask.where(new.im, here.im)), ctx.out.size)
 
 
-def bilinear(*names: str) -> None:
-    """Register products of two tensors: four real products, of which two are summed for each part."""
-    for name in names:
-        complex_value(name)(_bilinear(ROWS[full_name(name)].function, name == "vdot"))
-
-
-def _bilinear(function: ValueFunction, conjugates: bool) -> ValueFunction:
-    def compute(ctx: Context, a: UOp, b: UOp) -> UOp:
-        real = _real_context(ctx)
-        (ar, ai), (br, bi) = parts(a), parts(b)
-        ai = -ai if conjugates else ai
-        re = subtract(function(real, ar, br), function(real, ai, bi))
-        return joined(Pair(re, function(real, ar, bi) + function(real, ai, br)), ctx.out.size)
-
-    return compute
-
-
-bilinear("mm", "bmm", "dot", "vdot")
-
-
-# What the CPU's products of conjugate views are themselves (aten/src/ATen/native/Blas.cpp), bit by bit.
-def _dot(name: str) -> Callable[..., Any]:
-    kernel = Overload(find(name), find(name), ROWS[full_name(name)]).kernel
-
-    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        conjugate_result = b.is_conj() and (a.is_conj() if name == "dot" else not a.is_conj())
-        return kernel(a.conj(), b.conj()).conj() if conjugate_result else kernel(a, b)
-
-    return call
-
-
-def _plus_product(product: Callable[[Context, UOp, UOp], UOp]) -> ValueFunction:
-    """beta * self + alpha * (a times b)."""
-
-    def compute(ctx: Context, self: UOp, a: UOp, b: UOp, beta: complex = 1, alpha: complex = 1) -> UOp:
-        dtype = real_dtype(ctx)
-        result = times(_pair(alpha, alpha, dtype), Pair(*(cast(x, dtype) for x in parts(product(ctx, a, b)))))
-        if beta != 0:
-            result = plus(times(_pair(beta, beta, dtype), _pair(self, ctx.args[0], dtype)), result)
-        return joined(result, ctx.out.size)
-
-    return compute
-
-
-def _column(product: ValueFunction) -> Callable[[Context, UOp, UOp], UOp]:
-    def compute(ctx: Context, matrix: UOp, vector: UOp) -> UOp:
-        size = ctx.out.size
-        wide = Context(ctx.op, [ctx.out._replace(size=(*size, 1))], ctx.index, ctx.args)
-        return product(wide, matrix, vector.reshape((vector.shape[0], 1, 2))).reshape((*size, 2))
-
-    return compute
-
-
-_product: Any = ROWS["mm.default"].complex
-complex_value("addmm", "baddbmm")(_plus_product(_product))
-complex_value("addmv")(_plus_product(_column(_product)))
-
-
-@complex_value("addr")
-def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: complex = 1, alpha: complex = 1) -> UOp:
-    """beta * self + alpha * outer(a, b)."""
-
-    def outer(ctx: Context, a: UOp, b: UOp) -> UOp:
-        left, right = Pair(*(x.unsqueeze(1) for x in parts(a))), Pair(*(x.unsqueeze(0) for x in parts(b)))
-        return joined(times(left, right), (a.shape[0], b.shape[0]))  # type: ignore[arg-type]
-
-    return _plus_product(outer)(ctx, self, a, b, beta, alpha)
+def _multiply(p: Program, out: Array, x: Array) -> None:
+    lines, count, _ = x.shape
+    for line in p.loop(lines, independent=True):
+        z = p.local(dtypes.float64, 1.0, 0.0)
+        for i in p.loop(count):
+            here = Pair(*(x[line, i, part].cast(dtypes.float64) for part in range(2)))
+            product = pairs.times(Pair(z[0], z[1]), here)
+            re = p.keep(product.re)
+            z[1] = product.im
+            z[0] = re
+        for part in range(2):
+            out[line, part] = z[part]
 
 
 @complex_value("prod", "prod.dim_int")
 def prod(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False, **_: object) -> UOp:
-    """The product, by halves: each round multiplies one half of the elements by the other."""
+    """The product, one element after the other."""
     dtype = real_dtype(ctx)
-    re, im = (cast(part, dtype) for part in _pair(x, ctx.args[0], dtype))
-    if dim is None or re.ndim == 0:
-        re, im = re.reshape((-1,)), im.reshape((-1,))
-    else:
-        re, im = re.transpose(dim, -1), im.transpose(dim, -1)
-    z, left = Pair(re, im), int(re.shape[-1])
-    whole = [(0, n) for n in re.shape[:-1]]
-    while left > 1:
-        if left % 2:
-            more = [(0, 0)] * len(whole) + [(0, 1)]
-            z = Pair(z.re.pad(tuple(more), value=1.0), z.im.pad(tuple(more)))
-            left += 1
-        low, high = ((*whole, (0, left // 2)), (*whole, (left // 2, left)))
-        z = times(Pair(z.re.shrink(low), z.im.shrink(low)), Pair(z.re.shrink(high), z.im.shrink(high)))
-        z, left = Pair(z.re.contiguous(), z.im.contiguous()), left // 2
-    if left == 0:
+    if 0 in x.shape:
         return joined(Pair(constant(1.0, dtype), constant(0.0, dtype)), ctx.out.size)
-    if dim is not None and z.re.ndim > 1:
-        z = Pair(z.re.transpose(dim, -1), z.im.transpose(dim, -1))
-    return joined(Pair(z.re.reshape(ctx.out.size), z.im.reshape(ctx.out.size)), ctx.out.size)
+    z = cast(x, dtype) if _is_complex(ctx.args[0]) else x.unsqueeze(-1).cast(dtype).pad((*[(0, 0)] * x.ndim, (0, 1)))
+    rank = z.ndim - 1
+    along = range(rank) if rank == 0 or dim is None else [dim % rank]
+    lines = z.permute((*(d for d in range(rank) if d not in along), *along, rank))
+    length = math.prod(int(z.shape[d]) for d in along)
+    count = math.prod(int(n) for n in z.shape[:-1]) // length
+    (result,) = kernel(_multiply, [((count, 2), dtype)], [lines.reshape((count, length, 2))], ctx.device)
+    return result.reshape((*ctx.out.size, 2))
 
 
 @complex_value("any", "any.dim", "any.dims", "all", "all.dim", "all.dims", "count_nonzero.dim_IntList", "count_nonzero")
@@ -558,20 +290,17 @@ def of_truth(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
 def vector_norm(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
     """The norm of the absolute values."""
     dtype = real_dtype(ctx)
-    return ROWS["linalg_vector_norm.default"].function(ctx, modulus(_pair(x, ctx.args[0], dtype)), *args, **kwargs)
+    return ROWS["linalg_vector_norm.default"].function(ctx, pairs.modulus(pair(x, ctx.args[0], dtype)), *args, **kwargs)
 
 
 def _conjugating(name: str) -> Callable[..., Any]:
-    row = Row(lambda ctx, x: x, keep_floats=False, complex=_elementwise(conjugate), elementwise=True)
+    row = Row(lambda ctx, x: x, keep_floats=False, complex=_elementwise(pairs.conjugate), elementwise=True)
     overload = Overload(find(name), find("_conj_physical"), row)
     overload.structured = True  # an empty out= gets the input's order of dimensions
     return overload.kernel
 
 
-KERNELS: dict[str, Callable[..., Any]] = {"dot": _dot("dot"), "vdot": _dot("vdot")}
 # torch derives the gradient of the functional form from its composite form, which ends here.
-
-
 def _exact_out(name: str) -> Callable[..., Any]:
     kernel = Overload(find(f"{name}.out"), find(name), ROWS[full_name(name)]).kernel
 
@@ -583,5 +312,5 @@ def _exact_out(name: str) -> Callable[..., Any]:
     return call
 
 
-KERNELS |= {f"{name}.out": _exact_out(name) for name in ("complex", "polar")}
+KERNELS: dict[str, Callable[..., Any]] = {f"{name}.out": _exact_out(name) for name in ("complex", "polar")}
 KERNELS |= {name: _conjugating(name) for name in ("conj_physical.out", "conj_physical_")}

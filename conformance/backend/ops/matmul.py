@@ -20,6 +20,9 @@ from ..tensors import cast, constant
 
 _COSTLY = frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.POW, Ops.CDIV, Ops.CMOD, Ops.INDEX, Ops.RECIPROCAL})
 _CHEAP_OPERATIONS = 12
+# Sums of at most so many products of float32 are taken in float64, in which these are exact. The CPU multiplies and
+# adds without rounding in between, which shows where a few large terms cancel; in longer sums the additions round more.
+SHORT = 8
 
 
 def stored(x: UOp) -> UOp:
@@ -45,9 +48,10 @@ def accumulate(ctx: Context) -> DType:
 def contract(ctx: Context, a: UOp, b: UOp) -> UOp:
     """(..., m, k) x (..., k, n) -> (..., m, n), batch dimensions alike."""
     dtype = accumulate(ctx)
-    rows = cast(stored(a), dtype).unsqueeze(-2)  # (..., m, 1, k)
-    columns = cast(stored(b), dtype).transpose(-1, -2).unsqueeze(-3)  # (..., 1, n, k)
-    return (rows * columns).sum(-1, dtype=dtype)
+    wide = dtypes.float64 if dtype is dtypes.float32 and a.shape[-1] <= SHORT else dtype
+    rows = cast(stored(a), wide).unsqueeze(-2)  # (..., m, 1, k)
+    columns = cast(stored(b), wide).transpose(-1, -2).unsqueeze(-3)  # (..., 1, n, k)
+    return cast((rows * columns).sum(-1, dtype=wide), dtype)
 
 
 def blend(ctx: Context, self: UOp, product: UOp, beta: float, alpha: float) -> UOp:
@@ -75,13 +79,13 @@ def int_mm(ctx: Context, a: UOp, b: UOp) -> UOp:
     return contract(ctx, a, b)
 
 
-@value("addmm", "baddbmm")
+@value("addmm", "baddbmm", accumulates=True)
 def addmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (a @ b)."""
     return blend(ctx, self, contract(ctx, a, b), beta, alpha)
 
 
-@value("addbmm")
+@value("addbmm", accumulates=True)
 def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch beside k.
 
@@ -99,7 +103,7 @@ def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: floa
     return blend(ctx, self, contract(ctx, rows, b.reshape((batch * k, b.shape[2]))), beta, alpha)
 
 
-@value("addmv")
+@value("addmv", accumulates=True)
 def addmv(ctx: Context, self: UOp, matrix: UOp, vector: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (matrix @ vector)."""
     return blend(ctx, self, contract(ctx, matrix, vector.unsqueeze(-1)).squeeze(-1), beta, alpha)
@@ -112,7 +116,7 @@ def dot(ctx: Context, a: UOp, b: UOp) -> UOp:
     return (cast(a, dtype) * cast(b, dtype)).sum(dtype=dtype)
 
 
-@value("addr")
+@value("addr", accumulates=True)
 def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * outer(a, b); for bool: or of and (aten/src/ATen/native/cpu/LinearAlgebraKernel.cpp)."""
     dtype = accumulate(ctx)

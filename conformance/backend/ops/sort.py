@@ -42,8 +42,8 @@ def _flat(x: UOp) -> UOp:
     return x.reshape((1,)) if x.ndim == 0 else x
 
 
-def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
-    """The int64 indices that sort `x` stably along `dim`: nan counts as the largest."""
+def _ranks(x: UOp, dim: int, descending: bool = False) -> tuple[UOp, UOp]:
+    """(each element's int32 place in a stable sort, its int64 place now), `dim` last: nan counts as the largest."""
     size = int(x.shape[dim])
     _affordable(x, size)
     keys = order.key(x)
@@ -57,7 +57,13 @@ def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
         keys = keys.contiguous()
         mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
         before = (other < mine) | (other.eq(mine) & (place.unsqueeze(-2) < place.unsqueeze(-1)))
-    rank = before.cast(dtypes.int32).sum(-1, dtype=dtypes.int32).contiguous()
+    return before.cast(dtypes.int32).sum(-1, dtype=dtypes.int32).contiguous(), place
+
+
+def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
+    """The int64 indices that sort `x` stably along `dim`: nan counts as the largest."""
+    size = int(x.shape[dim])
+    rank, place = _ranks(x, dim, descending)
     # The inverse of a permutation, by looking for each place the element that has it.
     found = rank.unsqueeze(-2).eq(UOp.arange(size).cast(dtypes.int32).reshape((size, 1)))
     indices = found.where(place.unsqueeze(-2), 0).sum(-1, dtype=dtypes.int64)
@@ -90,8 +96,14 @@ def topk(ctx: Context, x: UOp, k: int, dim: int = -1, largest: bool = True, sort
 
 def _at_rank(x: UOp, dim: int, rank: UOp, size: Sequence[int]) -> tuple[UOp, UOp]:
     """The element of a place in the order, and its index; `rank` has size 1 along `dim`."""
-    indices = along(permutation(x, dim), dim, rank)
-    return along(x, dim, indices).reshape(tuple(size)), indices.reshape(tuple(size))
+    ranks, place = _ranks(x, dim)
+    here = ranks.eq(rank.transpose(dim, -1).cast(dtypes.int32))
+    bits = x.bitcast(order.unsigned(x.dtype)) if dtypes.is_float(x.dtype) else x  # a sum of floats would lose -0
+    found, index = (
+        here.where(y, 0).sum(-1, keepdim=True, dtype=y.dtype).transpose(dim, -1).reshape(tuple(size))
+        for y in (bits.transpose(dim, -1), place)
+    )
+    return (found.bitcast(x.dtype) if dtypes.is_float(x.dtype) else found), index
 
 
 def _line_shape(x: UOp, dim: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import conformance.backend as backend
+from conformance import kernels
 
 Program = Callable[[str], torch.Tensor]
 
@@ -44,3 +45,14 @@ def test_into_real_elements(source: torch.Tensor) -> None:
     with pytest.warns(UserWarning, match="discards the imaginary part"):
         x[:] = source
     assert torch.equal(x.cpu(), source.real.expand(3))
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1, -1])
+def test_product_is_one_kernel(dim):
+    """One element after the other; halves multiplied by halves took two kernels for each round."""
+    x = torch.view_as_complex(torch.linspace(-1.5, 1.5, 48).sin().view(2, 3, 4, 2).clone())
+    there = x.to("tiny")
+    with kernels.count() as k:
+        mine = (there.prod() if dim is None else there.prod(dim)).cpu()
+    assert k.kernels == (1 if dim in (None, -1) else 2)
+    torch.testing.assert_close(mine, x.prod() if dim is None else x.prod(dim))

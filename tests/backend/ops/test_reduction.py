@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 
+import conformance.backend  # noqa: F401 - registers the device
+
 NAN, INF = math.nan, math.inf
 FLOATS = torch.tensor([[1.0, NAN, 3.0, NAN], [-INF, -0.0, 0.0, -1.0], [2.0, 2.0, -2.0, 2.0]])
 
@@ -82,3 +84,15 @@ def test_long_rows_are_declined_not_wrong():
     before = backend.stats()["fallback"].get("aten.sort.default", 0)
     both(lambda t: t.sort()[0], torch.randn(20_000))
     assert backend.stats()["fallback"]["aten.sort.default"] == before + 1
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("function", [torch.median, torch.nanmedian, lambda x, d: torch.kthvalue(x, 2, d)])
+def test_elements_by_rank(function, dim):
+    """Along any dimension, a zero with its sign; the order of the other dimensions stays."""
+    x = torch.linspace(-3, 3, 36)[torch.arange(36) * 7 % 36].view(2, 3, 6).clone()
+    x[0, 1, 2] = x[1, 0, 5] = x[1, 2, 1] = -0.0  # one in a line: of equals the CPU takes any
+    x[0, 0, 0] = INF
+    for mine, expected in zip(function(x.to("tiny"), dim), function(x, dim), strict=True):
+        assert mine.cpu().tolist() == expected.tolist()
+        assert torch.equal(mine.cpu().signbit(), expected.signbit())

@@ -1,0 +1,93 @@
+"""Products of complex vectors and matrices: the real ones of their parts.
+
+The key insight: a product is linear in each factor, so four real products, of which two are summed for each part, are
+all there is to it; which dtype these are summed in is decided where the real ones are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from ..dispatch import Overload, find
+from ..rows import ROWS, Context, ValueFunction, complex_value, full_name
+from ..tensors import cast
+from . import matmul, pairs  # noqa: F401 - rows used below
+from .complex import pair, real_context, real_dtype
+from .elementary import subtract
+from .pairs import Pair, joined, parts
+
+
+def bilinear(*names: str) -> None:
+    """Register products of two tensors: four real products, of which two are summed for each part."""
+    for name in names:
+        complex_value(name)(_bilinear(ROWS[full_name(name)].function, name == "vdot"))
+
+
+def _bilinear(function: ValueFunction, conjugates: bool) -> ValueFunction:
+    def compute(ctx: Context, a: UOp, b: UOp) -> UOp:
+        real = real_context(ctx)
+        (ar, ai), (br, bi) = parts(a), parts(b)
+        ai = -ai if conjugates else ai
+        re = subtract(function(real, ar, br), function(real, ai, bi))
+        return joined(Pair(re, function(real, ar, bi) + function(real, ai, br)), ctx.out.size)
+
+    return compute
+
+
+bilinear("mm", "bmm", "dot", "vdot")
+
+
+# What the CPU's products of conjugate views are themselves (aten/src/ATen/native/Blas.cpp), bit by bit.
+def _dot(name: str) -> Callable[..., Any]:
+    kernel = Overload(find(name), find(name), ROWS[full_name(name)]).kernel
+
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        conjugate_result = b.is_conj() and (a.is_conj() if name == "dot" else not a.is_conj())
+        return kernel(a.conj(), b.conj()).conj() if conjugate_result else kernel(a, b)
+
+    return call
+
+
+def _plus_product(product: Callable[[Context, UOp, UOp], UOp]) -> ValueFunction:
+    """beta * self + alpha * (a times b)."""
+
+    def compute(ctx: Context, self: UOp, a: UOp, b: UOp, beta: complex = 1, alpha: complex = 1) -> UOp:
+        dtype = real_dtype(ctx)
+        result = pairs.times(pair(alpha, alpha, dtype), Pair(*(cast(x, dtype) for x in parts(product(ctx, a, b)))))
+        if beta != 0:
+            result = pairs.plus(pairs.times(pair(beta, beta, dtype), pair(self, ctx.args[0], dtype)), result)
+        return joined(result, ctx.out.size)
+
+    return compute
+
+
+def _column(product: ValueFunction) -> Callable[[Context, UOp, UOp], UOp]:
+    def compute(ctx: Context, matrix: UOp, vector: UOp) -> UOp:
+        size = ctx.out.size
+        wide = Context(ctx.op, [ctx.out._replace(size=(*size, 1))], ctx.index, ctx.args)
+        return product(wide, matrix, vector.reshape((vector.shape[0], 1, 2))).reshape((*size, 2))
+
+    return compute
+
+
+_product: Any = ROWS["mm.default"].complex
+complex_value("addmm", "baddbmm")(_plus_product(_product))
+complex_value("addmv")(_plus_product(_column(_product)))
+
+
+@complex_value("addr")
+def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: complex = 1, alpha: complex = 1) -> UOp:
+    """beta * self + alpha * outer(a, b)."""
+
+    def outer(ctx: Context, a: UOp, b: UOp) -> UOp:
+        left, right = Pair(*(x.unsqueeze(1) for x in parts(a))), Pair(*(x.unsqueeze(0) for x in parts(b)))
+        return joined(pairs.times(left, right), (a.shape[0], b.shape[0]))  # type: ignore[arg-type]
+
+    return _plus_product(outer)(ctx, self, a, b, beta, alpha)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"dot": _dot("dot"), "vdot": _dot("vdot")}
