@@ -20,7 +20,7 @@ import torch
 from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
-from . import engine, replay, storage, stores
+from . import engine, recording, replay, storage, stores
 from .dtypes import element
 from .tensors import geometry, is_tiny, tensor_on
 
@@ -102,17 +102,17 @@ class _Compiled:
         key = tuple(_key(moved))
         if key not in self.recordings:
             self.recordings[key] = self._record(moved)
-        recording = self.recordings[key]
-        if recording is None:
+        recorded = self.recordings[key]
+        if recorded is None:
             versions = [moved[i]._version for i in hosts]
             results = self.graph(*moved)
             written = [i for i, version in zip(hosts, versions, strict=True) if moved[i]._version != version]
         else:
-            found = _run(recording, moved)
+            found = _run(recorded, moved)
             if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies
                 self.graph(*[x.clone() if is_tiny(x) else x for x in moved])
                 raise AssertionError("tiny: an operator accepted elements that the recording of its graph refused")
-            results, written = found, [*recording.stored, *recording.written]
+            results, written = found, [*recorded.stored, *recorded.written]
         for i in hosts:
             if i in written:
                 inputs[i].copy_(moved[i])
@@ -120,9 +120,9 @@ class _Compiled:
 
     def _record(self, inputs: Sequence[Any]) -> _Recording | None:
         try:
-            with storage.recording() as conditions:
+            with recording.recording() as conditions:
                 return _record(self.graph, inputs, conditions)
-        except storage.Observed as reason:
+        except recording.Observed as reason:
             warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
             return None
 
@@ -225,24 +225,24 @@ def _scheduled(
     return stored, written, engine.compiled(everything, device)
 
 
-def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
+def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     """The results, written inputs written; None, and nothing written, where an element is out of range."""
-    order = [*recording.schedule.order, *(recording.check.order if recording.check else ())]
+    order = [*recorded.schedule.order, *(recorded.check.order if recorded.check else ())]
     cells = {i: storage.cell_of(inputs[i]) for i in order if i is not None}
-    stored = [cells[i] for i in recording.stored]
-    held = _held(cells, inputs, recording.stored)
-    if recording.check is not None and not any(engine.to_host(recording.check(held)[0])):
+    stored = [cells[i] for i in recorded.stored]
+    held = _held(cells, inputs, recorded.stored)
+    if recorded.check is not None and not any(engine.to_host(recorded.check(held)[0])):
         return None
     if stored and storage.about_to_write(stored):
-        held = _held(cells, inputs, recording.stored)  # one that shared another's buffer has its own now
-    flats = recording.schedule(held)[len(stored) :]
-    if recording.checked and not any(engine.to_host(flats.pop())):
+        held = _held(cells, inputs, recorded.stored)  # one that shared another's buffer has its own now
+    flats = recorded.schedule(held)[len(stored) :]
+    if recorded.checked and not any(engine.to_host(flats.pop())):
         return None
     for cell in stored:
         cell.overwritten()
     new: dict[int, torch.UntypedStorage] = {}
     results: list[Any] = []
-    for out in recording.outputs:
+    for out in recorded.outputs:
         if out.geometry is None:
             results.append(out.other)
             continue
@@ -255,7 +255,7 @@ def _run(recording: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
             new[out.place] = storage.allocate(out.nbytes, index, flats[out.place].dtype)
             new[out.place]._cell.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
         results.append(tensor_on(new[out.place], dtype, size, stride, offset))
-    for i, flat in zip(recording.written, flats[len(flats) - len(recording.written) :], strict=True):
+    for i, flat in zip(recorded.written, flats[len(flats) - len(recorded.written) :], strict=True):
         cell = storage.cell_of(inputs[i])
         cell.replace(flat, cell.nbytes)
     return results

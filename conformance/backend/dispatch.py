@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from . import fallback, overlap, storage
+from . import fallback, overlap, recording
 from .dtypes import COMPUTED, PAIRS
 from .metadata import OpOverload, Refused, check_devices, device_index, specs, tensors_in
 from .rows import DECOMPOSITIONS, ROWS, Context, Declined, Row, ValueFunction
@@ -227,7 +227,7 @@ def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Calla
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except (FallbackError, storage.Observed):
+        except (FallbackError, recording.Observed):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
             raise Refused(str(error)) from error

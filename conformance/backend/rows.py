@@ -22,7 +22,7 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from . import engine, storage
+from . import engine, recording
 from .dtypes import COMPUTED, opmath
 from .metadata import OpOverload
 from .tensors import Spec, cast, constant
@@ -176,7 +176,7 @@ def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
     """
     if isinstance(argument, UOp):
         return cast(argument, dtype)
-    if isinstance(argument, float) and dtypes.is_float(dtype) and not storage.is_recording():
+    if isinstance(argument, float) and dtypes.is_float(dtype) and not recording.is_open():
         seen = _SEEN_NUMBERS.setdefault((ctx.op, place, dtype), set())
         if len(seen) < _CHANGING:
             seen.add(argument)

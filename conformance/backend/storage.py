@@ -9,12 +9,11 @@ Must not know ops: it reads and writes geometries.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -23,14 +22,14 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from . import engine, layout, stores
+from . import engine, layout, recording, stores
 from .addresses import ADDRESSES
+from .constant_writes import Number, NumberWrite, replayed
 from .dtypes import TORCH, element
 from .interrupts import HeldBack
 from .rolling import Loop, Write
 
 Ints = tuple[int, ...]
-Number = float | int | bool
 
 # A lazy value is realized when its measure exceeds one of these: scheduling time grows with depth, compile time with
 # cost, and clang takes no more than 256 nested brackets.
@@ -89,7 +88,7 @@ class Cell:
         self._fresh, self._number = dtype, cast(Number, 0)
         self._flat: UOp | None = None
         self._view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and what it reads
-        self._waiting: list[tuple[Ints, Ints, int, Number]] = []
+        self._waiting: list[NumberWrite] = []
         self._loop: Loop | None = None  # writes to the flat value that wait; then no constant ones do
         self._home: UOp | None = None  # the buffer of the content before it was written, if there was one
         self._addresses: list[tuple[int, int]] = []
@@ -313,7 +312,7 @@ class Cell:
     def home(self) -> UOp | None:
         """The buffer in which the content may be stored when it is computed, if nobody else reads that; else None."""
         home, flat = self._home, self.flat()
-        if home is None or home.dtype != flat.dtype or home.shape != flat.shape or is_recording():
+        if home is None or home.dtype != flat.dtype or home.shape != flat.shape or recording.is_open():
             return None
         return home
 
@@ -337,7 +336,9 @@ class Cell:
         """
         flat = self._flat
         count = sum(layout.plan(size, stride).numel for size, stride, _, _ in writes)
-        if flat is None or self.nbytes < IN_PLACE_BYTES or count * IN_PLACE_SHARE > flat.shape[0] or is_recording():
+        if flat is None or self.nbytes < IN_PLACE_BYTES or count * IN_PLACE_SHARE > flat.shape[0]:
+            return False
+        if recording.is_open():
             return False
         if not engine.host_addressable(self.device) or not engine.is_realized(flat) or flat.dtype not in TORCH:
             return False
@@ -384,41 +385,16 @@ class Cell:
                 value = UOp.const(number, dtype).expand(size)
                 flat = layout.write(flat, size, stride, offset, value, self._table)
         else:
-            flat = self._replayed(waiting, flat)
+            flat = replayed(waiting, flat, self.device)
         self._flat, self._view = flat, None
         self.cut()
-
-    def _replayed(self, waiting: Sequence[tuple[Ints, Ints, int, Number]], flat: UOp) -> UOp:
-        dtype, (length,) = flat.dtype, flat.shape
-        low = min(offset for _, _, offset, _ in waiting)
-        high = max(offset + layout.plan(size, stride).extent for size, stride, offset, _ in waiting)
-        old = engine.constant_of(flat)
-        values = torch.full((high - low,), 0 if old is None else old, dtype=TORCH[dtype]).numpy()
-        written = np.zeros(high - low, dtype=np.bool_)
-        for single, group in itertools.groupby(waiting, key=lambda write: not write[0]):
-            if single:  # one element each: all at once, of equal places the last counts
-                _, _, offsets, numbers = zip(*group, strict=True)
-                place = np.array(offsets) - low
-                values[place] = np.array(numbers, dtype=values.dtype)
-                written[place] = True
-                continue
-            for size, stride, offset, number in group:
-                place = layout.positions(size, stride, offset - low)
-                values[place] = number
-                written[place] = True
-        if (old is not None or written.all()) and high - low == length:
-            return engine.from_host(values, dtype, self.device)
-        around = ((low, length - high),)
-        table = engine.from_host(values, dtype, self.device).pad(around)
-        mask = engine.from_host(written, dtypes.bool, self.device).pad(around)
-        return mask.where(table, flat)
 
     def cut(self) -> None:
         """Realize a value that has grown past what one schedule should hold.
 
         Live cells whose values it is computed from are realized with it: later they would be computed a second time.
         """
-        if is_recording():
+        if recording.is_open():
             return
         depth, nesting, cost = engine.measure(self.value)
         if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
@@ -467,50 +443,12 @@ def paired(size: Ints, stride: Ints, offset: int) -> tuple[Ints, Ints, int]:
     return (*size, 2), (*(2 * s for s in stride), 1), 2 * offset
 
 
-class Observed(RuntimeError):
-    """Something needed a value inside `recording`."""
-
-
-_recording: list[UOp] | None = None
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[UOp]]:
-    """Within the block nothing is computed: what would be raises Observed.
-
-    Yields the conditions (0-d values) that each run of what is recorded must find true: its checks of elements.
-    """
-    global _recording
-    outer, _recording = _recording, []
-    try:
-        yield _recording
-    finally:
-        _recording = outer
-
-
-def is_recording() -> bool:
-    """Whether a block of `recording` is open."""
-    return _recording is not None
-
-
-def require(condition: UOp) -> None:
-    """Inside `recording`: a condition on elements which each run has to find true."""
-    assert _recording is not None
-    _recording.append(condition)
-
-
-def check_not_recording(reason: str) -> None:
-    """Raise Observed inside `recording`, naming what needs a value."""
-    if _recording is not None:
-        raise Observed(reason)
-
-
 def observe(cells: Iterable[Cell], dirty: bool = True, why: str = "observed") -> None:
     """Realize these cells in one schedule, and with them (when `dirty`) all that were written in place.
 
     `why` is what a trace says of it.
     """
-    check_not_recording("it needs a value before it ends")
+    recording.check_closed("it needs a value before it ends")
     with engine.LOCK:
         for cell in list(_looping.values()):
             cell.end_loop()
@@ -574,7 +512,7 @@ def settle(cell: Cell, dtype: torch.dtype, size: Ints, stride: Ints, offset: int
     A store while an operator has some of its operands in hand would change them: they are read when the kernel runs.
     Elements apart from all that waits in the cell itself may be read as they are.
     """
-    if _unsettled and not cell.apart(dtype, size, stride, offset) and not is_recording():
+    if _unsettled and not cell.apart(dtype, size, stride, offset) and not recording.is_open():
         cells = list(_unsettled.values())
         _unsettled.clear()
         for other in cells:

@@ -15,7 +15,7 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import engine, fallback, storage, transfer
+from .. import engine, fallback, recording, storage, transfer
 from ..rows import Context
 from ..tensors import is_tiny, read
 
@@ -45,10 +45,10 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
     value = read(index)
     if not index.numel() or (value.vmin >= low and value.vmax < high):
         return value
-    if storage.is_recording():
+    if recording.is_open():
         right = (value >= low) & (value < high)
         right = right if ignored is None else right | value.eq(ignored)
-        storage.require(right.reshape((index.numel(),)).cast(dtypes.int32).min())
+        recording.require(right.reshape((index.numel(),)).cast(dtypes.int32).min())
         return value
     known = _LOOKED_AT.get(value, {}).get(ignored)
     if known is not None and known[0] >= low and known[1] < high and known[2] == engine.generation():

@@ -13,7 +13,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from .. import engine, storage
+from .. import engine, recording
 from ..dtypes import opmath
 from ..rows import Context, Declined, operand, pointwise, value
 from . import elementary as e
@@ -73,7 +73,7 @@ def _checked(divisor: UOp) -> UOp:
         return divisor
     if engine.constant_of(divisor) == 0:
         raise RuntimeError("ZeroDivisionError")
-    if storage.is_recording() or divisor.device is None or 0 in divisor.shape:
+    if recording.is_open() or divisor.device is None or 0 in divisor.shape:
         return divisor.eq(0).where(1, divisor)
     (found,), _ = engine.realize([divisor.eq(0).max().reshape((1,))], divisor.device)  # type: ignore[arg-type]
     if any(engine.to_host(found).tobytes()):

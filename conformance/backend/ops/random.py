@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import storage, transfer
+from .. import recording, transfer
 from ..fallback import upload
 from ..stats import STATS
 from ..tensors import check_writable
@@ -24,7 +24,7 @@ def _drawn_inplace(op: Any) -> Callable[..., Any]:
     name = str(op)
 
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        storage.check_not_recording("it draws random numbers")
+        recording.check_closed("it draws random numbers")
         STATS.native[name] += 1
         check_writable(self)
         host = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
@@ -38,7 +38,7 @@ def _drawn_new(op: Any) -> Callable[..., Any]:
     name = str(op)
 
     def kernel(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        storage.check_not_recording("it draws random numbers")
+        recording.check_closed("it draws random numbers")
         STATS.native[name] += 1
         return upload(op(*args, device="cpu", **kwargs), torch.device(device).index or 0)
 

@@ -20,7 +20,7 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import storage
+from .. import recording
 from ..dtypes import opmath
 from ..layout import elements
 from ..metadata import Refused
@@ -325,7 +325,7 @@ def embedding_dense_backward(
     """The gradient of embedding's weight: rows of the gradient summed by index, those of `padding_idx` left out."""
     width = ctx.out.size[1]
     rows = cast(grad_output, opmath(grad_output.dtype)).reshape((ctx.args[1].numel(), width))
-    if storage.is_recording() and not scale_grad_by_freq:  # no host to invert the index on: compare all with all
+    if recording.is_open() and not scale_grad_by_freq:  # no host to invert the index on: compare all with all
         index = checked(ctx, ctx.args[1], 0, num_weights).reshape((1, rows.shape[0], 1))
         here = index.eq(UOp.arange(num_weights).reshape((num_weights, 1, 1))) & index.ne(padding_idx)
         shape = (num_weights, rows.shape[0], width)
