@@ -31,6 +31,7 @@ from . import (
     pointwise,
     polynomial,
     pool,
+    qr,
     random,
     reduction,
     rnn,
@@ -49,6 +50,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     **factory.KERNELS,
     **norm.KERNELS,
     **pointwise.KERNELS,
+    **qr.KERNELS,
     **random.KERNELS,
     **rnn.KERNELS,
 }
@@ -83,6 +85,7 @@ __all__ = [
     "pointwise",
     "polynomial",
     "pool",
+    "qr",
     "random",
     "reduction",
     "rnn",

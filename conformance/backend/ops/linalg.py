@@ -29,12 +29,13 @@ MOST_STEPS = 1 << 23
 Results = tuple[UOp, ...]
 
 
-def _affordable(*sizes: int) -> None:
+def affordable(*sizes: int) -> None:
+    """Raise Declined where loops of these lengths, one inside the other, take longer than the CPU does."""
     if math.prod(sizes) > MOST_STEPS:
         raise Declined
 
 
-def _batched(x: UOp, lead: Sequence[Any] | None = None, rank: int = 2) -> UOp:
+def batched(x: UOp, lead: Sequence[Any] | None = None, rank: int = 2) -> UOp:
     """The last `rank` dimensions as they are, all others broadcast to `lead` and made one."""
     kept = x.shape[x.ndim - rank :]
     lead = x.shape[: x.ndim - rank] if lead is None else lead
@@ -42,7 +43,8 @@ def _batched(x: UOp, lead: Sequence[Any] | None = None, rank: int = 2) -> UOp:
     return x.reshape((math.prod(lead), *kept))
 
 
-def _wide(x: UOp) -> UOp:
+def wide(x: UOp) -> UOp:
+    """An element in float64."""
     return x.cast(dtypes.float64)
 
 
@@ -59,40 +61,41 @@ def _lu(p: Program, lu: Array, pivots: Array, info: Array, a: Array, pivot: bool
         info[b] = 0
         for i in p.loop(m):
             for j in p.loop(n):
-                lu[b, i, j] = _wide(a[b, i, j])
+                lu[b, i, j] = wide(a[b, i, j])
         place, largest = p.local(dtypes.int32, 0), p.local(dtypes.float64, 0.0)
         for k in p.loop(min(m, n)):
-            place[0], largest[0] = _int(k), -1.0
+            place[0], largest[0] = number(k), -1.0
             for i in p.loop(m if pivot else 0):
                 size = absolute(lu[b, i, k])
                 size = size.ne(size).where(INF, size)
-                better = p.keep((_int(i) >= _int(k)) & (largest[0] < size))
-                place.set(0, _int(i), where=better)
+                better = p.keep((number(i) >= number(k)) & (largest[0] < size))
+                place.set(0, number(i), where=better)
                 largest.set(0, size, where=better)
             _swap_rows(p, lu, b, k, place[0])
             pivots[b, k] = place[0] + 1
             head = p.keep(lu[b, k, k])
             singular = head.eq(0)
-            info.set(b, _int(k) + 1, where=singular & info[b].eq(0))
+            info.set(b, number(k) + 1, where=singular & info[b].eq(0))
             for i in p.loop(m):
-                below, column = _int(i) > _int(k), lu[b, i, k]
+                below, column = number(i) > number(k), lu[b, i, k]
                 factor = p.keep(singular.where(0.0, divide(column, singular.where(1.0, head))))
                 lu.set((b, i, k), factor, where=below & singular.logical_not())
                 for j in p.loop(n):
                     rest = subtract(lu[b, i, j], factor * lu[b, k, j])
-                    lu.set((b, i, j), rest, where=below & (_int(j) > _int(k)))
+                    lu.set((b, i, j), rest, where=below & (number(j) > number(k)))
 
 
-def _int(index: Index) -> UOp:
+def number(index: Index) -> UOp:
+    """A loop's index as a number to store or compare."""
     return index.cast(dtypes.int32) if isinstance(index, UOp) else UOp.const(index, dtypes.int32)
 
 
 def lu_factor(a: UOp, device: str, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
     """(LU in one matrix in float64, pivots (..., min(m, n)), info (...)) of (..., m, n)."""
-    x = _batched(a)
+    x = batched(a)
     batch, m, n = (int(s) for s in x.shape)
     least = min(m, n)
-    _affordable(batch, m, n, least)
+    affordable(batch, m, n, least)
     outputs = [((batch, m, n), dtypes.float64), ((batch, least), dtypes.int32), ((batch,), dtypes.int32)]
     lu, pivots, info = kernel(_lu, outputs, [x], device, pivot)
     lead = a.shape[:-2]
@@ -106,7 +109,7 @@ class Triangle:
         self.a, self.upper, self.unit, self.transposed = a, upper != transposed, unit, transposed
 
     def __call__(self, b: Index, i: Index, j: Index) -> UOp:
-        return _wide(self.a[b, j, i] if self.transposed else self.a[b, i, j])
+        return wide(self.a[b, j, i] if self.transposed else self.a[b, i, j])
 
     def solve(self, p: Program, x: Array, b: Index) -> None:
         """Replace the right-hand sides in x by the solutions, row by row."""
@@ -114,7 +117,7 @@ class Triangle:
         for turn in p.loop(n):
             i = n - 1 - turn if self.upper else turn
             for j in p.loop(n):
-                factor, solved = self(b, i, j), (_int(j) > _int(i)) if self.upper else (_int(j) < _int(i))
+                factor, solved = self(b, i, j), (number(j) > number(i)) if self.upper else (number(j) < number(i))
                 for c in p.loop(k):
                     x.set((b, i, c), subtract(x[b, i, c], factor * x[b, j, c]), where=solved)
             if not self.unit:
@@ -123,11 +126,11 @@ class Triangle:
                     x[b, i, c] = divide(x[b, i, c], head)
 
 
-def _begin(p: Program, x: Array, b: Index, rhs: Array | None) -> None:
+def begin(p: Program, x: Array, b: Index, rhs: Array | None) -> None:
     """Fill x with the right-hand sides; without any, with the identity."""
     for i in p.loop(x.shape[1]):
         for j in p.loop(x.shape[2]):
-            x[b, i, j] = _wide(rhs[b, i, j]) if rhs is not None else _wide(_int(i).eq(_int(j)))
+            x[b, i, j] = wide(rhs[b, i, j]) if rhs is not None else wide(number(i).eq(number(j)))
 
 
 def _place(pivots: Array, b: Index, k: Index, n: int) -> UOp:
@@ -137,14 +140,14 @@ def _place(pivots: Array, b: Index, k: Index, n: int) -> UOp:
 
 def _from_triangle(p: Program, x: Array, a: Array, rhs: Array, upper: bool, unit: bool, transposed: bool) -> None:
     for b in p.loop(len(x), independent=True):
-        _begin(p, x, b, rhs)
+        begin(p, x, b, rhs)
         Triangle(a, upper, unit, transposed).solve(p, x, b)
 
 
 def _from_cholesky(p: Program, x: Array, factor: Array, *rest: Any) -> None:
     *rhs, upper = rest
     for b in p.loop(len(x), independent=True):
-        _begin(p, x, b, *rhs or [None])
+        begin(p, x, b, *rhs or [None])
         Triangle(factor, upper, unit=False, transposed=upper).solve(p, x, b)
         Triangle(factor, upper, unit=False, transposed=not upper).solve(p, x, b)
 
@@ -154,7 +157,7 @@ def _from_lu(p: Program, x: Array, lu: Array, pivots: Array, *rest: Any) -> None
     n = x.shape[1]
     lower, upper = Triangle(lu, False, True, transposed), Triangle(lu, True, False, transposed)
     for b in p.loop(len(x), independent=True):
-        _begin(p, x, b, *rhs or [None])
+        begin(p, x, b, *rhs or [None])
         if transposed:
             upper.solve(p, x, b)
             lower.solve(p, x, b)
@@ -174,8 +177,8 @@ def _solved(
     `vectors` are pivots, of one dimension less than the matrices, and right-hand sides.
     """
     lead, (n, k) = size[:-2], size[-2:]
-    _affordable(*size, n)
-    inputs = [_batched(matrix, lead), *(_batched(v, lead, 1 if dtypes.is_int(v.dtype) else 2) for v in vectors)]
+    affordable(*size, n)
+    inputs = [batched(matrix, lead), *(batched(v, lead, 1 if dtypes.is_int(v.dtype) else 2) for v in vectors)]
     (x,) = kernel(write, [((math.prod(lead), n, k), dtypes.float64)], inputs, ctx.device, *more)
     return x.reshape(tuple(size))
 
@@ -221,7 +224,7 @@ def _unpacked(lu: UOp) -> tuple[UOp, UOp]:
 def _swapped_columns(p: Program, x: Array, pivots: Array) -> None:
     n = x.shape[1]
     for b in p.loop(len(x), independent=True):
-        _begin(p, x, b, None)
+        begin(p, x, b, None)
         for k in p.loop(pivots.shape[1]):
             place = _place(pivots, b, k, n)
             for r in p.loop(n):
@@ -232,9 +235,9 @@ def _swapped_columns(p: Program, x: Array, pivots: Array) -> None:
 
 def _permutation(ctx: Context, pivots: UOp, m: int) -> UOp:
     """P with A = P L U, in the result's dtype: the identity's columns swapped in the pivots' order."""
-    x = _batched(pivots, rank=1)
+    x = batched(pivots, rank=1)
     batch = int(x.shape[0])
-    _affordable(batch, m, m)
+    affordable(batch, m, m)
     (p,) = kernel(_swapped_columns, [((batch, m, m), ctx.out.computed)], [x], ctx.device)
     return p.reshape((*pivots.shape[:-1], m, m))
 
@@ -350,14 +353,14 @@ def _cholesky(p: Program, factor: Array, info: Array, a: Array, upper: bool) -> 
         info[b] = 0
         for j in p.loop(n):
             for i in p.loop(n):  # the diagonal's element comes before those below, which are divided by it
-                rest[0] = _wide(a[element(b, i, j)])
+                rest[0] = wide(a[element(b, i, j)])
                 for k in p.loop(n):
                     product = factor[element(b, i, k)] * factor[element(b, j, k)]
-                    rest.set(0, subtract(rest[0], product), where=_int(k) < _int(j))
-                below, on_diagonal = _int(i) > _int(j), _int(i).eq(_int(j))
+                    rest.set(0, subtract(rest[0], product), where=number(k) < number(j))
+                below, on_diagonal = number(i) > number(j), number(i).eq(number(j))
                 here = on_diagonal.where(rest[0].sqrt(), divide(rest[0], factor[element(b, j, j)]))
                 failed = on_diagonal & (rest[0] > 0).logical_not() & info[b].eq(0)
-                info.set(b, _int(j) + 1, where=failed)
+                info.set(b, number(j) + 1, where=failed)
                 factor[element(b, i, j)] = (below | on_diagonal).where(here, 0.0)
 
 
@@ -368,9 +371,9 @@ def linalg_cholesky_ex(ctx: Context, a: UOp, *, upper: bool = False, check_error
         raise Declined
     if 0 in a.shape:
         return _empty(0, 0)
-    x = _batched(a)
+    x = batched(a)
     batch, n, _ = (int(s) for s in x.shape)
-    _affordable(batch, n, n, n)
+    affordable(batch, n, n, n)
     outputs = [((batch, n, n), dtypes.float64), ((batch,), dtypes.int32)]
     factor, info = kernel(_cholesky, outputs, [x], ctx.device, upper)
     return factor.reshape(a.shape), info.reshape(a.shape[:-2])

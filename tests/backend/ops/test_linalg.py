@@ -92,3 +92,42 @@ class TestSolving:
         before = backend.stats()["fallback"].get("aten.linalg_inv_ex.default", 0)
         torch.testing.assert_close(torch.linalg.inv_ex(a).inverse.cpu(), torch.eye(n) / 2)
         assert backend.stats()["fallback"]["aten.linalg_inv_ex.default"] == before + 1
+
+
+SHAPES = [(3, 3), (2, 5, 3), (3, 5), (1, 1), (4, 1), (2, 1, 4)]
+
+
+class TestReflections:
+    """QR, and products with its Q."""
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+    def test_qr(self, shape, mode):
+        """Tall, wide and single elements; the signs are LAPACK's."""
+        a = torch.randn(shape, dtype=torch.float64)
+        with backend.no_fallback():
+            mine = torch.linalg.qr(a.to("tiny"), mode)
+        for x, expected in zip(mine, torch.linalg.qr(a, mode), strict=True):
+            torch.testing.assert_close(x.cpu(), expected)
+
+    @pytest.mark.parametrize("left", [True, False])
+    @pytest.mark.parametrize("transpose", [True, False])
+    def test_products(self, left, transpose):
+        """From reflectors and tau; from either side, Q or its transpose."""
+        a = torch.randn(2, 4, 3, dtype=torch.float64)
+        other = torch.randn(2, *((4, 2) if left else (2, 4)), dtype=torch.float64)
+        factors, there = torch.geqrf(a), torch.geqrf(a.to("tiny"))
+        for mine, expected in zip(there, factors, strict=True):
+            torch.testing.assert_close(mine.cpu(), expected)
+            assert mine.stride() == expected.stride()
+        mine = torch.ormqr(*there, other.to("tiny"), left, transpose)
+        torch.testing.assert_close(mine.cpu(), torch.ormqr(*factors, other, left, transpose))
+        mine = torch.linalg.householder_product(*there)
+        torch.testing.assert_close(mine.cpu(), torch.linalg.householder_product(*factors))
+
+    def test_a_column_of_zeros(self):
+        """There is nothing to reflect: tau is 0."""
+        a = torch.zeros(3, 2)
+        a[:, 1] = torch.tensor([1.0, 2, 2])
+        for mine, expected in zip(torch.geqrf(a.to("tiny")), torch.geqrf(a), strict=True):
+            torch.testing.assert_close(mine.cpu(), expected)
