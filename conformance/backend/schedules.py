@@ -10,6 +10,7 @@ Must not know what the graphs are for.
 
 from __future__ import annotations
 
+import hashlib
 import marshal
 from collections import OrderedDict
 from enum import Enum
@@ -96,10 +97,10 @@ def _place(of: Subject) -> str | None:
     return disk.place(graph, of.device, of.settings, made_for)
 
 
-def content(key: Key) -> bytes | None:
-    """A graph's key as bytes, equal in every process; None where something in it has no such form."""
+def content(key: Key) -> str | None:
+    """A digest of a graph's key, equal in every process; None where something in it has no form that is."""
     try:
-        return marshal.dumps([tuple(map(_plain, entry)) for entry in key], _PLAIN)
+        return hashlib.sha256(marshal.dumps([tuple(map(_plain, entry)) for entry in key], _PLAIN)).hexdigest()
     except ValueError:  # what marshal does not know, tinygrad's objects above all
         return None
 
