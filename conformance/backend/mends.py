@@ -13,7 +13,7 @@ from typing import Any
 
 from tinygrad import codegen
 from tinygrad.codegen.late import gater
-from tinygrad.dtype import dtypes, float_to_bf16
+from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16
 from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
 from tinygrad.uop import Ops, symbolic, upat, weak
@@ -76,6 +76,16 @@ def _move_where_load(gate: UOp, l: UOp, a: UOp, w: UOp) -> UOp | None:
 codegen.pm_move_gates_from_index = PatternMatcher(
     [(p, _move_where_load if f is gater.move_where_load else f) for p, f in gater.pm_move_gates_from_index.patterns]
 )
+
+# A contiguous part of a buffer is handed to a kernel as a pointer into it, which need not be aligned as a vector's
+# typedef says: clang's aligned load of x[1:] was a segmentation fault. Elements are aligned, so say no more than that.
+def _vector_typedef(self: ClangRenderer, dtype: DType, count: int) -> str:
+    vector = self._render_dtype(dtype, count, AddrSpace.REG)
+    attributes = f"aligned({dtype.itemsize}),ext_vector_type({count})"
+    return f"typedef {self.render_dtype(dtype)} {vector} __attribute__(({attributes}));"
+
+
+ClangRenderer.render_vector_prefix = _vector_typedef  # type: ignore[assignment, method-assign]
 
 # clang passes what is stored as __bf16 through float32 by an instruction that turns denormals into 0 and changes the
 # bits of nans. The renderer computes bfloat16 by its bits already; so let them be that in memory and as constants too.

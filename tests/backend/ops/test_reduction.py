@@ -96,3 +96,11 @@ def test_elements_by_rank(function, dim):
     for mine, expected in zip(function(x.to("tiny"), dim), function(x, dim), strict=True):
         assert mine.cpu().tolist() == expected.tolist()
         assert torch.equal(mine.cpu().signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16, torch.uint8])
+def test_running_sums_of_a_slice(dtype):
+    """Wherever the slice begins: a kernel took its pointer into the buffer for one to whole vectors, and clang's
+    aligned load of it ended the process."""
+    for start in (1, 2, 3):
+        both(lambda t, start=start: (t[start:].cumsum(0), t[start:].cumprod(0)), torch.arange(start + 4).to(dtype))
