@@ -5,7 +5,9 @@
     python scripts/device_tables.py --check                       exit code 1 when docs/device.md is stale
 
 The key insight: a page is stale against tracked data, not against a live run, so the check takes no time and no device.
-A later run of the same case replaces an earlier one. Every operator that falls back needs a reason in reasons.toml.
+Of the runs given together a later one of the same case replaces an earlier one. Of what was collected before, a line of
+the table (dtype and variant) gives way to the new one whole. Every operator that falls back needs a reason in
+reasons.toml.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ class TablesError(Exception):
     """Data that cannot be shown; the text is one sentence that says what to do."""
 
 
-def collect(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The data behind the tables, from the JSON of runs (conformance.report.model), earliest first."""
+def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The data behind the tables, from the JSON of runs (conformance.report.model), earliest first, and older data."""
+    old = before or {}
     cases: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for run in runs:
         if run.get("target") != "tiny":
@@ -44,9 +47,11 @@ def collect(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name = result["op"] + (f".{result['overload']}" if result.get("overload") else "")
             cases[name, result["dtype"], result["variant"], result["layout"]] = result
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    compared: Counter[str] = Counter()
     for (_, dtype, variant, layout), result in cases.items():
         column = variant if layout == "as_sampled" else f"{variant}, {layout}"
         outcomes[f"{dtype}|{column}"][_outcome(result)] += 1
+        compared[f"{dtype}|{column}"] += result["samples"]
     plain = {name: r for (name, *rest), r in cases.items() if rest == ["float32", "forward", "as_sampled"]}
     served = Counter("fallback" if r.get("fallback") else "decomposed" if r.get("decomposed") else "native"
                      for r in plain.values())  # fmt: skip
@@ -55,10 +60,18 @@ def collect(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for op in result.get("fallbacks", {}):
             fallbacks[op].append(name)
     slowest = sorted(((r["seconds"], name, r["samples"]) for name, r in plain.items()), reverse=True)[:SLOWEST]
+    # Where a run wrote its report is nobody's business.
+    commands = [{"command": re.sub(r" --reports \S+", "", run["command"]), "started": run["started"]} for run in runs]
+    lines = {key: dict(sorted(counts.items())) for key, counts in outcomes.items()}
+    whole = {
+        "runs": [*old.get("runs", ()), *commands],
+        "outcomes": dict(sorted({**old.get("outcomes", {}), **lines}.items())),
+        "compared": dict(sorted({**old.get("compared", {}), **compared}.items())),
+    }
+    if not plain and old:
+        return {**old, **whole}
     return {
-        # Where a run wrote its report is nobody's business.
-        "runs": [{"command": re.sub(r" --reports \S+", "", run["command"]), "started": run["started"]} for run in runs],
-        "outcomes": {key: dict(sorted(counts.items())) for key, counts in sorted(outcomes.items())},
+        **whole,
         "served": dict(sorted(served.items())),
         "samples": sum(r["samples"] for r in plain.values()),
         "seconds": round(sum(r["seconds"] for r in plain.values())),
@@ -87,22 +100,23 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
-def _outcome_rows(outcomes: Mapping[str, Mapping[str, int]]) -> list[list[Any]]:
+def _outcome_rows(data: Mapping[str, Any]) -> list[list[Any]]:
     rows = []
-    for key, counts in outcomes.items():
+    for key, counts in data["outcomes"].items():
         dtype, variant = key.split("|")
         compared = sum(counts.values()) - counts.get("SKIP", 0)
         right = counts.get("PASS", 0) + counts.get("KERNELS", 0)
         share = f"{100 * right / compared:.1f} %" if compared else ""
         rows.append([dtype, variant, *(counts.get(o, 0) or "" for o in OUTCOMES[:5]),
-                     sum(counts.get(o, 0) for o in OUTCOMES[5:]) or "", share])  # fmt: skip
+                     sum(counts.get(o, 0) for o in OUTCOMES[5:]) or "", share,
+                     data.get("compared", {}).get(key, "")])  # fmt: skip
     return rows
 
 
 def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     """The generated part of the page, with its markers."""
     served, total = data["served"], sum(data["served"].values())
-    outcome = _table(["dtype", "variant", *OUTCOMES[:5], "other", "right"], _outcome_rows(data["outcomes"]))
+    outcome = _table(["dtype", "variant", *OUTCOMES[:5], "other", "right", "samples"], _outcome_rows(data))
     share = _table(
         ["served by", "OpInfos", "share"],
         [[kind, served.get(kind, 0), f"{100 * served.get(kind, 0) / max(total, 1):.1f} %"]
@@ -126,6 +140,7 @@ def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 Cases are OpInfo x dtype; "right" is of those in which something was compared. KERNELS is right in all but one thing,
 more kernels than the CPU runs operators. XFAIL is declared, with its reason, in
 `reports/expectations/tiny.toml`. "Other" counts among the rest what was declared of more samples and passed with fewer.
+Samples are those compared in all; of lines without a number they were 1 to 4 an OpInfo.
 
 {outcome}
 
@@ -179,7 +194,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.command == "collect":
-            data = collect([json.loads(path.read_text()) for path in given.runs])
+            before = json.loads((root / DATA).read_text()) if (root / DATA).exists() else None
+            data = collect([json.loads(path.read_text()) for path in given.runs], before)
             _written(root / DATA, json.dumps(data, indent=1) + "\n")
         page = (root / PAGE).read_text()
         reasons = tomllib.loads((root / REASONS).read_text())["reasons"]

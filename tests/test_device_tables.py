@@ -60,6 +60,15 @@ def test_later_runs_replace_earlier_ones() -> None:
     assert data["fallbacks"] == {"aten._linalg_svd.U": ["svd"]}
 
 
+def test_lines_of_older_data_stay() -> None:
+    """A new run replaces the lines that it has, and no other."""
+    old = device_tables.collect([run(result("add"), result("add", dtype="int8", samples=1))])
+    new = device_tables.collect([run(result("add", dtype="int8", samples=20, outcome="FAIL"))], old)
+    assert new["outcomes"] == {"float32|forward": {"PASS": 1}, "int8|forward": {"FAIL": 1}}
+    assert new["compared"] == {"float32|forward": 2, "int8|forward": 20}
+    assert (new["served"], len(new["runs"])) == (old["served"], 2)
+
+
 def test_fallback_without_a_reason(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An operator that falls back and that no pattern covers is an error which names it."""
     data = device_tables.collect([run(result("new", fallback=1, fallbacks={"aten.brand_new.default": 1}))])
