@@ -46,6 +46,23 @@ def program(number=2.5, dtype="float32", device="tiny", **settings):
 print(json.dumps([program(**way) for way in json.loads(sys.argv[1])]))
 """
 
+COMPILED = """
+import json
+import torch
+import conformance.backend
+from conformance.backend import compile as backend
+
+@torch.compile(backend=backend.tiny)
+def step(a, b):
+    a.add_(1).mul_(2)
+    return a + b
+
+a, b = torch.ones(2).to("tiny"), torch.full((2,), 2.0).to("tiny")
+values = [step(a, b).tolist() for _ in range(3)]
+stats = conformance.backend.stats()
+print(json.dumps({"values": values, "scheduled": stats["scheduled"], "loaded": stats["loaded"]}))
+"""
+
 
 def command(*ways: dict[str, Any]) -> list[str]:
     """A process that runs the program in these ways, one after the other."""
@@ -142,6 +159,28 @@ class TestSecondProcess:
         (again,) = run(copy)
         assert (again["scheduled"], again["values"]) == (first["scheduled"], first["values"])
 
+    @pytest.mark.slow
+    def test_where_kernels_are_no_host_code(self, tmp_path: Path) -> None:
+        """A renderer whose kernels are launched through tinygrad's runtime, over views of buffers, finds them too."""
+        (first,) = run(tmp_path / "cache.db", DEV="PYTHON")
+        (second,) = run(tmp_path / "cache.db", DEV="PYTHON")
+        assert (first["loaded"], second["scheduled"]) == (0, 0)
+        assert (second["values"], second["kernels"]) == (first["values"], first["kernels"])
+
+    def test_compiled_graphs(self, tmp_path: Path) -> None:
+        """What torch.compile captures is found, with what it stores in its inputs' own buffers."""
+        environment = {**os.environ, "CACHEDB": str(tmp_path / "cache.db")}
+        found = []
+        for _ in range(2):
+            command = [sys.executable, "-W", "ignore", "-c", COMPILED]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout))
+        first, second = found
+        assert first["scheduled"] == second["loaded"] > 0
+        assert second["scheduled"] == 0
+        assert first["values"] == second["values"] == [[6.0, 6.0], [12.0, 12.0], [24.0, 24.0]]
+
+    @pytest.mark.slow
     def test_two_at_once(self, tmp_path: Path) -> None:
         """Processes that fill one cache at the same time do not disturb each other."""
         environment = {**os.environ, "CACHEDB": str(tmp_path / "cache.db")}
