@@ -29,7 +29,7 @@ from .programs import PROGRAMS
 from .replay import Kernel, Key, Place, Replay
 
 TABLE = "conformance_schedules"
-KEPT = 1024  # in memory
+KEPT = 1 << 19  # nodes of all graphs in memory, some 130 bytes each
 _PLAIN = 2  # the last form of marshal in which equal values are equal bytes
 _SETTINGS = [v for v in vars(helpers).values() if isinstance(v, ContextVar)]
 
@@ -52,6 +52,7 @@ class Schedules:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Subject, Replay] = OrderedDict()
+        self._nodes = 0  # of their graphs
 
     def get(self, of: Subject) -> tuple[Replay | None, str]:
         """A schedule, and where it was: "memory" or "disk"; None where there is none."""
@@ -75,11 +76,15 @@ class Schedules:
     def forget(self) -> None:
         """Begin again, as in a new process."""
         self._known.clear()
+        self._nodes = 0
 
     def _remember(self, of: Subject, replay: Replay) -> None:
+        """Keep a schedule that is not in memory; the ones that were not used for longest go."""
         self._known[of] = replay
-        if len(self._known) > KEPT:
-            self._known.popitem(last=False)
+        self._nodes += len(of.graph)
+        while self._nodes > KEPT:
+            gone, _ = self._known.popitem(last=False)
+            self._nodes -= len(gone.graph)
 
     def _read(self, of: Subject) -> Replay | None:
         where = _place(of)
