@@ -89,6 +89,9 @@ class Shadow(Execution):
             if op is None or not op.may_raise or isinstance(raised, NotImplementedError) or raised is None:
                 self.avoided[f"error not asked for: {step.op}"] += 1
                 return None
+            if "INTERNAL ASSERT" in str(raised):  # a bug of torch, which no device need share
+                self.avoided[f"torch fails an internal assertion: {step.op}"] += 1
+                return None
             declared = replace(step, raises=type(raised).__name__, out=())
             self.done += 1
             self.answers[f"step {self.done}"] = "raised"

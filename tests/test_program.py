@@ -142,6 +142,15 @@ class TestReference:
         assert not shadow.converts(shadow.env["b"], torch.int64)
         assert shadow.converts(shadow.env["a"], torch.int64)
 
+    def test_a_bug_of_torch_is_no_answer(self):
+        """torch CPU fails an internal assertion here: no device must raise what it raises."""
+        gappy = Program((Storage("bfloat16", 3),), (Input("a", 0, "bfloat16", (3, 1), (1, 0)),))
+        one = {"tensor": [[0.0], [1.0]], "dtype": "bfloat16"}
+        index = {"tensor": [1, 2], "dtype": "int64"}
+        shadow = Shadow(gappy)
+        assert shadow.offer(Step("index_reduce_", (t("a"), 0, index, one, "prod"))) is None
+        assert dict(shadow.avoided) == {"torch fails an internal assertion: index_reduce_": 1}
+
     def test_overlap_that_torch_rejects_becomes_a_declared_error(self):
         """A write through stride 0 is a program: it must raise."""
         shadow = Shadow(program(size=(2, 3), stride=(0, 1)))

@@ -7,6 +7,7 @@ Must not know torch. Compiled programs on disk depend on this file's content (se
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from typing import Any
@@ -16,6 +17,7 @@ from tinygrad.codegen.late import gater
 from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16
 from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
+from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 from tinygrad.uop import Ops, symbolic, upat, weak
 from tinygrad.uop.ops import GroupOp, PatternMatcher, UOp, UPat, python_alu
 
@@ -108,6 +110,49 @@ def _zero_if_exact(x: UOp) -> UOp | None:
 
 # x * 0 became 0 where x is inf or nan, too; tinygrad's rule asks so of constants only, which is how it is known here.
 (_TIMES_ZERO,) = (f for _, f in symbolic.symbolic_simple.patterns if "isinf" in f.__code__.co_names)
+
+# Integers wrap, but the bounds of a sum did not: x + 255 of a byte was at least 255, and so never 0.
+_WRAPPING = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG})
+_unwrapped = UOp._min_max.func  # type: ignore[attr-defined]
+
+
+def _fits(dtype: DType, low: Any, high: Any) -> bool:
+    return dtype is dtypes.weakint or bool(dtype.min <= low and high <= dtype.max)
+
+
+def _bounds(self: UOp) -> tuple[Any, Any]:
+    low, high = _unwrapped(self)
+    wraps = self.op in _WRAPPING and dtypes.is_int(self.dtype) and not _fits(self.dtype, low, high)
+    return (self.dtype.min, self.dtype.max) if wraps else (low, high)
+
+
+UOp._min_max = functools.cached_property(_bounds)  # type: ignore[assignment]
+UOp._min_max.__set_name__(UOp, "_min_max")  # type: ignore[attr-defined]
+
+# C leaves undefined what a sum beyond 32 or 64 bits is, and clang simplifies comparisons by that.
+_new_compiler = ClangCompiler.__init__
+
+
+def _wrapping_compiler(self: ClangCompiler, arch: list[str], cachekey: str = "compile_clang_obj") -> None:
+    _new_compiler(self, arch, f"{cachekey}_wrapv")  # a binary made without it is not to be found again
+    self.args = [*self.args, "-fwrapv"]
+
+
+ClangCompiler.__init__ = _wrapping_compiler  # type: ignore[method-assign]
+
+# c0 + x < c1 became x < c1 - c0, which is not the same where c0 + x wraps.
+(_LESS,) = (
+    f
+    for p, f in symbolic.symbolic.patterns
+    if p.op == (Ops.CMPLT,) and f.__code__.co_varnames == ("x", "c0", "c1") and p.src[0][0].op == (Ops.ADD,)
+)
+
+
+def _less(x: UOp, c0: UOp, c1: UOp) -> UOp | None:
+    return _LESS(x, c0, c1) if _fits(x.dtype, x.vmin + c0.val, x.vmax + c0.val) else None
+
+
+_INSTEAD = {_TIMES_ZERO: _zero_if_exact, _LESS: _less}
 _compile = upat.upat_compile
 
 
@@ -118,7 +163,7 @@ def _compiled(pattern: UPat, function: Any) -> Any:
     x + 0 became x also where x is a number without a width: -1 of a uint8 stayed -1 when widened, and 2**63 of a uint64
     was taken for an int.
     """
-    match = _compile(pattern, _zero_if_exact if function is _TIMES_ZERO else function)
+    match = _compile(pattern, _INSTEAD.get(function, function))
     if match is None or function.__globals__ is not vars(symbolic) or not set(pattern.op or ()) <= GroupOp.Binary:
         return match
 

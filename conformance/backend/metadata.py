@@ -76,9 +76,11 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
     tensors = list(tensors_in([*args, *kwargs.values()]))
     kinds = tuple(t.dtype for t in tensors)
     writes_out = any(a.is_out for a in op._schema.arguments)
-    if (len(set(kinds)) < 2 and not writes_out) or torch.Tag.nondeterministic_seeded in op.tags:
+    bools = torch.bool in kinds or any(isinstance(a, bool) for a in args)
+    subtracts = bools and op._schema.name in _SUBTRACTIONS
+    if not (len(set(kinds)) > 1 or writes_out or subtracts) or torch.Tag.nondeterministic_seeded in op.tags:
         return
-    key = (op, *kinds)
+    key = (op, subtracts, *kinds)
     if key not in _accepted:
         if sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED:
             return
@@ -89,7 +91,11 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
         raise Refused("the CPU's kernel takes no such dtypes together")
 
 
-_OF_DTYPES = ("dtype", "scalar type", "scalar_type", "same type", "for result,", "be cast", "implemented for")
+_OF_DTYPES = (
+    *("dtype", "scalar type", "scalar_type", "same type", "for result,", "be cast", "implemented for"),
+    *("bool tensor", "two bool"),
+)
+_SUBTRACTIONS = frozenset({"aten::sub", "aten::sub_", "aten::rsub"})  # their meta kernels take bools
 
 
 def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -130,3 +130,31 @@ def test_foreach_and_in_place_need_no_fallback():
         torch._foreach_mul_(xs, xs)
         xs[0].exp_().clamp_(max=5.0)
     assert xs[1].cpu().eq(9).all() and xs[0].cpu().eq(5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_a_sum_that_wraps_is_compared_as_it_is(dtype):
+    """tinygrad took a byte + 255 to be at least 255, so never 0, and x + c < d to be x < d - c; clang did the latter
+    for 32 and 64 bits."""
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, info.min + 1, 0, 1, 2, info.max - 1, info.max], dtype=dtype)
+    for c in (info.max, info.max - 1, info.min + 1, 1, 3):
+        for f in (
+            lambda t, c=c: t + c == 0,
+            lambda t, c=c: (t + c) < 5,
+            lambda t, c=c: (t - c) > 1,
+            lambda t, c=c: ((t + 2) - c).logical_not(),
+            lambda t, c=c: (t * 2 + c) != t,
+            lambda t, c=c: (t * 3).clamp(0, 5),
+        ):
+            assert torch.equal(f(x.to("tiny")).cpu(), f(x)), (dtype, c)
+
+
+def test_bools_are_not_subtracted():
+    """The CPU refuses; torch's meta kernels do not, so tiny did not."""
+    t, m = torch.ones(2, device="tiny"), torch.ones(2, dtype=torch.bool, device="tiny")
+    for f in (lambda: t - m, lambda: m - t, lambda: m - m, lambda: m - 1, lambda: 1 - m, lambda: t - True,
+              lambda: t.sub_(m), lambda: torch.sub(t, m, out=t)):  # fmt: skip
+        with pytest.raises(RuntimeError, match="Subtraction"):
+            f()
+    assert (t - 1).tolist() == torch.sub(t, 1, out=t).tolist() == [0.0, 0.0]
