@@ -56,7 +56,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
     may crash, so that somebody outside can say where it happened."""
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
-    tally, before = _Tally(), calls_so_far(target)
+    tally, before, scheduled = _Tally(), calls_so_far(target), scheduled_so_far(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -76,6 +76,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
         # Only what the target declares beforehand may be skipped whole; anything else must be among the expectations.
         tally.failures["skip"] = Failure("skip", "the whole case", "a comparison", "none", reason)
     counted = _difference(before, calls_so_far(target))
+    now = scheduled_so_far(target)
     return case.result(
         _outcome(tally),
         samples=tally.compared,
@@ -91,6 +92,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
         decomposed=None if counted is None else sum(counted["decomposed"].values()),
         fallback=None if counted is None else sum(counted["fallback"].values()),
         fallbacks={} if counted is None else dict(sorted(counted["fallback"].items())),
+        scheduled=None if scheduled is None or now is None else now - scheduled,
         seconds=time.perf_counter() - begin,
     )
 
@@ -117,11 +119,19 @@ def _outcome(tally: _Tally) -> Outcome:
 
 def calls_so_far(target: Target) -> dict[str, dict[str, int]] | None:
     """Calls so far as {"native": {op: count}, "decomposed": ..., "fallback": ...}; None when the target cannot tell."""
+    stats = _stats(target)
+    return None if stats is None else {k: dict(stats.get(k, {})) for k in ("native", "decomposed", "fallback")}
+
+
+def scheduled_so_far(target: Target) -> int | None:
+    """Graphs scheduled so far; None when the target cannot tell."""
+    stats = _stats(target)
+    return None if stats is None else stats.get("scheduled")
+
+
+def _stats(target: Target) -> dict[str, Any] | None:
     stats = getattr(getattr(target, "backend", None), "stats", None)
-    if stats is None:
-        return None
-    stats = stats()
-    return {kind: dict(stats.get(kind, {})) for kind in ("native", "decomposed", "fallback")}
+    return None if stats is None else dict(stats())
 
 
 def _difference(

@@ -34,8 +34,7 @@ KINDS = {
 }
 REGRESSIONS = ("new failures", "kernels up", "fallbacks up", "budgets up", "time up", "gone")
 MUCH_LONGER, LONG_RUN = 2.0, 60.0
-"""The ratio from which a run is slower, and the seconds that it must have taken in the baseline: a compiler's cache,
-warm in one run and cold in the other, must not look like a change of the device."""
+"""The ratio from which a run is slower, and the seconds that it must have taken in the baseline."""
 SLOWER, LONG_CASE = 4.0, 4.0
 """The same for one case, where noise is larger; this is shown, and is no regression."""
 
@@ -95,6 +94,11 @@ def _right(result: Result) -> bool:
     return result.outcome is Outcome.PASS or result.only_kernels
 
 
+def _as_warm(old: Result, new: Result) -> bool:
+    """Whether a case found as much on disk as before: an empty cache must not look like a change of the device."""
+    return old.scheduled is None or new.scheduled is None or new.scheduled <= old.scheduled
+
+
 def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[list[str], list[Change]]:
     """Sentences about the share of CPU fallbacks and the time of what both runs passed, and the change if it is much
     slower."""
@@ -103,7 +107,11 @@ def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[lis
     if counted:
         a, b = (_share([pair[side] for pair in counted]) for side in (0, 1))
         facts.append(f"CPU fallbacks: {a:.2%} of the calls before, {b:.2%} now")
-    seconds = [sum(pair[side].seconds for pair in pairs) for side in (0, 1)]
+    warm = [pair for pair in pairs if _as_warm(*pair)]
+    if len(warm) < len(pairs):
+        colder = len(pairs) - len(warm)
+        facts.append(f"time: not compared of {colder} cases, whose graphs the baseline's run found scheduled on disk")
+    seconds = [sum(pair[side].seconds for pair in warm) for side in (0, 1)]
     if not (scale and all(seconds)):
         return facts, []
     ratio = seconds[1] * scale / seconds[0]
@@ -154,7 +162,7 @@ def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
         return
     if new.arbitrated > old.arbitrated:
         yield Change("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")
-    if old.seconds and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
+    if old.seconds and _as_warm(old, new) and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
         yield Change("slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that")
     for attribute, kind in (("kernels", "kernels"), ("fallback", "fallbacks")):
         a, b = getattr(old, attribute), getattr(new, attribute)

@@ -103,6 +103,8 @@ class Result(Named):
     `kernels`, `native`, `decomposed` and `fallback` count what the target ran; None when the target cannot count.
     `eager` counts the aten ops that compute or move data on torch CPU for the same samples, when kernels are counted;
     `allowed` is that and one for each storage that is sent or fetched: the most kernels that these samples may run.
+    `scheduled` counts the graphs that had to be scheduled, since no earlier run had left a schedule on disk; None when
+    the target cannot tell.
     """
 
     op: str
@@ -125,6 +127,7 @@ class Result(Named):
     decomposed: int | None = None
     fallback: int | None = None
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    scheduled: int | None = None
     seconds: float = 0.0
 
     @property

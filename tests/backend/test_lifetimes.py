@@ -48,7 +48,7 @@ def test_no_storage_outlives_its_tensors() -> None:
     left = {}
     ran = 0
     for op in op_db:
-        if torch.float32 not in op.supported_dtypes("cpu") or op.name.startswith("jiterator"):  # those are for CUDA only
+        if torch.float32 not in op.supported_dtypes("cpu") or op.name.startswith("jiterator"):  # CUDA's own
             continue
         before = live()
         run(op)

@@ -274,6 +274,17 @@ class TestCompare:
         assert slow.regressions == 1
         assert "time: 5.00 of the baseline's" in slow.facts[0]
 
+    def test_an_empty_cache_is_no_regression(self) -> None:
+        """A run that has to schedule what the baseline's found on disk took three times as long, and failed."""
+        before = run(result(seconds=100.0, scheduled=0), result("warm", seconds=100.0, scheduled=3), calibration=0.01)
+        cold = run(result(seconds=900.0, scheduled=5), result("warm", seconds=110.0, scheduled=3), calibration=0.01)
+        found = compare.diff(before, cold)
+        assert (found.changes, found.regressions) == ({}, 0)
+        assert found.facts[0].startswith("time: not compared of 1 cases")
+        assert "time: 1.10 of the baseline's" in found.facts[1]
+        slow = run(result(seconds=900.0, scheduled=0), result("warm", seconds=110.0, scheduled=3), calibration=0.01)
+        assert compare.diff(before, slow).count("time up") == 1
+
     def test_one_slower_case_is_no_regression(self) -> None:
         """What a compiler's cache may explain is shown only."""
         others = [result(f"op{i}", seconds=1.0) for i in range(100)]
