@@ -188,10 +188,10 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
     def over_inputs(run: replay.Replay, buffers: list[UOp]) -> _Schedule:
         return _Schedule(run, buffers, [standing.get(b) for b in buffers])
 
-    # What a check refuses must leave nothing written. One of few nodes, such as labels in range, runs before the rest;
-    # of one that needs most of the graph the answer comes with the results, which then go to new buffers.
+    # What a check refuses must leave nothing written. Where something is, a check of few nodes (labels in range) runs
+    # before the rest. Else the answer comes with the results, which then go to new buffers.
     check = None
-    if conditions:
+    if conditions and changed:
         whole = functools.reduce(lambda a, b: a * b, conditions).reshape((1,))
         if len(whole.toposort()) <= EARLY_CHECK:
             check, conditions = over_inputs(*engine.compiled([whole], device)), []

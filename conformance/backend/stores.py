@@ -29,42 +29,43 @@ def in_place(
     """
     while True:
         stores, new = _rewritten([*values, *others], {i: (values[i], home) for i, home in homes.items()})
-        rest = [new[v] for v in others]
+        rest = [new.get(v, v) for v in others]
         inside = UOp.sink(*rest).toposort(gate=lambda u: u.op is not Ops.AFTER, enter_calls=False) if rest else {}
         read = {i for i in stores if homes[i] in inside}
         if not read:
-            return stores, [stores.get(i, new[v]) for i, v in enumerate(values)], rest
+            return stores, [stores.get(i, new.get(v, v)) for i, v in enumerate(values)], rest
         homes = {i: home for i, home in homes.items() if i not in read}
 
 
 def _rewritten(roots: Sequence[UOp], homes: Mapping[int, tuple[UOp, UOp]]) -> tuple[dict[int, UOp], dict[UOp, UOp]]:
-    """The stores by place, and each node under `roots` with what is stored read from its buffer."""
+    """The stores by place, and the nodes under `roots` that read what is stored, reading it from its buffer."""
     new: dict[UOp, UOp] = {}
     stores: dict[int, UOp] = {}
     computed = {bare(value): i for i, (value, _) in reversed(list(homes.items())) if _is_computed(bare(value))}
     graph = UOp.sink(*roots).toposort(enter_calls=False)
     readers: Counter[UOp] = Counter()
-    for node in reversed(graph):
+    for node in reversed(graph):  # what works on one operand alone is part of its readers' kernels
         operands = [s for s in node.src if constant_of(s) is None]
         count = readers[node] if len(operands) == 1 and node.op is not Ops.SINK else 1
-        for s in operands:
-            readers[s] += count
+        for operand in operands:
+            readers[operand] += count
     bits = {home: 1 << k for k, (_, home) in enumerate(homes.values())}
     under: dict[UOp, int] = {}  # the homes that a node's value depends on, as bits
     for node in graph:
-        sources = tuple(new.get(s, s) for s in node.src)
-        new[node] = made = node if sources == node.src else node.replace(src=sources)
-        readers[made] = readers[node]
-        under[node] = bits.get(node, 0)
-        for s in node.src:
-            under[node] |= under.get(s, 0)
+        made, reached = node, bits.get(node, 0)
+        for source in node.src:
+            reached |= under.get(source, 0)
+        under[node] = reached
+        if not new.keys().isdisjoint(node.src):
+            made = new[node] = node.replace(src=tuple([new.get(s, s) for s in node.src]))
+            readers[made] = readers[node]
         i = computed.get(node)
-        if i is not None and (not under[node] & bits[homes[i][1]] or _at_its_place(homes[i][1], made, readers)):
+        if i is not None and (not reached & bits[homes[i][1]] or _at_its_place(homes[i][1], made, readers)):
             stores[i] = _store(homes[i][1], made)
             new[node] = stores[i].reshape(node.shape)
     for i, (value, home) in homes.items():
         if computed.get(bare(value)) != i:
-            stores[i] = _store(home, new[value])  # a number, or what another buffer holds too
+            stores[i] = _store(home, new.get(value, value))  # a number, or what another buffer holds too
     return stores, new
 
 
