@@ -211,13 +211,14 @@ def _assembled(like: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
 def send(target: Target, tree: Any, kept: Iterable[int] = ()) -> Any:
     """The tree on the target: tensors moved with their layout and aliasing, what stays on the CPU copied there.
 
-    Sparse tensors travel as their parts. `MARKER` becomes the target's device.
+    Sparse tensors travel as their parts, meta tensors (of wrong inputs) not at all. `MARKER` becomes the target's
+    device.
     """
     host: list[torch.Tensor] = []
     device: list[torch.Tensor] = []
 
     def collect(leaf: Any) -> None:
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
             stays = leaf.layout is torch.strided and storage_key(leaf) in kept
             (host if stays else device).extend([leaf] if leaf.layout is torch.strided else parts(leaf))
 
@@ -227,7 +228,7 @@ def send(target: Target, tree: Any, kept: Iterable[int] = ()) -> Any:
     def place(leaf: Any) -> Any:
         if isinstance(leaf, torch.device) and leaf == MARKER:
             return target.device
-        if not isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
             return leaf
         if leaf.layout is not torch.strided:
             return _assembled(leaf, [next(there) for _ in parts(leaf)])
@@ -266,6 +267,10 @@ class Mixed(Target):
 
 
 def observable(tree: Any) -> Any:
-    """The inputs as they are observed after a call: only tensors can be written to, and other inputs, such as the
-    device, rightly differ."""
-    return map_leaves(taken_apart(tree), lambda leaf: leaf if isinstance(leaf, torch.Tensor) else None)
+    """The inputs as they are observed after a call: only tensors (meta tensors hold nothing) can be written to, and
+    other inputs, such as the device, rightly differ."""
+
+    def seen(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, torch.Tensor) and not leaf.is_meta else None
+
+    return map_leaves(taken_apart(tree), seen)

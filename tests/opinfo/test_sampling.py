@@ -11,8 +11,8 @@ import pytest
 from conformance.opinfo import plan
 
 
-def case(name: str) -> plan.Case:
-    return plan.Case(name, "", "", "float32", "forward", "as_sampled")
+def case(name: str, variant: str = "forward", samples: int | None = None) -> plan.Case:
+    return plan.Case(name, "", "", "float32", variant, "as_sampled", samples)
 
 
 class TestSampling:
@@ -35,6 +35,13 @@ class TestSampling:
         sample = next(samples(find(case("tensor_split")), "forward", torch.float32, "as_sampled", 1))
         sent = send(Meta(), sample.tree, sample.kept)
         assert (sent["input"].device.type, sent["args"][0].device.type) == ("meta", "cpu")
+
+    def test_a_meta_tensor_among_wrong_inputs(self, cpu: Any) -> None:
+        """gradient's error inputs hold one, which cannot be sent anywhere: the harness itself failed."""
+        from conformance.opinfo.case import run_case
+
+        result = run_case(case("gradient", variant="error_inputs", samples=20), cpu)
+        assert (str(result.outcome), result.failures) == ("PASS", ())
 
     @pytest.mark.parametrize("name", ["add", "nn.functional.dropout", "normal"])
     def test_samples_are_opinfos_own(self, cpu: Any, name: str) -> None:

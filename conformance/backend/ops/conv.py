@@ -15,6 +15,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dtypes import opmath
+from ..metadata import Refused
 from ..rows import Context, value
 from ..tensors import cast
 from .matmul import accumulate, stored
@@ -94,6 +95,8 @@ def convolution(
     transposed: bool, output_padding: Ints, groups: int,
 ) -> UOp:  # fmt: skip
     """Convolution with everything that nn.Conv1d/2d/3d and nn.ConvTranspose1d/2d/3d offer."""
+    if min((*stride, *dilation)) <= 0 or min((*padding, *output_padding, 0)) < 0:
+        raise Refused("the meta kernel does not look at these numbers")
     dtype, size = _summed_in(accumulate(ctx), x.ndim - 2), ctx.out.size[2:]
     stride, padding, dilation = (_each(v, len(size)) for v in (stride, padding, dilation))
     product = correlate_transposed if transposed else correlate

@@ -190,3 +190,18 @@ def test_gradient_of_reflecting_pads(padding):
             grads.append(x.grad.cpu())
     assert k.kernels == 1
     torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("numbers", [{"dilation": 0}, {"padding": -1}, {"stride": 0}, {"stride": -1}])
+@pytest.mark.parametrize("function", [F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d])
+def test_convolution_of_numbers_that_make_no_sense(function, numbers):
+    """The meta kernel accepted a dilation of 0 and a negative padding, and the device computed something."""
+    dims = int(function.__name__[-2])
+
+    def error(device):
+        x, weight = torch.ones((1, 2, *[5] * dims), device=device), torch.ones((2, 2, *[3] * dims), device=device)
+        with pytest.raises(RuntimeError) as raised:
+            function(x, weight, **numbers)
+        return str(raised.value)
+
+    assert error("tiny") == error("cpu")
