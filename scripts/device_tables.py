@@ -51,7 +51,7 @@ def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None 
     for (_, dtype, variant, layout), result in cases.items():
         column = variant if layout == "as_sampled" else f"{variant}, {layout}"
         outcomes[f"{dtype}|{column}"][_outcome(result)] += 1
-        compared[f"{dtype}|{column}"] += result["samples"]
+        compared[f"{dtype}|{column}"] += result.get("samples", 0)
     plain = {name: r for (name, *rest), r in cases.items() if rest == ["float32", "forward", "as_sampled"]}
     served = Counter("fallback" if r.get("fallback") else "decomposed" if r.get("decomposed") else "native"
                      for r in plain.values())  # fmt: skip
