@@ -325,9 +325,9 @@ class TestWritesInPlace:
 class TestWholeStep:
     """Loss, gradients and the optimizer's update as one graph."""
 
-    def test_agrees_with_cpu_and_stores_in_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @torch._dynamo.config.patch(trace_autograd_ops=True)
+    def test_agrees_with_cpu_and_stores_in_place(self) -> None:
         """The losses of five steps are the CPU's, and the weights' moments keep their buffers."""
-        monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
         x, y = torch.randn(5, 6), torch.tensor([0, 2, 1, 0, 2])
 
         def losses(device: str) -> list[float]:

@@ -106,6 +106,7 @@ def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for _ in range(3):
         step()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     run = replay.Replay.run
 
     def interrupted(self: replay.Replay, *args: object) -> object:
@@ -113,9 +114,12 @@ def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(replay.Replay, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        step()
-    monkeypatch.undo()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGINT, before)
     m2, p2 = torch.zeros(2), torch.tensor([1.0, 2.0])
     for _ in range(4):
         m2.mul_(0.9).add_(torch.tensor([0.5, -1.0]))
