@@ -55,11 +55,12 @@ class Overload:
         self.is_out = bool(self.writes) and arguments[self.writes[0]].is_out
         self.returns = len(op._schema.returns)
         self.name = str(op)
-        # Structured operators give a resized out the strides that a new result would have, others contiguous ones.
-        self.structured = all(
+        # Structured operators give a resized out the strides that a new result would have, most others contiguous ones.
+        structured = all(
             torch._C._dispatch_has_kernel_for_dispatch_key(functional.name(), key)
             for key in ("CPU", "CompositeExplicitAutogradNonFunctional")
         )
+        self.out_as_new = "resized" if structured else row.out_as_new
 
     def functional_kernel(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, and put each result into a new tensor."""
@@ -110,8 +111,9 @@ class Overload:
         results = self._compute(function, outs, index, args, inputs)
         for target, spec, own, result in zip(targets, sized, outs, results, strict=False):
             if tuple(target.shape) != spec.size:
+                as_new = self.out_as_new == "resized" or (self.out_as_new == "empty" and not target.numel())
                 torch.ops.aten.resize_.default(target, spec.size)
-                if self.structured:
+                if as_new:
                     target.as_strided_(own.size, own.stride)
             assign(target, _as_pair(target, own, result))
         return targets[0] if self.returns == 1 else tuple(targets)

@@ -78,6 +78,7 @@ class Row:
     complex: ValueFunction | None  # the same of complex tensors, which are values with a last dimension of 2
     elementwise: bool  # whether each element depends on the operands' elements in its own place only
     accumulates: bool = False  # whether that holds of the first operand: an out= tensor may be that operand
+    out_as_new: str = ""  # out= tensors laid out as a new result, as LAPACK by columns: "empty" or "resized" ones
 
 
 ROWS: dict[str, Row] = {}
@@ -85,7 +86,7 @@ ROWS: dict[str, Row] = {}
 
 def value(
     *names: str, keep_floats: bool = True, takes_complex: bool = False, elementwise: bool = False,
-    accumulates: bool = False,
+    accumulates: bool = False, out_as_new: str = "",
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 
@@ -99,7 +100,7 @@ def value(
             if full_name(name) in ROWS:
                 raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
             of_complex = function if takes_complex else None
-            ROWS[full_name(name)] = Row(function, keep_floats, of_complex, elementwise, accumulates)
+            ROWS[full_name(name)] = Row(function, keep_floats, of_complex, elementwise, accumulates, out_as_new)
         return function
 
     return register

@@ -294,10 +294,9 @@ def vector_norm(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
 
 
 def _conjugating(name: str) -> Callable[..., Any]:
-    row = Row(lambda ctx, x: x, keep_floats=False, complex=_elementwise(pairs.conjugate), elementwise=True)
-    overload = Overload(find(name), find("_conj_physical"), row)
-    overload.structured = True  # an empty out= gets the input's order of dimensions
-    return overload.kernel
+    of_complex = _elementwise(pairs.conjugate)
+    row = Row(lambda ctx, x: x, keep_floats=False, complex=of_complex, elementwise=True, out_as_new="resized")
+    return Overload(find(name), find("_conj_physical"), row).kernel
 
 
 # torch derives the gradient of the functional form from its composite form, which ends here.

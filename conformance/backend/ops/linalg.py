@@ -396,13 +396,13 @@ def cholesky_solve(ctx: Context, b: UOp, factor: UOp, upper: bool) -> UOp:
     return _solved(ctx, _from_cholesky, ctx.out.size, factor, b, more=[upper])
 
 
-@value("cholesky_inverse")
+@value("cholesky_inverse", out_as_new="empty")
 def cholesky_inverse(ctx: Context, factor: UOp, upper: bool = False) -> UOp:
     """The inverse of A, from its factor."""
     return _solved(ctx, _from_cholesky, ctx.out.size, factor, more=[upper])
 
 
-@value("linalg_solve_triangular")
+@value("linalg_solve_triangular", out_as_new="resized")
 def linalg_solve_triangular(
     ctx: Context, a: UOp, b: UOp, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> UOp:

@@ -123,7 +123,7 @@ def linalg_qr(ctx: Context, a: UOp, mode: str = "reduced") -> tuple[UOp, UOp]:
     return _multiplied(qr, taus, ctx.out.size, ctx.device), r
 
 
-@value("linalg_householder_product")
+@value("linalg_householder_product", out_as_new="empty")
 def householder_product(ctx: Context, v: UOp, taus: UOp) -> UOp:
     """The first columns of Q from reflectors and tau."""
     if 0 in taus.shape:
@@ -132,7 +132,7 @@ def householder_product(ctx: Context, v: UOp, taus: UOp) -> UOp:
     return _multiplied(v, taus, ctx.out.size, ctx.device)
 
 
-@value("ormqr")
+@value("ormqr", out_as_new="empty")
 def ormqr(ctx: Context, v: UOp, taus: UOp, other: UOp, left: bool = True, transpose: bool = False) -> UOp:
     """Q, or Q^T, times a matrix, or a matrix times it."""
     if 0 in taus.shape or 0 in other.shape:

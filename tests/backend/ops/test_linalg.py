@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -131,3 +133,29 @@ class TestReflections:
         a[:, 1] = torch.tensor([1.0, 2, 2])
         for mine, expected in zip(torch.geqrf(a.to("tiny")), torch.geqrf(a), strict=True):
             torch.testing.assert_close(mine.cpu(), expected)
+
+
+@pytest.mark.parametrize("name", ["cholesky_inverse", "ormqr", "linalg.householder_product", "linalg.solve_triangular"])
+@pytest.mark.parametrize("size", [(0,), (2, 2), (3, 3)])
+def test_strides_of_an_out_tensor(name, size):
+    """LAPACK's operators lay an empty out= tensor out by columns; computed here they laid it out by rows."""
+
+    def made(device):
+        a = torch.tensor([[4.0, 1, 0], [1, 5, 2], [0, 2, 6]], device=device)
+        taus = torch.tensor([1.2, 1.5, 0.0], device=device)
+        out = torch.zeros(size, device=device)
+        if name == "cholesky_inverse":
+            torch.cholesky_inverse(a, out=out)
+        elif name == "ormqr":
+            torch.ormqr(a, taus, a, out=out)
+        elif name == "linalg.householder_product":
+            torch.linalg.householder_product(a, taus, out=out)
+        else:
+            torch.linalg.solve_triangular(a, a, upper=True, out=out)
+        return out.stride(), out.cpu()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of resizing one that is not empty
+        (strides, actual), (expected_strides, expected) = made("tiny"), made("cpu")
+    assert strides == expected_strides
+    torch.testing.assert_close(actual, expected)
