@@ -8,7 +8,7 @@ and the last step of the first that is wrong is the first bad step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conformance.kernel_baseline import digest
@@ -23,9 +23,11 @@ from conformance.whole import run_whole
 
 @dataclass(frozen=True)
 class Signature:
-    """What makes two failures the same bug, as far as can be told: the oracle that saw it, the first bad step's op and
-    the layout class of what it worked on; or the step's family and the error's type and text, numbers and names left
-    out, since the text says more of the cause than op and layout do."""
+    """What makes two failures the same bug, as far as can be told: the oracle that saw it at the first bad step, that
+    step's op, and the layout class of what it worked on.
+
+    Of an error the type and text are enough, numbers and names left out, since they say more of the cause than the step
+    does. Of what is wrong only when nobody looks in between, the step's family is: it is the write that came last."""
 
     oracle: str
     op: str
@@ -50,6 +52,8 @@ class Verdict:
     allowed: int | None = None
     unsupported: str = ""
     baseline: int | None = None
+    cause: Mismatch | None = None
+    """What differed first at the first bad step: at the end, another step's fault may come before it."""
 
     @property
     def passed(self) -> bool:
@@ -97,45 +101,55 @@ def judge(program: Program, target: Target, *, locate: bool = True,
                       baseline=before)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
-    bad = first_bad_step(program, target)
-    if bad is not None:
-        return replace(verdict, bad_step=bad)
-    return replace(verdict, bad_step=None if target.whole else first_bad_beginning(program, target), lazy_only=True)
+    found = first_bad_step(program, target)
+    if found is not None:
+        return replace(verdict, bad_step=found[0], cause=found[1])
+    found = None if target.whole else first_bad_beginning(program, target)
+    return replace(verdict, bad_step=found and found[0], cause=found and found[1], lazy_only=True)
 
 
-def first_bad_step(program: Program, target: Target) -> int | None:
-    """The number of the first step after which the target differs from CPU, observing after each; 0 when the inputs
-    already differ, None when no step does."""
+def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
+    """The one that says most of the cause: an error, or the absence of one, has wrong values as its consequence."""
+    return next((mismatch for mismatch in mismatches if mismatch.oracle == "error"), mismatches[0])
+
+
+def first_bad_step(program: Program, target: Target) -> tuple[int, Mismatch] | None:
+    """The number of the first step after which the target differs from CPU, observing after each, and how; 0 when the
+    inputs already differ, None when no step does."""
     oracles = target.oracles - {"kernels"}
     start = program.with_steps(())
     runs = run_whole if target.whole else run
-    if compare(reference(start).observation, runs(start, target).observations[-1], oracles=oracles, exact=True):
-        return 0
+    moved = compare(reference(start).observation, runs(start, target).observations[-1], oracles=oracles, exact=True)
+    if moved:
+        return 0, leading(moved)
     observations = runs(program, target, eager=True).observations
     shadow = Shadow(program)
     for number, (step, actual) in enumerate(zip(program.steps, observations, strict=False), 1):
         shadow.step(step)
-        if compare(shadow.observe(), actual, oracles=oracles, exact=shadow.exact_names()):
-            return number
+        wrong = compare(shadow.observe(), actual, oracles=oracles, exact=shadow.exact_names())
+        if wrong:
+            return number, leading(wrong)
     return None
 
 
-def first_bad_beginning(program: Program, target: Target) -> int | None:
-    """The number of steps in the shortest beginning of the program that is wrong when nobody looks before its end; None
-    when the failure is gone."""
+def first_bad_beginning(program: Program, target: Target) -> tuple[int, Mismatch] | None:
+    """The number of steps in the shortest beginning of the program that is wrong when nobody looks before its end, and
+    how; None when the failure is gone."""
     shadow = Shadow(program)
     for number, step in enumerate(program.steps, 1):
         shadow.step(step)
         actual = run(program.with_steps(program.steps[:number]), target).observations[-1]
-        if compare(shadow.observe(), actual, oracles=target.oracles - {"kernels"}, exact=shadow.exact_names()):
-            return number
+        wrong = compare(shadow.observe(), actual, oracles=target.oracles - {"kernels"}, exact=shadow.exact_names())
+        if wrong:
+            return number, leading(wrong)
     return None
 
 
 def signature(program: Program, verdict: Verdict) -> Signature:
     """The group that a failure belongs to."""
-    first = verdict.mismatches[0]
-    error = f"{first.actual}{_gist(first.detail)}" if first.oracle == "error" else ""
+    first = verdict.cause or leading(verdict.mismatches)
+    said = gist(first) if first.oracle == "error" else ""
+    error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""
     if verdict.bad_step == 0:
         return Signature(first.oracle, "the move of the inputs", error=error)
     together = "only together, up to " if verdict.lazy_only else ""
@@ -143,18 +157,21 @@ def signature(program: Program, verdict: Verdict) -> Signature:
         last = program.steps[-1].op if program.steps else "no step"
         return Signature(first.oracle, f"{together}{last}", error=error)
     step = program.steps[verdict.bad_step - 1]
+    if said:
+        return Signature(first.oracle, "only together" if verdict.lazy_only else "", error=error)
+    if error or verdict.lazy_only:
+        return Signature(first.oracle, together + (table()[step.op].family if step.op in table() else step.op),
+                         error=error)
     shadow = Shadow(program)
     for earlier in program.steps[:verdict.bad_step - 1]:
         shadow.step(earlier)
-    if error:
-        return Signature(first.oracle, together + (table()[step.op].family if step.op in table() else step.op),
-                         error=error)
     names = [name for name in step.names() if name in shadow.env]
-    layout = layout_class(shadow.env[names[0]]) if names else ""
-    return Signature(first.oracle, together + step.op, layout)
+    return Signature(first.oracle, step.op, layout_class(shadow.env[names[0]]) if names else "")
 
 
-def _gist(text: str) -> str:
-    """The first words of an error's text, without what differs from program to program."""
-    words = re.sub(r"not implemented is never a pass: |'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
-    return f": {' '.join(words[:9])}" if words else ""
+def gist(error: Mismatch) -> str:
+    """The first words of an error's text, without what differs from program to program; operators keep their names."""
+    text = re.sub(r"not implemented is never a pass: ", " ", error.detail)
+    text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
+    words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
+    return " ".join(words[:9])

@@ -27,7 +27,7 @@ from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.steps.op import Json
 from conformance.target import Target, TargetError, load_target
-from conformance.verdict import Verdict, judge, signature
+from conformance.verdict import Verdict, gist, judge, leading, signature
 
 FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY", "INVALID"
 """What can be found; INVALID is a fault of the drawing: a program that means nothing on torch CPU."""
@@ -38,6 +38,9 @@ LAST_WORDS = {-1: TIMEOUT, -2: MEMORY}
 OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc", "Cannot allocate memory", "out of memory")
 """How Python, torch, C++ and the system say it."""
 
+
+LEADER: list[int] = []
+"""The process that started this worker. When it is gone, another campaign may do this one's work, in the same files."""
 
 NOTHING = Program((), ())
 """Stands for a program that was never drawn."""
@@ -134,6 +137,7 @@ class Result:
 def start(memory: float | None = None) -> None:
     """Prepare a worker: the campaign alone answers Ctrl-C, torch's warnings are not news, and from `memory` GiB of
     writable memory on the system refuses more (on Linux: RLIMIT_DATA, which leaves out what is only reserved)."""
+    LEADER[:] = [os.getppid()]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     if memory is not None:
@@ -233,19 +237,30 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
 
 
 def shrink(spec: str, finding: Finding, trials: int) -> Finding:
-    """The failure on a smaller program that the same oracle rejects, with its group worked out anew."""
-    target = loaded(spec)
-    first = finding.mismatches[0]
+    """The failure on a smaller program that is wrong in the same way, with its group worked out anew.
 
-    def fails(candidate: Program) -> bool:
+    What comes after the first bad step may be wrong for reasons of its own, so it goes first."""
+    target = loaded(spec)
+
+    def verdict_of(candidate: Program) -> Verdict:
         try:
             with at_most(30):
-                verdict = judge(candidate, target, locate=False)
+                return judge(candidate, target, locate=False)
         except ProgramTimeout:
-            return False
-        return any(_alike(first, mismatch) for mismatch in verdict.mismatches[:1])
+            return Verdict()
 
-    small = reduce_program(finding.program, fails, trials)
+    program, wrong = finding.program, finding.mismatches
+    if finding.step:
+        beginning = program.with_steps(program.steps[:finding.step])
+        cut = verdict_of(beginning)
+        program, wrong = (beginning, cut.mismatches) if cut.mismatches else (program, wrong)
+    first = leading(wrong)
+
+    def fails(candidate: Program) -> bool:
+        mismatches = verdict_of(candidate).mismatches
+        return bool(mismatches) and _alike(first, leading(mismatches))
+
+    small = reduce_program(program, fails, trials)
     verdict = judge(small, target)
     if not verdict.mismatches:
         return finding
@@ -254,8 +269,9 @@ def shrink(spec: str, finding: Finding, trials: int) -> Finding:
 
 
 def _alike(one: Mismatch, two: Mismatch) -> bool:
-    same_error = (one.expected, one.actual) == (two.expected, two.actual)
-    return one.oracle == two.oracle and (one.oracle != "error" or same_error)
+    if "error" not in (one.oracle, two.oracle):
+        return one.oracle == two.oracle
+    return (one.oracle, one.expected, one.actual, gist(one)) == (two.oracle, two.expected, two.actual, gist(two))
 
 
 def survives(spec: str, program: Program, limit: float) -> bool:
@@ -285,7 +301,11 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Raise ProgramTimeout in the block after so many seconds; what hangs outside Python is the campaign's to end. A
-    program that ends the interpreter ends the worker, which is a finding like any other death."""
+    program that ends the interpreter ends the worker, which is a finding like any other death. A worker whose campaign
+    is gone begins no block and ends."""
+    if LEADER and os.getppid() not in LEADER:
+        os._exit(1)
+
     def ring(*_: Any) -> None:
         raise ProgramTimeout(f"ran longer than {seconds:g} s")
     before = signal.signal(signal.SIGALRM, ring)

@@ -92,6 +92,24 @@ class TestResume:
             number for numbers in plain.values() for number in numbers}
         assert len(lost) <= 1, "only the program that the worker was killed in may be a crash instead"
 
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+    def test_a_worker_ends_when_its_campaign_is_killed(self, tmp_path):
+        """It begins no further program. One that went on wrote into the files of the campaign that was resumed."""
+        running = subprocess.Popen(command(tmp_path, "--programs", "100000"), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        wait_for(tmp_path, 20)
+        [worker] = [child for child in children(running.pid)
+                    if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        while not list((tmp_path / "failures").glob("running-*.json")):
+            time.sleep(0.01)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+            assert time.monotonic() < deadline, "the worker goes on"
+            time.sleep(0.02)
+        assert list((tmp_path / "failures").glob("running-*.json")), "it went on to the end of its shard"
+
     def test_another_campaign_is_not_resumed(self, tmp_path, capsys):
         """Exit code 2 and one sentence when the options are others, or the file is damaged."""
         words = ("--target", "cpu", "--programs", "5", "--reports", str(tmp_path))
