@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,12 +23,13 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from conformance import worker
-from conformance.fuzz_views import Drawing, Tally
+from conformance.fuzz_views import DTYPES, STEPS, Drawing, Tally
 from conformance.program import Program, ProgramError
 from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.script import script
 from conformance.steps.op import Json
+from conformance.support import not_drawn
 from conformance.target import TargetError, describe_target
 from conformance.worker import CRASH, INVALID, MEMORY, NOTHING, TIMEOUT, Finding, Result, Shard
 
@@ -79,6 +81,21 @@ class Plan:
         """What must be the same when the campaign goes on."""
         made_of = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self.drawing).items()}
         return {"target": self.target, "seed": self.seed, "drawing": made_of, "corpus": list(self.corpus)}
+
+    @property
+    def command(self) -> str:
+        """The command line that draws the same programs."""
+        words = ["python", "-m", "conformance.fuzz", "--target", self.target, "--seed", str(self.seed)]
+        if self.drawing.steps != STEPS:
+            words += ["--steps", "{}..{}".format(*self.drawing.steps)]
+        if self.drawing.dtypes != DTYPES:
+            words += ["--dtype", ",".join(self.drawing.dtypes)]
+        if self.corpus:
+            words += ["--corpus", str(Path(self.corpus[0]).parent)]
+        declared = not_drawn(describe_target(self.target))
+        for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
+            words += [word for name in names if name not in declared for word in (option, name)]
+        return shlex.join(words)
 
     def shards(self, first: int = 0) -> Iterator[Shard]:
         """The shards in order, from this program on; without end when only time limits the campaign."""
@@ -359,7 +376,8 @@ class Campaign:
                 return False
             return False
         small = reduce_program(finding.program, dies, CRASH_TRIALS)
-        return replace(finding, program=small)
+        last = finding.step and min(finding.step, len(small.steps))
+        return replace(finding, program=small, step=last)
 
     def _paths(self, group: Group) -> tuple[Path, Path]:
         slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")
@@ -372,17 +390,24 @@ class Campaign:
         found = {"target": self.plan.target, "count": len(group.numbers), "numbers": sorted(group.numbers),
                  "found_as": sorted(group.found_as), "shrunk": group.shrunk, "elsewhere": group.elsewhere}
         write_atomic(data, json.dumps({**group.finding.to_json(), **found}, indent=1))
-        write_atomic(text, self.script(group.finding))
+        write_atomic(text, self.script(group))
 
     def path(self, group: Group) -> Path:
         """The group's script."""
         return self._paths(group)[1]
 
-    def script(self, finding: Finding) -> str:
-        """The finding as a standalone script."""
-        command = (f"python -m conformance.fuzz --target {self.plan.target} --seed {finding.seed}"
-                   f"  (program {finding.number})")
-        return script(finding.program, describe_target(self.plan.target), finding.mismatches, command)
+    def again(self, group: Group) -> str:
+        """The command that runs the group's program again."""
+        return shlex.join(["python", "-m", "conformance.fuzz", "--target", self.plan.target, "--replay",
+                           str(self._paths(group)[0])])
+
+    def script(self, group: Group) -> str:
+        """The group's program as a standalone script."""
+        finding, versions = group.finding, ", ".join(f"{name} {value}" for name, value in self.environment.items())
+        notes = [f"{finding.kind} in {len(group.numbers)} programs: {finding.group}",
+                 f"Again: {self.again(group)}", f"Found by: {self.plan.command}  (program {finding.number})"]
+        return script(finding.program, describe_target(self.plan.target), finding.mismatches,
+                      [*notes, *([f"With: {versions}"] if versions else [])], finding.step)
 
     def to_json(self) -> dict[str, Json]:
         """The campaign's result for `reports/fuzz.json`."""
@@ -409,5 +434,5 @@ class Campaign:
                           "program": group.finding.number, "steps": len(group.finding.program.steps),
                           "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",
                           "elsewhere": group.elsewhere,
-                          "script": self.script(group.finding)} for group in groups],
+                          "script": self.script(group)} for group in groups],
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -218,11 +219,10 @@ def summarize(running: Campaign, console: Console) -> None:
         finding = group.finding
         console.rule(f"{finding.kind} in {len(group.numbers)} of {running.result.done} programs: {finding.group}")
         if at < MOST_SCRIPTS:
-            console.print(running.script(finding))
+            console.print(running.script(group))
         if group.elsewhere:
             console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in group.elsewhere.items()))
-        console.print(f"script: {running.path(group)}\nagain:  python -m conformance.fuzz --target "
-                      f"{running.plan.target} --replay {running.path(group).with_suffix('.json')}")
+        console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
     tally, result = running.result.tally, running.result
     undefined = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
     kernels = (f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}; programs compared with the "
@@ -274,8 +274,8 @@ def replay(path: Path, spec: str, reports: Path, smaller: bool, kernels: str = "
         write_atomic(saved, json.dumps(finding.to_json(), indent=1))
         print(f"# {len(program.steps)} steps became {len(finding.program.steps)}; saved as {saved}")
     print(dump(finding.program))
-    command = f"python -m conformance.fuzz --target {spec} --replay {path}"
-    print(script(finding.program, target, finding.mismatches, command))
+    again = shlex.join(["python", "-m", "conformance.fuzz", "--target", spec, "--replay", str(path)])
+    print(script(finding.program, target, finding.mismatches, [f"Again: {again}"], finding.step))
     for mismatch in finding.mismatches:
         print(f"# {mismatch}")
     return 1

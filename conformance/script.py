@@ -15,7 +15,7 @@ from conformance.oracle import Mismatch
 from conformance.program import LOOP, Program, Storage, make_inputs, table
 from conformance.steps.layouts import cells_of
 from conformance.steps.op import DEFINED, Step, definitions_of, dtype_of
-from conformance.target import Target
+from conformance.target import SIGNIFICANT_STRIDE, Target
 from conformance.whole import source
 
 MOST_CELLS = 48
@@ -25,6 +25,7 @@ FIELDS = {
     "dtype": '"dtype": tensor.dtype',
     "shape": '"size": tuple(tensor.size())',
     "stride": '"stride": tensor.stride()',
+    SIGNIFICANT_STRIDE: '"stride": [st for n, st in zip(tensor.size(), tensor.stride()) if n > 1]',
     "storage_offset": '"offset": tensor.storage_offset()',
     "grad": '"requires_grad": tensor.requires_grad',
     "value": '"values": tensor.detach().cpu().tolist()',
@@ -55,14 +56,16 @@ def answers(device):
         for name, value in program(device):
             seen[name] = value
 {all}    except Exception as error:
-        seen["error"] = f"{type(error).__name__}: {error}"
+        seen["error"] = f"{type(error).__name__}: {error}".partition("\\n")[0]
     return seen
 
 
 '''
 COMPARED = '''cpu, target = answers("cpu"), answers(DEVICE)
 assert "error" not in cpu, cpu["error"]
-for name in dict.fromkeys([*cpu, *target]):
+if "error" in target:
+    print(f"{DEVICE} raises, and cpu does not: {target['error']}   <-- DIFFERS")
+for name in dict.fromkeys([*cpu, *target]) if "error" not in target else ():
     one, two = cpu.get(name, "nothing"), target.get(name, "nothing")
     if not isinstance(one, dict) or not isinstance(two, dict):
         one, two = {"": one}, {"": two}
@@ -114,11 +117,15 @@ def tail(target: Target) -> str:
     return WHOLE + text.replace("program(device)", "whole(device)") if target.whole else text
 
 
-def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = (), command: str = "") -> str:
-    """The program as Python source. `mismatches` become its docstring; `command` says how it was found."""
+def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = (), notes: Sequence[str] = (),
+           bad_step: int | None = None) -> str:
+    """The program as Python source. `mismatches` become its docstring, with the first bad step and the `notes`, one a
+    line, such as the command that runs it again."""
     found = "\n".join(textwrap.shorten(str(mismatch), 300) for mismatch in mismatches[:3]) or program.note
-    head = [f'"""{_inert(found or "A program of view and in-place steps.")}',
-            *([f"\nFound by: {_inert(command)}"] if command else []), '"""', "import torch"]
+    first = "".join(f"\nFirst wrong in step {bad_step}: {_text(step)}"
+                    for number, step in enumerate(program.steps, 1) if number == bad_step)
+    head = [f'"""{_inert((found or "A program of view and in-place steps.") + first)}',
+            *(["\n" + "\n".join(map(_inert, notes))] if notes else []), '"""', "import torch"]
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(table()[step.op].call or step.op for step in steps if table()[step.op].form is DEFINED)
     names = [one.name for one in program.inputs]
@@ -127,7 +134,7 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
         given = f"return {{{', '.join(f'{name!r}: {name}' for name in names)}}}"
         body = textwrap.indent("\n".join([*_inputs(program, target), given]), "    ")
         attempt = [ATTEMPT] if any(step.raises for step in program.steps) else []
-        parts = ["device = 'cpu'", *functions, *attempt, "\n", "def inputs(device):", body, "\n", source(program),
+        parts = ["\ndevice = 'cpu'", *functions, *attempt, "\n", "def inputs(device):", body, "\n", source(program),
                  tail(target)]
         return "\n".join([*head, "", target.script(), *parts])
     body = textwrap.indent("\n".join([*_inputs(program, target), *_steps(program.steps)]), "    ")
@@ -200,6 +207,12 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
             yield _call(step)
             made = dict.fromkeys(step.out)
         yield from (f'yield "{name}", {name}' for name in made)
+
+
+def _text(step: Step) -> str:
+    if step.op == LOOP:
+        return f"for i in range({step.times}): {'; '.join(map(_call, step.body))}"
+    return textwrap.shorten(_call(step), 200)
 
 
 def _call(step: Step) -> str:

@@ -21,6 +21,10 @@ import torch
 ORACLES = ("structure", "dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "value", "storage",
            "error", "grad", "version", "kernels")
 
+SIGNIFICANT_STRIDE = "significant_stride"
+"""In place of `stride`, for what follows PyTorch's own rule: the strides of dimensions of length 1 and of tensors that
+have no elements mean nothing (pytorch#77553). What differs is reported as `stride` all the same."""
+
 BUILTIN = {
     "cpu": "conformance.targets.cpu:CpuTarget",
     "tiny": "conformance.targets.tiny:TinyTarget",

@@ -35,6 +35,14 @@ class TestMetadata:
         """CPU's stride of a size-1 dimension is part of the answer."""
         assert seen_by(torch.zeros(1, 3), torch.zeros(3).as_strided((1, 3), (7, 1))) == ["stride"]
 
+    def test_strides_that_are_not_significant_can_be_left_out(self):
+        """Those of dimensions of length 1 and of tensors without elements; of the others none."""
+        rules = {"oracles": ("shape", "significant_stride")}
+        one = torch.zeros(9)
+        assert seen_by(one.as_strided((1, 3), (3, 1)), one.as_strided((1, 3), (7, 1)), **rules) == []
+        assert seen_by(one.as_strided((2, 0), (3, 1)), one.as_strided((2, 0), (7, 5)), **rules) == []
+        assert seen_by(one.as_strided((1, 3), (3, 1)), one.as_strided((1, 3), (3, 2)), **rules) == ["stride"]
+
     def test_alias_is_storage_identity(self):
         """A copy where CPU gives a view, or a view where CPU gives a copy, is seen although all values agree."""
         a = torch.zeros(4)

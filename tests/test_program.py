@@ -1,6 +1,7 @@
 """A program is data: it survives JSON, runs on a target, prints as a script, and bad data is one clear sentence."""
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import torch
 
 from conformance.faults import FAULTS, Fault
 from conformance.mutants import MutantTarget, Planted
-from conformance.oracle import Raised
+from conformance.oracle import Mismatch, Raised
 from conformance.program import Input, Program, ProgramError, Storage, dump, read_program, run
 from conformance.script import picture, script
 from conformance.shadow import Shadow, reference
@@ -195,6 +196,14 @@ class TestScript:
                                cwd=tmp_path)
         assert "a values: cpu [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]" in shown.stdout
         assert "DIFFERS" not in shown.stdout
+
+    def test_it_opens_with_what_is_wrong_and_where(self):
+        """What differs, the first wrong step as it is called, and how to see it again."""
+        text = script(TRANSPOSE_AND_WRITE, load_target("cpu"), [Mismatch("value", "a", "7", "8")],
+                      ["FAIL in 3 programs: value / fill_ / permuted", "Again: a command"], 2)
+        assert ast.get_docstring(ast.parse(text)).splitlines() == [
+            "value of a: expected 7, got 8", "First wrong in step 2: b.fill_(7)", "",
+            "FAIL in 3 programs: value / fill_ / permuted", "Again: a command"]
 
     def test_definitions_travel_along(self):
         """A function that torch does not have is in the script."""

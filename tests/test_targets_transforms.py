@@ -109,6 +109,17 @@ class TestWhole:
         assert "  functionalize: [1.0, 0.0, 3.0, 0.0, 5.0]   <-- DIFFERS" in said.stdout
         assert "stride" not in said.stdout
 
+    def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path):
+        """The error, and not each of the CPU's answers beside a nothing."""
+        path = tmp_path / "script.py"
+        counts = Program((Storage("int32", 1),), (Input("a", 0, "int32", (), ()),), (
+            Step("expand", (tensor("a"), []), out=("b",)), Step("add_", (tensor("b"), 1))))
+        path.write_text(script(counts, load_target("functionalize")))
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        [line] = said.stdout.splitlines()
+        assert line.startswith("functionalize raises, and cpu does not: RuntimeError: !value_.key_set()")
+
     @pytest.mark.parametrize("spec", ["cpu", "functionalize", "meta"])
     def test_scripts_of_drawn_programs_run(self, spec, capsys):
         """Whatever was drawn, torch CPU answers in the script. One with `from_host_view` lacked a function that it

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from conformance.target import ORACLES, Target, map_tensors, storage_key
+from conformance.target import ORACLES, SIGNIFICANT_STRIDE, Target, map_tensors, storage_key
 
-METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad"}
+METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad", "stride"} | {SIGNIFICANT_STRIDE}
 """What can be judged without values. Whether a result requires grad is left to targets that compute gradients."""
 
 NEEDS_VALUES = frozenset({"questions", "item.error", "index_select.range", "as_strided.range", "through_host",
