@@ -14,7 +14,7 @@ from typing import Any
 
 from tinygrad import codegen
 from tinygrad.codegen.late import gater
-from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16
+from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16, truncate
 from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
@@ -54,9 +54,20 @@ _NARROW = UPat(
     (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16),
     name="x",
 )
+# C has no negative constants: -2147483648 is the negative of a long, 9223372036854775808l is unsigned, and what is
+# computed with them is of that type, too. A folded constant may lie outside its dtype; an int is then a long as well.
+_SIGNED = UPat.cvar("c").cast((dtypes.int32, dtypes.int64), name="x")
+
+
+def _signed(ctx: Any, x: UOp, c: UOp) -> str:
+    number, suffix = truncate[x.dtype](c.val), "l" if x.dtype is dtypes.int64 else ""
+    return f"({number + 1}{suffix}-1{suffix})" if number == x.dtype.min else f"{number}{suffix}"
+
+
 for _renderer in vars(cstyle).values():
     if isinstance(_renderer, type) and "string_rewrite" in vars(_renderer):
-        _renderer.string_rewrite = PatternMatcher([(_NARROW, _wrapped)]) + _renderer.string_rewrite  # type: ignore
+        _typed = PatternMatcher([(_NARROW, _wrapped), (_SIGNED, _signed)])
+        _renderer.string_rewrite = _typed + _renderer.string_rewrite  # type: ignore[attr-defined]
 
 
 def _keeps(a: UOp, narrow: UOp, wide: UOp) -> bool:
@@ -111,7 +122,8 @@ def _zero_if_exact(x: UOp) -> UOp | None:
 # x * 0 became 0 where x is inf or nan, too; tinygrad's rule asks so of constants only, which is how it is known here.
 (_TIMES_ZERO,) = (f for _, f in symbolic.symbolic_simple.patterns if "isinf" in f.__code__.co_names)
 
-# Integers wrap, but the bounds of a sum did not: x + 255 of a byte was at least 255, and so never 0.
+# Integers wrap, but the bounds of a sum did not: x + 255 of a byte was at least 255, and so never 0. Nor did those of a
+# conversion: a byte that had become an int8 was at least 0.
 _WRAPPING = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG})
 _unwrapped = UOp._min_max.func  # type: ignore[attr-defined]
 
@@ -122,7 +134,10 @@ def _fits(dtype: DType, low: Any, high: Any) -> bool:
 
 def _bounds(self: UOp) -> tuple[Any, Any]:
     low, high = _unwrapped(self)
-    wraps = self.op in _WRAPPING and dtypes.is_int(self.dtype) and not _fits(self.dtype, low, high)
+    if self.op is Ops.CAST and dtypes.is_int(self.dtype) and dtypes.is_int(self.src[0].dtype):
+        wraps = not _fits(self.dtype, *self.src[0]._min_max)
+    else:
+        wraps = self.op in _WRAPPING and dtypes.is_int(self.dtype) and not _fits(self.dtype, low, high)
     return (self.dtype.min, self.dtype.max) if wraps else (low, high)
 
 
@@ -152,7 +167,62 @@ def _less(x: UOp, c0: UOp, c1: UOp) -> UOp | None:
     return _LESS(x, c0, c1) if _fits(x.dtype, x.vmin + c0.val, x.vmax + c0.val) else None
 
 
-_INSTEAD = {_TIMES_ZERO: _zero_if_exact, _LESS: _less}
+# (x // c1) // c2 became x // (c1 * c2), and (x // c + a) // d became (x + a * c) // (c * d): the new sums and products
+# wrap where the old ones did not. A shift by as many bits as there are is one of these.
+(_TWICE,) = (
+    f
+    for p, f in symbolic.symbolic.patterns
+    if p.op == (Ops.FLOORDIV,) and f.__code__.co_varnames == ("x", "c1", "c2") and p.src[0][0].op == (Ops.FLOORDIV,)
+)
+(_SHARED,) = (f for _, f in symbolic.div_and_mod_symbolic.patterns if f.__code__.co_varnames == ("x", "c", "a", "d"))
+
+
+def _twice(x: UOp, c1: UOp, c2: UOp) -> UOp | None:
+    by = c1.val * c2.val
+    return _TWICE(x, c1, c2) if _fits(x.dtype, by, by) else None
+
+
+def _shared(x: UOp, c: UOp, a: UOp, d: UOp) -> UOp | None:
+    quotient, more, by = x // c, a.val * c.val, c.val * d.val
+    sums = ((quotient.vmin + a.val, quotient.vmax + a.val), (x.vmin + more, x.vmax + more), (by, by))
+    return _SHARED(x, c, a, d) if all(_fits(x.dtype, *bounds) for bounds in sums) else None
+
+
+# Of longs whose values fit an int, x >> 32 became a shift of an int, by more bits than it has.
+(_NARROWED,) = (f for _, f in symbolic.symbolic.patterns if f.__code__.co_varnames == ("u", "x", "y"))
+
+
+def _narrowed(u: UOp, x: UOp, y: UOp) -> UOp | None:
+    return None if u.op in (Ops.SHL, Ops.SHR) and y.vmax >= dtypes.int32.bitsize else _NARROWED(u, x, y)
+
+
+# A sum of x * c became c times the sum of x, which overflows where x is large and c small, and is nan where c is 0. And
+# the largest of x * c became c times the largest of x, which is another number where an integer product wraps.
+_PRODUCTS = symbolic.reduce_mul_chain
+(_SCALED,) = (
+    f for p, f in symbolic.sym.patterns if p.op == (Ops.REDUCE,) and f.__code__.co_varnames == ("x", "c", "r")
+)
+
+
+def _products(r: UOp) -> UOp | None:
+    if dtypes.is_float(r.dtype):
+        return _PRODUCTS(r) if r.arg[0] is Ops.MAX else None
+    return _PRODUCTS(r) if r.arg[0] is Ops.ADD or _fits(r.dtype, *_unwrapped(r.src[0])) else None
+
+
+def _scaled(x: UOp, c: UOp, r: UOp) -> UOp | None:
+    return None if dtypes.is_float(r.dtype) else _SCALED(x, c, r)
+
+
+_INSTEAD = {
+    _TIMES_ZERO: _zero_if_exact,
+    _LESS: _less,
+    _TWICE: _twice,
+    _SHARED: _shared,
+    _NARROWED: _narrowed,
+    _PRODUCTS: _products,
+    _SCALED: _scaled,
+}
 _compile = upat.upat_compile
 
 

@@ -1,0 +1,99 @@
+"""Integers and scaled sums that tinygrad 0.14 gets wrong and `mends` mends: each answer is torch CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import conformance.backend  # noqa: F401 - registers the device
+
+SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
+INTEGERS = [torch.uint8, *SIGNED, torch.uint16, torch.uint32, torch.uint64]
+
+
+def agrees(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """The device's answer is the CPU's, to the bit."""
+    want, got = function(x), function(x.to("tiny")).cpu()
+    assert want.dtype == got.dtype
+    assert want.tolist() == got.tolist()
+
+
+def edges(dtype: torch.dtype) -> torch.Tensor:
+    info = torch.iinfo(dtype)
+    few = [info.min, info.min + 1, 0, 1, 2, info.max // 2, info.max // 2 + 1, info.max - 1, info.max]
+    return torch.tensor(few if info.min == 0 else [*few, -1], dtype=dtype)
+
+
+class TestLeastConstant:
+    """C reads -2147483648 as a long, and 9223372036854775808 as unsigned: what was computed with them did not wrap."""
+
+    @pytest.mark.parametrize("dtype", SIGNED)
+    @pytest.mark.parametrize("function", [
+        lambda t, c: t + c == 0, lambda t, c: (t + c) < 0, lambda t, c: t - c == 0, lambda t, c: (c - t) < 3,
+        lambda t, c: (t * c) < 1, lambda t, c: (c - t) > 0, lambda t, c: (t ^ c) + 1 < 0, lambda t, c: (t + c) >> 1,
+        lambda t, c: torch.where(t == c, c, t) + c < 0, lambda t, c: (t + c).long(), lambda t, c: (t + c).double(),
+        lambda t, c: t > c, lambda t, c: t >= c + 1, lambda t, c: ~(t < c + 1), lambda t, c: (t >= c) & (t != c),
+    ])  # fmt: skip
+    def test_is_of_its_dtype(self, function, dtype):
+        """Comparisons, conversions and shifts of what was computed with the least integer see what wraps."""
+        agrees(lambda t: function(t, torch.iinfo(dtype).min), edges(dtype))
+
+    @pytest.mark.parametrize("dtype", SIGNED)
+    def test_constants_that_fold_beyond_the_dtype(self, dtype):
+        """x + c + c becomes x + 2c, and 2c is no number of the dtype."""
+        most, half = torch.iinfo(dtype).max, torch.iinfo(dtype).bits // 2
+        for function in (lambda t: ((t + most) + most) < 2, lambda t: ((t * 2**half) * 2**half) == 0,
+                         lambda t: (t * most + t * most) < 0):  # fmt: skip
+            agrees(function, edges(dtype))
+
+
+class TestConversions:
+    """A byte that had become an int8 was taken to be at least 0, as were all that lost their top bits."""
+
+    @pytest.mark.parametrize("to", SIGNED)
+    @pytest.mark.parametrize("dtype", INTEGERS)
+    def test_signs(self, dtype, to):
+        """What wraps in a conversion is compared and clamped as what it has become."""
+        agrees(lambda t: t.to(to) < 0, edges(dtype))
+        agrees(lambda t: t.to(to).clamp(min=-1), edges(dtype))
+
+    def test_of_a_sum(self):
+        """A bool that was moved beyond an int32 comes back as what its low bits are."""
+        bits = torch.tensor([False, True])
+        agrees(lambda t: (t.long() + 2**31).int() < 0, bits)
+        agrees(lambda t: (t.long() * 2**32).int() == 0, bits)
+
+
+class TestDivisions:
+    @pytest.mark.parametrize("dtype", [torch.uint8, *SIGNED])
+    def test_by_two_numbers_in_turn(self, dtype):
+        """(x // a) // b became x // (a * b), and (x // a + c) // b became (x + a * c) // (a * b), also where the new
+        product or sum wraps."""
+        most, root = torch.iinfo(dtype).max, 2 ** (torch.iinfo(dtype).bits // 2)
+        for a, b in ((2, 3), (100, 100), (16, 16), (64, 64), (most // 2, 3), (root, root)):
+            if b <= most:
+                agrees(lambda t, a=a, b=b: (t // a) // b, edges(dtype))
+                agrees(lambda t, a=a, b=b: (t // a + most // 2) // b, edges(dtype))
+
+    def test_shifts_of_longs(self):
+        """Of x >> 32, which fits an int, all bits were shifted out by an int's shift."""
+        agrees(lambda t: (t >> 32) >> 32, edges(torch.int64))
+        agrees(lambda t: (t >> 40) >> 31, edges(torch.int64))
+
+
+class TestReductions:
+    @pytest.mark.parametrize("dtype", [torch.uint8, *SIGNED])
+    def test_the_largest_of_products_that_wrap(self, dtype):
+        """The largest of x * 4 is not 4 times the largest of x."""
+        large = torch.iinfo(dtype).max // 4 + 1
+        agrees(lambda t: (t * 4).amax(), torch.tensor([large, 1], dtype=dtype))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_sums_of_scaled_numbers(self, dtype):
+        """A sum of small multiples of large numbers does not overflow on its way, whether the factor is a number or
+        a tensor; and a factor of 0 makes it 0."""
+        x = torch.full((2, 2), torch.finfo(dtype).max, dtype=dtype)
+        agrees(lambda t: (t * 2**-20).sum(1), x)
+        agrees(lambda t: (t * (t[:, :1] * 0)).sum(1), x)
