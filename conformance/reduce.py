@@ -13,6 +13,7 @@ from conformance.program import LOOP, Broken, Input, Program, ProgramError, Stor
 from conformance.shadow import Shadow
 from conformance.steps.layouts import dense
 from conformance.steps.op import Json, Step, StepError, dtype_of
+from conformance.steps.table import OPS
 
 MOST_TRIALS = 400
 """How often the failing program may be run while it is reduced."""
@@ -168,7 +169,10 @@ def plainer_steps(program: Program) -> Iterator[Program]:
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
-    """Plainer calls of the same op."""
+    """Plainer calls of the same op; or `add_(1)` in place of other arithmetic, so that what any of it shows is shown by
+    one op and is one finding."""
+    if step.op in OPS and OPS[step.op].family == "arithmetic" and step.op != "add_":
+        yield replace(step, op="add_", args=(step.args[0], 1), kwargs={})
     if step.op == LOOP:
         for times in {1, 2, step.times - 1}:
             if 0 < times < step.times:

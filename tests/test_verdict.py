@@ -108,6 +108,19 @@ class TestShrinking:
         assert small.group.startswith("value / fill_ / ")
         assert json.dumps(small.to_json())
 
+    @pytest.mark.parametrize(("op", "spoilt", "left"), [
+        ("relu_", "relu_ clamp_ add_ neg_", "add_"), ("neg_", "relu_ clamp_ add_ neg_", "add_"),
+        ("neg_", "neg_", "neg_")])
+    def test_what_any_arithmetic_shows_is_one_finding(self, op, spoilt, left, monkeypatch):
+        """A write that is lost whatever it computes was a group for each op; what only `neg_` loses stays."""
+        monkeypatch.setattr("conformance.worker.loaded",
+                            lambda spec: Faulty().plant(spoilt, lambda call: call.first))
+        made = Program((Storage("float32", 6, {"seed": 3}),), (Input("a", 0, "float32", (2, 3), (3, 1)),),
+                       (Step(op, (tensor("a"),)),))
+        verdict = judge(made, Faulty().plant(spoilt, lambda call: call.first))
+        small = shrink("lost", Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step), 60)
+        assert small.group.startswith(f"value / {left} / ")
+
     def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
         """Of two errors of one type, the one that was found is kept: the shrunk program must not say another text."""
         def fails(call: Call) -> object:
