@@ -199,9 +199,8 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
     try:
         stored, written, scheduled = _scheduled(values, changed, homes, conditions, device)
     except RuntimeError as error:
-        if "cycle" not in str(error):
+        if not stores.swapped(error):
             raise
-        # Of two storages that swap their contents neither can be written first.
         stored, written, scheduled = _scheduled(values, changed, {}, conditions, device)
     return _Recording(check, over_inputs(*scheduled), outputs, stored, written, bool(conditions))
 

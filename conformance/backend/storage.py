@@ -478,8 +478,8 @@ def _realize(group: Sequence[Cell], device: str, why: str) -> None:
         try:
             done, others = engine.realize(made, device, reading, why, run.begin)
         except BaseException as error:
-            if placed and not run.begun and isinstance(error, RuntimeError) and "cycle" in str(error):
-                placed = {}  # two that swap their contents
+            if placed and not run.begun and stores.swapped(error):
+                placed = {}
                 done, others = engine.realize(values, device, others, why)
             else:
                 for i in placed if run.begun else ():  # they must not be computed from themselves once more

@@ -1,6 +1,6 @@
 """New contents that are stored in the buffers of the old ones, where nobody can tell.
 
-Defines `in_place`, which turns lazy values into stores.
+Defines `in_place`, which turns lazy values into stores, and `swapped`, the reason for which that may not be done.
 
 The key insight: a value is computed into a new buffer, after which the old one is mostly dropped: for the parameters
 and moments of a training step that doubles the memory. tinygrad orders the kernels of one schedule, so that what still
@@ -35,6 +35,11 @@ def in_place(
         if not read:
             return stores, [stores.get(i, new.get(v, v)) for i, v in enumerate(values)], rest
         homes = {i: home for i, home in homes.items() if i not in read}
+
+
+def swapped(error: BaseException) -> bool:
+    """Whether tinygrad found no order for the stores: of two buffers that swap their contents neither can be first."""
+    return isinstance(error, RuntimeError) and "cycle" in str(error)
 
 
 def _rewritten(roots: Sequence[UOp], homes: Mapping[int, tuple[UOp, UOp]]) -> tuple[dict[int, UOp], dict[UOp, UOp]]:
@@ -97,4 +102,4 @@ def _at_its_place(home: UOp, content: UOp, readers: Mapping[UOp, int]) -> bool:
 _LEAVES = frozenset({Ops.BUFFER, Ops.AFTER, Ops.REDUCE})  # what a kernel reads; a sum with several readers has its own
 
 
-__all__ = ["in_place"]
+__all__ = ["in_place", "swapped"]

@@ -1,0 +1,21 @@
+"""A run in which every text from outside is hostile."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.report.model import Failure, Outcome, Run
+from tests.report.runs import HOSTILE, result, run
+
+
+@pytest.fixture
+def hostile() -> Run:
+    """A run in which every text that comes from outside is hostile."""
+    failure = Failure(
+        "value", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE, HOSTILE, True),), "",
+        {"expected": {"size": [2, 2], "stride": [2, 1], "offset": 0}},
+    )  # fmt: skip
+    bad = result(HOSTILE, Outcome.FAIL, family=HOSTILE, reason=HOSTILE, failures=(failure,), fallbacks={HOSTILE: 1})
+    made = run(bad, result(), command=HOSTILE, notes=[HOSTILE])
+    made.environment[HOSTILE] = HOSTILE
+    return made

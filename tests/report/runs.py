@@ -1,0 +1,27 @@
+"""Made runs and cases that the tests of reports share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.report.model import Failure, Outcome, Result, Run
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
+
+
+def result(op: str = "add", outcome: Outcome = Outcome.PASS, **changes: Any) -> Result:
+    made = Result(op, "float32", "forward", "as_sampled", outcome, family="binary", samples=3)
+    return made.replace(**changes)
+
+
+def failed(op: str = "add", oracle: str = "value", **changes: Any) -> Result:
+    return result(op, Outcome.FAIL, failed=1, failures=(Failure(oracle, "result", "1", "2"),), **changes)
+
+
+def over(kernels: int) -> Result:
+    """A case that is declared to run too many kernels, and is right otherwise."""
+    return failed(oracle="kernels").replace(outcome=Outcome.XFAIL, kernels=kernels)
+
+
+def run(*results: Result, **changes: Any) -> Run:
+    return Run("tiny", list(results), {"torch": "2.13"}, started="2026-01-01T00:00:00+00:00", **changes)

@@ -1,0 +1,140 @@
+"""`python -m conformance.report`, two runs that write into one folder, and disks without room."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from conformance.report import __main__ as command
+from conformance.report import html, model
+from tests.report.runs import failed, result, run
+
+WRITER = """
+import sys
+from pathlib import Path
+from conformance.report import __main__ as report
+from conformance.report.model import Outcome, Result, Run
+for number in range(6):
+    results = [Result(f"{sys.argv[2]}{i}", "float32", "forward", "as_sampled", Outcome.PASS, samples=1) for i in range(400)]
+    report.write(Run(sys.argv[2], results), Path(sys.argv[1]), None)
+"""  # noqa: E501 - a program
+
+
+class TestOneFolder:
+    """What is written where another run writes, or where there is no room."""
+
+    def test_two_runs_at_once(self, tmp_path: Path) -> None:
+        """Whoever is last, all forms are of one and the same run."""
+        words = [[sys.executable, "-c", WRITER, str(tmp_path), name] for name in ("first", "second")]
+        for process in [subprocess.Popen(each) for each in words]:
+            assert process.wait(100) == 0
+        targets = {model.load(tmp_path / "opinfo.json").target}
+        targets |= {json.loads((tmp_path / "opinfo.ctrf.json").read_text())["results"]["environment"]["appName"]}
+        targets |= set(re.findall(r"<h1>(\w+)</h1>", (tmp_path / "conformance.html").read_text()))
+        targets |= set(re.findall(r'name="conformance (\w+)"', (tmp_path / "opinfo.xml").read_text()))
+        assert len(targets) == 1
+        assert {p.name for p in tmp_path.iterdir() if p.name.startswith(".")} == set()
+
+    def test_no_room(self, tmp_path: Path) -> None:
+        """A disk without room is one sentence and exit code 2, and the old page stays as it was."""
+        model.save(run(result()), tmp_path / "opinfo.json")
+        (tmp_path / "conformance.html").write_text("old")
+        words = [sys.executable, "-m", "conformance.report", "html", str(tmp_path / "opinfo.json")]
+        # A limit on the size of files stands for a disk of that size.
+        limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
+        done = subprocess.run(words, capture_output=True, text=True, preexec_fn=limit, timeout=100, check=False)
+        assert done.returncode == 2
+        assert re.fullmatch(r"report: \S+conformance\.html cannot be written \(.*\); make room .*\n", done.stderr)
+        assert (tmp_path / "conformance.html").read_text() == "old"
+        assert {p.name for p in tmp_path.iterdir()} == {"opinfo.json", "conformance.html"}
+
+
+class TestCommand:
+    """`python -m conformance.report`."""
+
+    def test_diff(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A regression is printed and is exit code 1; no change is 0."""
+        model.save(run(result()), tmp_path / "a.json")
+        model.save(run(failed()), tmp_path / "b.json")
+        a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+        assert command.main(["diff", a, b]) == 1
+        assert "new failures (1)" in capsys.readouterr().out
+        assert command.main(["diff", a, a]) == 0
+
+    def test_html_and_summary(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The page is written beside the run; the summary is printed."""
+        model.save(run(result()), tmp_path / "a.json")
+        assert command.main(["html", str(tmp_path / "a.json")]) == 0
+        assert (tmp_path / "conformance.html").read_text().startswith("<!doctype html>")
+        assert command.main(["summary", str(tmp_path / "a.json")]) == 0
+        assert "1 passed" in capsys.readouterr().out
+
+    def test_merge(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Shards become one report with every form."""
+        for name, each in (("a", result("a")), ("b", failed("b"))):
+            model.save(run(each), tmp_path / f"{name}.json")
+        words = ["merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--reports", str(tmp_path / "out")]
+        assert command.main(words) == 1
+        assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
+        assert len(list((tmp_path / "out").iterdir())) == 6
+
+    def test_merged_shards_are_compared(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With the target's baseline; a regression that is in it fails the join."""
+        monkeypatch.chdir(tmp_path)
+        model.save(run(result(kernels=3), result("gone")), command.baseline_for("tiny"))
+        model.save(run(result(kernels=3)), tmp_path / "a.json")
+        assert command.main(["merge", "a.json"]) == 1
+        assert "gone: 1" in Path("reports/opinfo-summary.md").read_text()
+        assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+
+    def test_bad_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A file that is not there is one sentence and exit code 2."""
+        assert command.main(["html", str(tmp_path / "none.json")]) == 2
+        assert "does not exist" in capsys.readouterr().err
+
+    def test_coverage_of_the_fuzzer_has_three_dimensions(self) -> None:
+        """Family x layout class x dtype: each cell's steps are counted, cells that were not reached are empty, and what
+        an older version wrote, or something else, is shown as far as it goes."""
+        cells = {"writes": {"gaps": {"bool": 3}, "contiguous": {"float32": 37, "bool": 3}}}
+        view = html.fuzz_view({"cells": cells, "coverage": {"writes": {"gaps": 3, "contiguous": 40}}})
+        assert view is not None
+        assert view["columns"] == ["contiguous", "gaps"]
+        assert [(name, [count for count, _ in row]) for name, row in view["rows"]] == [("writes", [40, 3])]
+        assert view["dtypes"] == ["bool", "float32"]
+        [family] = view["families"]
+        assert (family["reached"], family["all"]) == (3, 4)
+        counts = [(layout, [count for count, _ in row]) for layout, row in family["rows"]]
+        assert counts == [("contiguous", [3, 37]), ("gaps", [3, 0])]
+        older = html.fuzz_view({"coverage": {"writes": {"gaps": 3}}})
+        assert older is not None
+        assert (older["columns"], older["families"]) == (["gaps"], [])
+        damaged = html.fuzz_view({"cells": {"writes": {"gaps": 3, "empty": {"bool": "<b>"}}}, "coverage": 7})
+        assert damaged is not None
+        assert [row for _, row in damaged["rows"]] == [[(0, 0), (0, 0)]]
+
+    def test_a_reader_that_leaves(self, tmp_path: Path) -> None:
+        """What pipes into a program that has ended, as `head` may, ends without a traceback."""
+        model.save(run(result()), tmp_path / "a.json")
+        words = f"{sys.executable} -m conformance.report diff a.json a.json | true"
+        path = str(Path(__file__).parent.parent.parent)
+        done = subprocess.run(
+            ["bash", "-c", words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.stderr == ""
+
+    def test_damaged_fuzz_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
+        """The page is written without them, and says so."""
+        (tmp_path / "fuzz.json").write_text("{")
+        command.write(run(result()), tmp_path, None)
+        assert "fuzz.json cannot be read" in (tmp_path / "conformance.html").read_text()

@@ -1,0 +1,98 @@
+"""What changed between two runs is named, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.report import compare
+from conformance.report.model import Outcome, Result
+from tests.report.runs import failed, over, result, run
+
+
+class TestCompare:
+    """What changed between two runs."""
+
+    @pytest.mark.parametrize(
+        ("before", "after", "kind"),
+        [
+            (result(), failed(), "new failures"),
+            (None, failed(), "new failures"),
+            (failed(), result(), "fixed"),
+            (failed(), failed(), "still failing"),
+            (failed(), failed(oracle="stride"), "fails otherwise"),
+            (result(), result(outcome=Outcome.FLAKY), "newly flaky"),
+            (result(kernels=3), result(kernels=4), "kernels up"),
+            (result(kernels=3), result(kernels=2), "kernels down"),
+            (result(fallback=0), result(fallback=1), "fallbacks up"),
+            (result(fallback=1), result(fallback=0), "fallbacks down"),
+            (None, result(), "new"),
+            (result(outcome=Outcome.XFAIL), failed(), "new failures"),
+            (result(), result(outcome=Outcome.XFAIL), "declared"),
+            (result(), result(arbitrated=1), "by float64"),
+            (over(3), over(4), "kernels up"),
+        ],
+    )
+    def test_kind(self, before: Result | None, after: Result, kind: str) -> None:
+        """Each change has its kind, and is counted once."""
+        difference = compare.diff(run(*([before] if before else [])), run(after))
+        assert {k: len(v) for k, v in difference.changes.items()} == {kind: 1}
+
+    def test_no_change(self) -> None:
+        """The same run has no changes."""
+        both = run(result(kernels=3), result("sub"))
+        assert compare.diff(both, both).changes == {}
+
+    def test_kernels_of_other_samples_are_not_compared(self) -> None:
+        """More samples may take more kernels."""
+        assert compare.diff(run(result(kernels=3)), run(result(kernels=9, samples=5))).changes == {}
+
+    def test_gone(self) -> None:
+        """A case that a whole run misses is gone; one that a partial run did not ask for is only counted."""
+        ops = [result(f"op{i}") for i in range(20)]
+        assert compare.diff(run(*ops), run(*ops[1:])).count("gone") == 1
+        narrower = run(ops[0])
+        narrower.environment["selection"] = "fewer ops; shard 1/20"
+        partial = compare.diff(run(*ops), narrower)
+        assert (partial.count("gone"), partial.not_run) == (0, 19)
+
+    def test_the_whole_run_is_slower(self) -> None:
+        """Time is compared as a multiple of each run's calibration loop: a machine half as fast is no change."""
+        before = run(result(seconds=100.0), calibration=0.01)
+        assert compare.diff(before, run(result(seconds=200.0), calibration=0.02)).changes == {}
+        slow = compare.diff(before, run(result(seconds=500.0), calibration=0.01))
+        assert {kind: len(changes) for kind, changes in slow.changes.items()} == {"time up": 1, "slower": 1}
+        assert slow.regressions == 1
+        assert "time: 5.00 of the baseline's" in slow.facts[0]
+
+    def test_an_empty_cache_is_no_regression(self) -> None:
+        """A run that has to schedule what the baseline's found on disk took three times as long, and failed."""
+        before = run(result(seconds=100.0, scheduled=0), result("warm", seconds=100.0, scheduled=3), calibration=0.01)
+        cold = run(result(seconds=900.0, scheduled=5), result("warm", seconds=110.0, scheduled=3), calibration=0.01)
+        found = compare.diff(before, cold)
+        assert (found.changes, found.regressions) == ({}, 0)
+        assert found.facts[0].startswith("time: not compared of 1 cases")
+        assert "time: 1.10 of the baseline's" in found.facts[1]
+        slow = run(result(seconds=900.0, scheduled=0), result("warm", seconds=110.0, scheduled=3), calibration=0.01)
+        assert compare.diff(before, slow).count("time up") == 1
+
+    def test_one_slower_case_is_no_regression(self) -> None:
+        """What a compiler's cache may explain is shown only."""
+        others = [result(f"op{i}", seconds=1.0) for i in range(100)]
+        before = run(result(seconds=2.0), *others, calibration=0.01)
+        found = compare.diff(before, run(result(seconds=20.0), *others, calibration=0.01))
+        assert (list(found.changes), found.regressions) == (["slower"], 0)
+
+    def test_fallback_share(self) -> None:
+        """The share of calls on the CPU is said before and after, over what both passed."""
+        pairs = [(result(native=9, decomposed=0, fallback=1), result(native=10, decomposed=0, fallback=0))]
+        found = compare.diff(run(*(a for a, _ in pairs)), run(*(b for _, b in pairs)))
+        assert found.facts == ["CPU fallbacks: 10.00% of the calls before, 0.00% now"]
+
+    def test_kernel_budgets(self) -> None:
+        """A workload that takes more kernels or copies, or is no longer counted, is a regression; fewer is not."""
+        before = run(result(), budgets={"mlp": {"kernels": 3, "copies_in": 2}, "cnn": {"kernels": 9}, "gone": {}})
+        after = run(result(), budgets={"mlp": {"kernels": 4, "copies_in": 1}, "cnn": {"kernels": 9}})
+        found = compare.diff(before, after)
+        kinds = {kind: [change.id for change in changes] for kind, changes in found.changes.items()}
+        assert kinds == {"budgets up": ["mlp: kernels"], "gone": ["workload gone"], "budgets down": ["mlp: copies_in"]}
+        assert found.regressions == 2

@@ -1,0 +1,99 @@
+"""The forms for machines: JUnit, CTRF, Markdown and annotations; text from outside stays text."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from conformance.report import machine, model
+from conformance.report.model import Outcome, Run
+from tests.report.runs import failed, result, run
+
+
+class TestMachine:
+    """JUnit, Markdown and annotations."""
+
+    def test_junit_is_xml(self, hostile: Run) -> None:
+        """Whatever a target says, the file parses, and counts are right."""
+        suite = ElementTree.fromstring(machine.junit(hostile)).find("testsuite")
+        assert suite is not None
+        assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
+        assert suite.find("testcase/failure") is not None
+
+    def test_markdown_is_inert(self, hostile: Run) -> None:
+        """No markup, control character or table break of a target's reaches the summary."""
+        text = machine.markdown(hostile, None)
+        assert "<img" not in text
+        assert "\x1b" not in text
+        assert all(line.count("|") == 5 for line in text.splitlines() if line.startswith("| `"))
+
+    def test_markdown_fits(self) -> None:
+        """The summary of very many failures stays under GitHub's limit and says what is left out."""
+        text = machine.markdown(run(*(failed(f"{i}" * 300) for i in range(9_000))), None)
+        assert len(text.encode()) < 1 << 20
+        assert "more failures are in the HTML report" in text
+
+    def test_annotations_are_one_line(self, hostile: Run) -> None:
+        """A line break in a message starts no command of its own."""
+        (line,) = machine.error_lines(hostile)
+        assert "\n" not in line
+        assert "\x1b" not in line
+        assert line.startswith("::error title=")
+
+
+SCHEMAS = {
+    "ours": (Path(model.__file__).parent / "opinfo.schema.json", model.dumps),
+    "ctrf": (Path(__file__).parent / "ctrf.schema.json", machine.ctrf),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+class TestSchemas:
+    """The JSON that is written fits its schema."""
+
+    def every(self, hostile: Run) -> Run:
+        """A run with every outcome and every field."""
+        rest = (result(f"op{outcome}", outcome, kernels=3, eager=4, native=1, decomposed=0) for outcome in Outcome)
+        made = run(*hostile.results, *rest, seconds=1.5, calibration=0.01, command="it", notes=["a note"])
+        made.budgets = {"mlp": {"kernels": 3}}
+        return made
+
+    def test_fits(self, name: str, hostile: Run) -> None:
+        """Whatever was found."""
+        path, dumps = SCHEMAS[name]
+        jsonschema.Draft7Validator(json.loads(path.read_text())).validate(json.loads(dumps(self.every(hostile))))
+
+    def test_every_field_is_documented(self, name: str, hostile: Run) -> None:
+        """A name that the schema has not, at any depth, does not fit it."""
+        path, dumps = SCHEMAS[name]
+        validator = jsonschema.Draft7Validator(json.loads(path.read_text()))
+        results = {"ours": lambda data: data["results"], "ctrf": lambda data: data["results"]["tests"]}[name]
+        for spoil in (lambda data: data, lambda data: results(data)[0]):
+            data = json.loads(dumps(self.every(hostile)))
+            spoil(data)["unheard of"] = 1
+            assert not validator.is_valid(data)
+
+
+class TestCtrf:
+    """The Common Test Report Format."""
+
+    def test_every_case_is_a_test(self, hostile: Run) -> None:
+        """Each case has its status, and the summary counts them."""
+        data = json.loads(machine.ctrf(hostile))
+        assert (data["reportFormat"], data["specVersion"]) == ("CTRF", "0.0.0")
+        summary, tests = data["results"]["summary"], data["results"]["tests"]
+        assert [summary[word] for word in ("tests", "passed", "failed", "skipped")] == [2, 1, 1, 0]
+        assert summary["stop"] >= summary["start"]
+        assert {test["status"] for test in tests} == {"passed", "failed"}
+        assert not set("".join(test.get("message", "") for test in tests)) & {"\x1b", "\u202e"}
+
+    def test_flaky_and_declared(self) -> None:
+        """A pass on a rerun is a flaky pass; a declared failure is skipped, with its reason."""
+        given = run(result("a", outcome=Outcome.FLAKY, reason="r"), result("b", outcome=Outcome.XFAIL, reason="known"))
+        flaky, declared = json.loads(machine.ctrf(given))["results"]["tests"]
+        assert (flaky["status"], flaky["flaky"]) == ("passed", True)
+        assert (declared["status"], declared["rawStatus"], declared["message"]) == ("skipped", "XFAIL", "known")

@@ -1,0 +1,147 @@
+"""The model of a run survives the disk, and budgets of kernels are looked up in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from conformance.report import budgets, model
+from conformance.report.model import Outcome, ReportError, Run
+from tests.report.runs import result, run
+
+
+class TestModel:
+    """Results on disk."""
+
+    @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+    def test_round_trip(self, tmp_path: Path, hostile: Run, name: str) -> None:
+        """What is saved is loaded, plain or compressed."""
+        model.save(hostile, tmp_path / name)
+        assert model.load(tmp_path / name) == hostile
+
+    def test_a_result_is_small(self) -> None:
+        """Fields lie in slots: a dictionary of more than twenty names costs each of 100,000 results a kilobyte."""
+        assert vars(result()) == {}
+
+    def test_one_result_a_line(self) -> None:
+        """A text tool can compare two files."""
+        lines = model.dumps(run(result("add"), result("sub"))).splitlines()
+        assert sum(line.startswith('{"op"') for line in lines) == 2
+
+    def test_baseline_bytes_are_stable(self, tmp_path: Path) -> None:
+        """The same results give the same compressed bytes."""
+        model.save(run(result()), tmp_path / "a.json.gz")
+        time.sleep(1.1)
+        model.save(run(result()), tmp_path / "b.json.gz")
+        assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("{", "line 1: not valid JSON"),
+            ("[]", "is not a conformance result file"),
+            ('{"kind": "conformance.opinfo", "schema": 99}', "result schema 99"),
+            (
+                '{"kind": "conformance.opinfo", "schema": 1, "target": "t", "results": [{"op": "x"}]}',
+                "number 1 is damaged",
+            ),
+            ('{"kind": "conformance.opinfo", "schema": 1, "results": []}', "is damaged"),
+            ('{"kind": "conformance.opinfo", "schema": 1, "target": 1}', "'target' is no str"),
+            ('{"kind": "conformance.opinfo", "schema": 1, "target": "t", "results": 1}', "'results' is no list"),
+            ('{"kind": "conformance.opinfo",\n"schema": 1,\n"target": }', "line 3: not valid JSON"),
+            ("[" * 100_000, "cannot be read"),
+        ],
+    )
+    def test_damaged_files_are_named(self, tmp_path: Path, text: str, message: str) -> None:
+        """A file that is no run is refused in one sentence with its name."""
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(ReportError, match=message) as raised:
+            model.load(tmp_path / "run.json")
+        assert "run.json" in str(raised.value)
+
+    def test_a_cut_file_is_named(self, tmp_path: Path) -> None:
+        """A compressed file that was cut off is refused."""
+        model.save(run(result()), tmp_path / "run.json.gz")
+        data = (tmp_path / "run.json.gz").read_bytes()
+        for damaged in (data[:-9], b"no gzip", data[:30] + bytes(20) + data[50:], data[:12]):
+            (tmp_path / "run.json.gz").write_bytes(damaged)
+            with pytest.raises(ReportError, match=r"run\.json\.gz cannot be read"):
+                model.load(tmp_path / "run.json.gz")
+
+    def test_a_failed_write_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A full disk is one sentence; the old file stays, and nothing is left beside it."""
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        (tmp_path / "run.json").write_text("old")
+        monkeypatch.setattr(model.os, "fsync", full)
+        with pytest.raises(ReportError, match="No space left on device"):
+            model.save(run(result()), tmp_path / "run.json")
+        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("run.json", "old")]
+
+    def test_exit_codes(self) -> None:
+        """Only undeclared failures, and a run without comparisons, fail."""
+        assert run(result(), result("b", Outcome.XFAIL)).exit_code() == 0
+        for outcome in (Outcome.FAIL, Outcome.CRASH, Outcome.TIMEOUT, Outcome.XPASS):
+            assert run(result("b", outcome)).exit_code() == 1
+        assert run(result("b", samples=0)).exit_code() == 1
+
+    def test_summary_counts_every_case_once(self) -> None:
+        """Each outcome is in exactly one of the three figures."""
+        line = model.summary_line(run(*(result(str(i), outcome) for i, outcome in enumerate(Outcome))))
+        assert line == "2 passed, 4 failed, 2 skipped"
+
+    def test_merge_joins_shards(self) -> None:
+        """Shards are joined; the same case twice, or two targets, are refused."""
+        merged = model.merge([run(result("a")), run(result("b"))])
+        assert [r.op for r in merged.results] == ["a", "b"]
+        with pytest.raises(ReportError, match="in two of the merged files"):
+            model.merge([run(result("a")), run(result("a"))])
+        with pytest.raises(ReportError, match="different targets"):
+            model.merge([run(result("a")), dataclasses.replace(run(result("b")), target="cpu")])
+
+
+    def test_a_missing_shard_is_seen(self) -> None:
+        """A matrix whose second machine left no file is no complete run; a whole one is."""
+        shards = [run(result(f"op{i}")) for i in (1, 2, 3)]
+        for number, shard in enumerate(shards, 1):
+            shard.environment["selection"] = f"suite main; shard {number}/3"
+        whole = model.merge(shards)
+        assert (whole.complete, whole.environment["selection"]) == (True, "suite main")
+        merged = model.merge([shards[0], shards[2]])
+        assert not merged.complete
+        assert merged.notes == ["Shard 2 of 3 is missing: its cases are not in this report."]
+
+
+class TestBudgets:
+    """Kernel budgets on disk."""
+
+    def test_round_trip(self, tmp_path: Path) -> None:
+        """What is written is read, one workload a line."""
+        counts = {"mlp": {"kernels": 3, "copies_in": 2}, "cnn": {"kernels": 9, "copies_in": 1}}
+        (tmp_path / "kernels.json").write_text(budgets.dumps(counts))
+        assert budgets.load(tmp_path / "kernels.json") == counts
+        assert len((tmp_path / "kernels.json").read_text().splitlines()) == 4
+
+    @pytest.mark.parametrize(("text", "message"), [("{\n,", "line 2"), ('{"mlp": 3}', "holds no kernel budgets")])
+    def test_damage(self, tmp_path: Path, text: str, message: str) -> None:
+        """Anything else is refused by name."""
+        (tmp_path / "kernels.json").write_text(text)
+        with pytest.raises(ReportError, match=rf"kernels\.json.*{message}"):
+            budgets.load(tmp_path / "kernels.json")
+
+
+def test_a_baseline_with_failures_is_read_again(tmp_path):
+    """A kept failure has no texts; the baseline that held one was refused as damaged."""
+    from conformance.report import model
+
+    failure = model.Failure("value", "result", "1.0", "2.0")
+    result = model.Result("add", "float32", "forward", "as_sampled", model.Outcome.FAIL, failures=(failure,))
+    path = tmp_path / "tiny.json.gz"
+    model.save(model.slim(model.Run(target="tiny", results=[result])), path)
+    (kept,) = model.load(path).results
+    assert [(f.oracle, f.where, f.expected) for f in kept.failures] == [("value", "result", "")]
