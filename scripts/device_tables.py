@@ -5,9 +5,9 @@
     python scripts/device_tables.py --check                       exit code 1 when docs/device.md is stale
 
 The key insight: a page is stale against tracked data, not against a live run, so the check takes no time and no device.
-Of the runs given together a later one of the same case replaces an earlier one. Of what was collected before, a line of
-the table (dtype and variant) gives way to the new one whole. Every operator that falls back needs a reason in
-reasons.toml.
+The run to collect is `python -m conformance.opinfo_runner --target tiny --suite sweep`. Of runs given together a later
+one of the same case replaces an earlier one. Of what was collected before, a line of the table (dtype and variant)
+gives way to the new one whole. Every operator that falls back needs a reason in reasons.toml.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None 
             cases[name, result["dtype"], result["variant"], result["layout"]] = result
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     compared: Counter[str] = Counter()
-    for (_, dtype, variant, layout), result in cases.items():
-        column = variant if layout == "as_sampled" else f"{variant}, {layout}"
-        outcomes[f"{dtype}|{column}"][_outcome(result)] += 1
-        compared[f"{dtype}|{column}"] += result.get("samples", 0)
+    for result in cases.values():
+        outcomes[_line(result)][_outcome(result)] += 1
+        compared[_line(result)] += result.get("samples", 0)
     plain = {name: r for (name, *rest), r in cases.items() if rest == ["float32", "forward", "as_sampled"]}
     served = Counter("fallback" if r.get("fallback") else "decomposed" if r.get("decomposed") else "native"
                      for r in plain.values())  # fmt: skip
@@ -60,11 +59,10 @@ def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None 
         for op in result.get("fallbacks", {}):
             fallbacks[op].append(name)
     slowest = sorted(((r["seconds"], name, r["samples"]) for name, r in plain.items()), reverse=True)[:SLOWEST]
-    # Where a run wrote its report is nobody's business.
-    commands = [{"command": re.sub(r" --reports \S+", "", run["command"]), "started": run["started"]} for run in runs]
     lines = {key: dict(sorted(counts.items())) for key, counts in outcomes.items()}
+    kept = [{**run, "lines": [key for key in run["lines"] if key not in lines]} for run in old.get("runs", ())]
     whole = {
-        "runs": [*old.get("runs", ()), *commands],
+        "runs": [*(run for run in kept if run["lines"]), *map(_described, runs)],
         "outcomes": dict(sorted({**old.get("outcomes", {}), **lines}.items())),
         "compared": dict(sorted({**old.get("compared", {}), **compared}.items())),
     }
@@ -78,6 +76,18 @@ def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None 
         "fallbacks": dict(sorted(fallbacks.items())),
         "slowest": [[name, round(seconds, 1), samples] for seconds, name, samples in slowest],
     }
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    """The line of the table that a case belongs to."""
+    layout = "" if result["layout"] == "as_sampled" else f", {result['layout']}"
+    return f"{result['dtype']}|{result['variant']}{layout}"
+
+
+def _described(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's command (not where it wrote its report), when it began, and the lines that it has a part in."""
+    command = re.sub(r" --reports \S+", "", run["command"])
+    return {"command": command, "started": run["started"], "lines": sorted({_line(r) for r in run["results"]})}
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
@@ -140,7 +150,7 @@ def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 Cases are OpInfo x dtype; "right" is of those in which something was compared. KERNELS is right in all but one thing,
 more kernels than the CPU runs operators. XFAIL is declared, with its reason, in
 `reports/expectations/tiny.toml`. "Other" counts among the rest what was declared of more samples and passed with fewer.
-Samples are those compared in all; of lines without a number they were 1 to 4 an OpInfo.
+Samples are those compared in all, at most 20 of a case.
 
 {outcome}
 

@@ -66,7 +66,10 @@ def test_lines_of_older_data_stay() -> None:
     new = device_tables.collect([run(result("add", dtype="int8", samples=20, outcome="FAIL"))], old)
     assert new["outcomes"] == {"float32|forward": {"PASS": 1}, "int8|forward": {"FAIL": 1}}
     assert new["compared"] == {"float32|forward": 2, "int8|forward": 20}
-    assert (new["served"], len(new["runs"])) == (old["served"], 2)
+    assert new["served"] == old["served"]
+    assert [r["lines"] for r in new["runs"]] == [["float32|forward"], ["int8|forward"]]
+    newest = device_tables.collect([run(result("add"))], new)
+    assert [r["lines"] for r in newest["runs"]] == [["int8|forward"], ["float32|forward"]], "the first is gone"
 
 
 def test_fallback_without_a_reason(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

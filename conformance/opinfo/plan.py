@@ -114,13 +114,19 @@ class Selection:
 
 _QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")
 # What is run by name. The main suite is made for two cores and a quarter of an hour: all samples that a float32 forward
-# run is usually judged by; fewer where the same shapes come again in another dtype, in place, or with a gradient.
+# run is usually judged by; fewer where the same shapes come again in another dtype, in place, or with a gradient. The
+# sweep is the whole of op_db: every dtype, and every variant and layout in float32.
 SUITES: Mapping[str, tuple[Selection, ...]] = {
     "main": (
         Selection(),
         Selection(dtypes=("int64", "bool"), samples=6),
         Selection(variants=("inplace",), samples=6),
         Selection(variants=("backward",), samples=4),
+    ),
+    "sweep": (
+        Selection(dtypes=DTYPES),
+        Selection(variants=tuple(v for v in VARIANTS if v not in ("forward", "reference_inputs"))),
+        Selection(layouts=tuple(layout for layout in LAYOUTS if layout != "as_sampled")),
     ),
     "quick": (
         Selection(ops=_QUICK_OPS, dtypes=("float32", "int64", "bool"), samples=2),
