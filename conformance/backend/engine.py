@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from tinygrad.device import Buffer, Device
 from tinygrad.dtype import DType
 from tinygrad.engine.realize import compile_linear, link_linear, run_linear
-from tinygrad.helpers import DEV, PARALLEL, GlobalCounters
+from tinygrad.helpers import DEV, PARALLEL, Context, GlobalCounters
 from tinygrad.schedule import create_linear_with_vars
+from tinygrad.schedule.memory import memory_plan_rewrite
 from tinygrad.tensor import transform_to_call
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
@@ -29,7 +30,7 @@ from tinygrad.uop.ops import buffers as _buffers
 
 from . import trace
 from .counters import COUNTERS
-from .replay import Graph, Replay, canonical, kernel_names, recorded
+from .replay import Graph, Key, Replay, canonical, kernel_names, recorded
 from .schedules import Schedules, Subject, subject
 from .toolchain import ensure_compiler
 
@@ -151,6 +152,19 @@ def kept(buffer: UOp) -> UOp:
     return buffer if is_realized(buffer) else UOp.new_buffer(buffer.arg.device, buffer.max_numel(), buffer.dtype)
 
 
+def once(value: UOp) -> UOp:
+    """An equal value that a schedule computes on its own, for all of its readers.
+
+    What is computed is the value below transposes and the like: those who read it in different order share it.
+    """
+    if value.op in _REARRANGING:
+        return value.replace(src=(once(value.src[0]), *value.src[1:]))
+    return value.contiguous()
+
+
+_REARRANGING = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.FLIP})
+
+
 def _rearranges(value: UOp) -> bool:
     """Whether a value only rearranges another: tinygrad would compute that other and leave the rearranging lazy."""
     while value.op is Ops.RESHAPE:
@@ -178,7 +192,8 @@ def realize(
             return wanted, list(others)
         before, start = GlobalCounters.kernel_count, time.perf_counter()
         graph = canonical(pending)
-        of = subject(graph.key, device)
+        parts = _parts(graph.nodes, others)
+        of = subject((*graph.key, *parts.key), device)
         replay, origin = SCHEDULES.get(of)
         if replay is not None:
             found = time.perf_counter()
@@ -190,7 +205,7 @@ def realize(
                 spent = found - start, 0.0, time.perf_counter() - found
                 trace.tell(trace.Schedule(why, replay.names, len(pending), origin, *spent))
         else:
-            done, becomes = _schedule(of, graph, pending, why, begin)
+            done, becomes = _schedule(of, graph, pending, parts.passing, why, begin)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         finished = iter(done)
@@ -202,11 +217,11 @@ def realize(
 
 
 def _schedule(
-    of: Subject, graph: Graph, pending: list[UOp], why: str, begin: Callable[[], None]
+    of: Subject, graph: Graph, pending: list[UOp], passing: set[UOp], why: str, begin: Callable[[], None]
 ) -> tuple[list[UOp], dict[UOp, UOp]]:
     """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
     start = time.perf_counter()
-    linear, variables, done, becomes = _scheduled(pending)
+    linear, variables, done, becomes = _scheduled(pending, passing)
     scheduled = time.perf_counter()
     ready = compile_linear(linear)
     coded = time.perf_counter()
@@ -222,16 +237,36 @@ def _schedule(
     return done, becomes
 
 
-def _scheduled(values: list[UOp]) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
+class Parts(NamedTuple):
+    """The parts of a graph that its kernels compute on their own, because an operator asked for it."""
+
+    passing: set[UOp]  # nobody reads these afterwards
+    key: Key  # the places of the others; empty where the graph has no parts
+
+
+def _parts(nodes: Sequence[UOp], others: Sequence[UOp]) -> Parts:
+    found = {node: i for i, node in enumerate(nodes) if node.op is Ops.CONTIGUOUS}
+    if not found:
+        return Parts(set(), ())
+    read = UOp.sink(*others).toposort(gate=lambda u: u not in found, enter_calls=False) if others else {}
+    return Parts(found.keys() - read.keys(), (("read", *[i for node, i in found.items() if node in read]),))
+
+
+def _scheduled(values: list[UOp], passing: set[UOp]) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
     """tinygrad's schedule for values, its variables, the values as buffers, and what each computed node becomes.
 
-    What becomes a buffer is one in its own shape, or that reshaped: as it is when the schedule runs again.
+    What becomes a buffer is one in its own shape, or that reshaped: as it is when the schedule runs again. The nodes in
+    `passing` become none: like other intermediate values they share memory with those that live before and after them.
     """
     call, becomes = transform_to_call(UOp.sink(*values))
-    linear, variables = create_linear_with_vars(call)
+    with Context(NO_MEMORY_PLANNER=1):
+        linear, variables = create_linear_with_vars(call)
     done = UOp.sink(*values).substitute(becomes, walk=True).src
+    held = {v.base for v in done} | {v.base for n, v in becomes.items() if n not in passing}
+    held |= {b for b in UOp.sink(*values).toposort(enter_calls=False) if b.op is Ops.BUFFER}
     COUNTERS.scheduled += 1
-    return linear, variables, [_plain(v, v) for v in done], {n: _plain(v, n) for n, v in becomes.items()}
+    learnt = {n: _plain(v, n) for n, v in becomes.items() if v.base in held}
+    return memory_plan_rewrite(linear, held), variables, [_plain(v, v) for v in done], learnt
 
 
 def _plain(value: UOp, node: UOp) -> UOp:
@@ -246,10 +281,11 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
             v.clone(device) if v.device is None or _rearranges(v) or v.has_buffer_identity() else v for v in values
         ]
         graph = canonical(wanted)
-        of = subject(graph.key, device)
+        parts = _parts(graph.nodes, ())
+        of = subject((*graph.key, *parts.key), device)
         replay, _ = SCHEDULES.get(of)
         if replay is None:
-            linear, variables, done, becomes = _scheduled(wanted)
+            linear, variables, done, becomes = _scheduled(wanted, parts.passing)
             assert not variables
             kept = {n: v for n, v in becomes.items() if v.has_buffer_identity()}
             replay = recorded(graph, compile_linear(linear), done, kept)

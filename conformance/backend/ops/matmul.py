@@ -14,6 +14,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
+from .. import engine
 from ..dtypes import opmath
 from ..rows import Context, operand, value
 from ..tensors import cast, constant
@@ -27,6 +28,10 @@ SHORT = 8
 
 def stored(x: UOp) -> UOp:
     """`x`, to be computed once if its expression is costly; cheap ones are fused into every use."""
+    return engine.once(x) if _is_costly(x) else x
+
+
+def _is_costly(x: UOp) -> bool:
     seen: set[UOp] = set()
     stack = [x]
     while stack:
@@ -35,9 +40,9 @@ def stored(x: UOp) -> UOp:
             continue
         seen.add(node)
         if node.op in _COSTLY or sum(n.op in GroupOp.ALU for n in seen) > _CHEAP_OPERATIONS:
-            return x.contiguous()
+            return True
         stack.extend(node.src[:1] if node.op in GroupOp.Movement else node.src)
-    return x
+    return False
 
 
 def accumulate(ctx: Context) -> DType:
