@@ -4,7 +4,8 @@ Defines `read`, `write` and the questions about geometry that storages and copie
 
 The key insight: sort the dimensions by stride. If every dimension's extent fits inside the next larger stride the
 layout is *nested*: a read is shrink, pad, reshape and taking column 0, level by level, and a write is the inverse
-with a mask, so both fuse into whatever follows and need no gather. Everything else is an index computation.
+with a mask, so both fuse into whatever follows and need no gather. Everything else is an index computation, but for a
+write that is nested ones side by side.
 Must not know torch, storages or devices: a flat value is any object with tinygrad's movement methods.
 """
 
@@ -119,6 +120,27 @@ def positions(size: Ints, stride: Ints, offset: int = 0) -> np.ndarray:
     return np.broadcast_to(out, size)
 
 
+# A layout that is not nested becomes at most so many nested ones.
+FEW_PARTS = 8
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_parts(size: Ints, stride: Ints) -> int | None:
+    """The dimension of fewest steps without which the layout is nested, None where there is none of few steps, or where
+    elements share memory, since the parts would be written in another order than row-major."""
+    for d in sorted(plan(size, stride).order, key=lambda d: size[d]):
+        nested = plan((*size[:d], *size[d + 1 :]), (*stride[:d], *stride[d + 1 :])).nested
+        if nested and size[d] <= FEW_PARTS:
+            places = positions(size, stride).reshape(-1)
+            return d if len(np.unique(places)) == len(places) else None
+    return None
+
+
+def _part(size: Ints, stride: Ints, offset: int, d: int, i: int) -> tuple[Ints, Ints, int]:
+    """The geometry of step `i` of dimension `d`, which is left out."""
+    return (*size[:d], *size[d + 1 :]), (*stride[:d], *stride[d + 1 :]), offset + i * stride[d]
+
+
 def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     """The elements that a view of this geometry reaches in `flat` (shape (n,)), as a lazy value of shape `size`."""
     p = plan(size, stride)
@@ -129,6 +151,15 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
         return p.to_logical(_reshaped(whole, p.core))
     if p.nested:
         return p.to_logical(_take(flat, p, offset))
+    d = _in_parts(size, stride)
+    if d is not None:
+        steps = [read(flat, *_part(size, stride, offset, d, i)).unsqueeze(d) for i in range(size[d])]
+        made = steps[0].expand(size)
+        for i in range(1, size[d]):
+            here = UOp.const(True, dtypes.bool).expand((1,)).pad(((i, size[d] - i - 1),))
+            here = here.reshape((size[d],) + (1,) * (len(size) - d - 1)).expand(size)
+            made = here.where(steps[i].expand(size), made)
+        return made
     index = UOp.const(offset, dtypes.int64)
     for i, d in enumerate(p.order):
         step = UOp.arange(p.size[d]).cast(dtypes.int64) * p.stride[d]
@@ -196,7 +227,8 @@ def _place(core: UOp, p: Plan, offset: int, length: int) -> UOp:
 def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: Callable[[np.ndarray], UOp]) -> UOp:
     """`flat` (shape (n,)) after the view of this geometry was assigned `value` (shape `size`, same dtype).
 
-    `table` turns a host array of int64 positions into a value; it is asked only for layouts that are not nested.
+    A layout that is nested but for one dimension of few steps is written step by step, in the same kernel. `table`
+    turns a host array of int64 positions into a value; it is asked only for what is left.
     Where several elements of the view are one element of memory the last in row-major order is kept.
     """
     p = plan(size, stride)
@@ -209,6 +241,13 @@ def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: C
             return core.reshape((length,))
         inside = _place(UOp.const(True, dtypes.bool).expand(p.core), p, offset, length)
         return inside.where(_place(core, p, offset, length), flat)
+    d = _in_parts(size, stride)
+    if d is not None:
+        for i in range(size[d]):
+            rest, steps, start = _part(size, stride, offset, d, i)
+            part = value.shrink(tuple((i, i + 1) if e == d else None for e in range(len(size))))
+            flat = write(flat, rest, steps, start, part.reshape(rest), table)
+        return flat
     source = np.full(p.extent, -1, dtype=np.int64)
     source[positions(size, stride).reshape(-1)] = np.arange(p.numel)  # numpy keeps the last of repeated positions
     index = table(source)

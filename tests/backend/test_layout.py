@@ -81,6 +81,27 @@ class TestWrite:
         made = layout.write(flat_value(memory), size, stride, offset, value, table)
         assert host(made).tolist() == expected.tolist()
 
+    @pytest.mark.parametrize(("size", "stride"), [((2, 3), (3, 2)), ((2, 4), (3, 2)), ((2, 3, 2), (3, 2, 12))])
+    def test_interleaved_layouts_need_no_table(self, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+        """Rows that lie between each other's elements are written row by row; an index made two kernels of each."""
+        memory, new = torch.arange(LENGTH, dtype=torch.int32), torch.full(size, -1, dtype=torch.int32)
+        assert not layout.plan(size, stride).nested
+        made = layout.write(flat_value(memory), size, stride, 2, flat_value(new.reshape(-1)).reshape(size), refused)
+        assert not any(u.op.name == "REDUCE" for u in layout.read(made, size, stride, 2).toposort())
+        memory.as_strided(size, stride, 2).copy_(new)
+        assert host(made).tolist() == memory.tolist()
+
+    def test_elements_that_share_memory_are_written_in_order(self) -> None:
+        """Of windows that overlap the last element in row-major order is kept, although each window is nested."""
+        new = flat_value(torch.arange(6, dtype=torch.int32)).reshape((3, 2))
+        made = layout.write(flat_value(torch.full((5,), -1, dtype=torch.int32)), (3, 2), (1, 1), 0, new, table)
+        assert host(made).tolist() == [0, 2, 4, 5, -1]
+
+
+def refused(positions: np.ndarray) -> UOp:
+    """No table is wanted."""
+    raise AssertionError("a table was asked for")
+
 
 def table(positions: np.ndarray) -> UOp:
     """A host array of positions as a value."""

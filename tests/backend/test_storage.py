@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conformance import backend
+from conformance import backend, kernels
 from conformance.backend import storage
 from tests.backend.agreement import DEVICES, both
 
@@ -109,6 +109,23 @@ class TestWritesThroughViews:
             return [a]
 
         both(program)
+
+    @pytest.mark.parametrize(("size", "stride"), [((2, 3), (3, 2)), ((2, 4), (3, 2))])
+    def test_writes_through_interleaved_rows_are_one_kernel(self, size: tuple[int, ...], stride: tuple[int, ...]):
+        """Rows that lie between each other's elements are read and written like any others: each of the writes
+        took two kernels and a copy in."""
+
+        def program(device: str) -> torch.Tensor:
+            base = torch.arange(30.0).to(device)
+            view = base.as_strided(size, stride, 1)
+            view.add_(1)
+            view.mul_(view)
+            view.masked_fill_(view > 9, 0)
+            return base
+
+        with kernels.count() as counted:
+            both(program)
+        assert (counted.kernels, counted.copies_in) == (1, 1)
 
     def test_set_and_resize_share_storage(self) -> None:
         """A grown storage stays shared with the views taken before it grew."""
