@@ -18,8 +18,18 @@ def marks(block: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if "torch.compile" in block and "backend=" not in block else []
 
 
+FINDINGS = ROOT / "docs" / "findings.md"
+
+
+def printed(page: Path, block: str) -> list[str] | None:
+    """What a block of the findings says that it printed: its last lines, which are comments."""
+    lines = block.splitlines()
+    code = max(number for number, line in enumerate(lines) if not line.startswith("# "))
+    return [line.removeprefix("# ") for line in lines[code + 1:]] if page == FINDINGS else None
+
+
 BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}", marks=marks(block))
+    pytest.param(block, printed(page, block), id=f"{page.relative_to(ROOT)}:{number}", marks=marks(block))
     for page in PAGES
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1)
 ]
@@ -30,13 +40,23 @@ class TestBlocks:
         """The pages have Python to run."""
         assert BLOCKS
 
-    @pytest.mark.parametrize("block", BLOCKS)
-    def test_runs(self, block, tmp_path):
-        """The block runs as it stands in a fresh process."""
+    @pytest.mark.parametrize(("block", "says"), BLOCKS)
+    def test_runs(self, block, says, tmp_path):
+        """The block runs as it stands in a fresh process; a finding prints what its comments say."""
         said = subprocess.run(
             [sys.executable, "-c", block], check=False, capture_output=True, text=True, cwd=tmp_path
         )
         assert said.returncode == 0, said.stderr
+        assert says is None or (says and said.stdout.splitlines() == says)
+
+
+class TestFindings:
+    def test_the_contents_name_each_finding_once(self):
+        """The list at the top has one line for each heading, with its link, and no other."""
+        contents, _, rest = FINDINGS.read_text().partition("\n## ")[2].partition("\n## ")
+        titles = re.findall(r"^### (.*)$", rest, re.MULTILINE)
+        anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+        assert sorted(re.findall(r"\]\(#([^)]*)\)", contents)) == sorted(anchors)
 
 
 class TestReadme:
