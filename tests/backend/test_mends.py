@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tinygrad.helpers import Context
+from tinygrad.renderer.cstyle import ClangRenderer
 
 import conformance.backend  # noqa: F401 - registers the device
 
@@ -97,3 +99,27 @@ class TestReductions:
         x = torch.full((2, 2), torch.finfo(dtype).max, dtype=dtype)
         agrees(lambda t: (t * 2**-20).sum(1), x)
         agrees(lambda t: (t * (t[:, :1] * 0)).sum(1), x)
+
+
+MADE = {
+    "product": (lambda x, i: x @ x.t(), False),
+    "exponential": (lambda x, i: x.exp(), False),
+    "padded": (lambda x, i: torch.nn.functional.max_pool2d(x[None], 3, 2, 1), False),
+    "sum": (lambda x, i: i + 1, True),
+    "total": (lambda x, i: i.sum(), True),
+    "constants": (lambda x, i: torch.arange(29, dtype=torch.int32, device=i.device) * 2**30 < 0, True),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_clang_is_told_of_integers_that_may_wrap(name, monkeypatch):
+    """Told of every kernel, as it was, it took 1.7 times as long for a matrix product."""
+    sources = []
+    render = ClangRenderer.render
+    monkeypatch.setattr(ClangRenderer, "render", lambda self, uops: sources.append(render(self, uops)) or sources[-1])
+    make, wraps = MADE[name]
+    x, i = torch.rand(29, 31).to("tiny"), torch.arange(29).to("tiny")  # a shape that no other test has
+    with Context(CACHELEVEL=0):
+        make(x, i).cpu()
+    assert len(sources) == 1
+    assert sources[0].startswith("// integers wrap") == wraps

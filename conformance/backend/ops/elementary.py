@@ -105,15 +105,19 @@ def horner(x: UOp, coefficients: Sequence[float]) -> UOp:
 
 
 def power_of_two(k: UOp, dtype: DType) -> UOp:
-    """2**k for integers k of the float's width within its normal exponents."""
+    """2**k for integers k of the float's width within its normal exponents.
+
+    The exponent's bits are taken before and after the sum: then it is known to fit, whatever is known of k.
+    """
     exponent, mantissa = dtypes.finfo(dtype)
-    return ((k + ((1 << (exponent - 1)) - 1)) * (1 << mantissa)).bitcast(dtype)
+    bits = (1 << exponent) - 1
+    return ((((k & bits) + (bits >> 1)) & bits) * (1 << mantissa)).bitcast(dtype)
 
 
 def scale(x: UOp, k: UOp) -> UOp:
     """x * 2**k in two steps, so that neither factor overflows."""
     half = k >> 1
-    return x * power_of_two(half, x.dtype) * power_of_two(k - half, x.dtype)
+    return x * power_of_two(half, x.dtype) * power_of_two(half + (k & 1), x.dtype)
 
 
 def nearest(x: UOp) -> tuple[UOp, UOp]:

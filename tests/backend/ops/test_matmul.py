@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tinygrad.device import Buffer
 
-from conformance import backend
+from conformance import backend, kernels
 
 
 def test_short_products_that_cancel():
@@ -34,3 +35,30 @@ def test_a_product_into_its_own_factor_is_the_cpus():
     x = torch.ones(2, 2, device="tiny")
     with pytest.raises(backend.FallbackError), backend.no_fallback():
         torch.addmm(torch.zeros(2, 2, device="tiny"), x, x, out=x)
+
+
+def test_a_costly_factor_is_computed_once_for_all_who_read_it():
+    """A layer's two gradients read the same value, in different order; it was stored twice."""
+    torch.manual_seed(0)
+    a, b, c = (torch.randn(6, 6).to("tiny") for _ in range(3))
+    with kernels.count() as k:
+        costly = torch.sinh(a)
+        (costly @ b + costly.t() @ c).cpu()
+    assert k.kernels == 2  # it, and the sum of the two products
+
+
+def test_costly_factors_share_memory(monkeypatch):
+    """What is stored on the way to a result gives its memory to what follows; each had its own until all was done."""
+    made = []
+    allocate = Buffer.allocate
+
+    def counted(self, *args, **kwargs):
+        made.append(self.nbytes if self._base is None else 0)
+        return allocate(self, *args, **kwargs)
+
+    x, w = torch.ones(64, 64).to("tiny"), torch.ones(64, 64).to("tiny")
+    monkeypatch.setattr(Buffer, "allocate", counted)
+    for _ in range(10):
+        x = torch.sinh(x @ w * 0.01)
+    x.cpu()
+    assert sum(made) <= 5 * x.nbytes  # the result, a product and its sinh, and the like of the next

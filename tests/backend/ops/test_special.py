@@ -75,3 +75,16 @@ def test_zeta_is_one_kernel():
         mine = torch.special.zeta(s.to("tiny"), q.to("tiny")).cpu()
     assert k.kernels == 1
     torch.testing.assert_close(mine, torch.special.zeta(s, q))
+
+
+def test_erf_of_float32():
+    """Within 1.1 units in the last place everywhere, special values and signs of zero as on the CPU."""
+    x = torch.cat([torch.linspace(-6, 6, 4001), torch.logspace(-38, 2, 200), torch.tensor([0.0, -0.0])])
+    exact = torch.erf(x.double())
+    nearest = exact.float().abs()
+    unit = (torch.nextafter(nearest, torch.tensor(9.0)) - nearest).double()
+    actual = torch.erf(x.to("tiny")).cpu()
+    assert ((actual.double() - exact).abs() / unit).max() < 1.1
+    assert torch.equal(actual.signbit(), x.signbit())
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    torch.testing.assert_close(torch.erf(special.to("tiny")).cpu(), torch.erf(special), equal_nan=True)
