@@ -278,6 +278,7 @@ class Campaign:
         self.result.seconds += result.seconds
         self.result.unsupported += result.unsupported
         self.result.compared += result.compared
+        self.result.arbitrated += result.arbitrated
         self.result.counts |= result.counts
         for finding in result.findings:
             self.add(finding)
@@ -424,7 +425,7 @@ class Campaign:
             "programs_per_second": round(self.result.done / max(self.running_seconds, 1e-9), 2),
             "jobs": self.plan.jobs, "failing_programs": sum(len(group.numbers) for group in groups),
             "kernels": self.result.kernels, "kernels_allowed": self.result.allowed,
-            "kernels_compared": self.result.compared,
+            "kernels_compared": self.result.compared, "arbitrated": self.result.arbitrated,
             "coverage_cells": len(tally.cells), "undefined_avoided": sum(
                 count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")),
             "unsupported": dict(self.result.unsupported.most_common()),

@@ -229,6 +229,8 @@ def summarize(running: Campaign, console: Console) -> None:
                f"baseline: {result.compared}); ") if result.allowed else ""
     console.print(f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
                   f"{kernels}{undefined} undefined or rejected steps not run"
+                  + (f"; {result.arbitrated} programs differ from torch CPU and pass by its answer in float64"
+                     if result.arbitrated else "")
                   + (f"; {result.unsupported.total()} programs not run, since the target leaves out: "
                      f"{', '.join(f'{name} ({count})' for name, count in result.unsupported.most_common())}"
                      if result.unsupported else ""))

@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.faults import FAULTS, Call, Fault
 from conformance.fuzz_views import Drawing
-from conformance.oracle import compare
 from conformance.program import Program, run
 from conformance.reduce import reduce_program
 from conformance.shadow import reference
 from conformance.target import ORACLES, Target, TargetError
+from conformance.truth import differences
 
 
 class Planted(TorchDispatchMode):
@@ -87,7 +87,7 @@ def differs(program: Program, target: Target) -> str:
     """The first oracle that sees a difference, or the empty string."""
     expected = reference(program)
     actual = run(program, target).observations[-1]
-    found = compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
+    found, _ = differences(program, expected, actual, target.oracles)
     return found[0].oracle if found else ""
 
 
@@ -106,7 +106,7 @@ def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, sh
         for name in left:
             began = time.perf_counter()
             actual = run(program, targets[name]).observations[-1]
-            found = compare(expected.observation, actual, oracles=targets[name].oracles, exact=expected.exact)
+            found, _ = differences(program, expected, actual, targets[name].oracles)
             hunts[name].seconds += shared + time.perf_counter() - began
             if found:
                 hunts[name].programs, hunts[name].oracle, hunts[name].small = number + 1, found[0].oracle, program

@@ -8,16 +8,17 @@ and the last step of the first that is wrong is the first bad step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conformance.kernel_baseline import digest
-from conformance.oracle import Mismatch, compare
+from conformance.oracle import Mismatch, Observation, compare
 from conformance.program import Program, run, table
-from conformance.shadow import Shadow, reference
+from conformance.shadow import Reference, Shadow, reference
 from conformance.steps.layouts import layout_class
 from conformance.support import left_out
 from conformance.target import Target
+from conformance.truth import differences
 from conformance.whole import run_whole
 
 
@@ -43,7 +44,8 @@ class Verdict:
     """The mismatches (none: it passed), the number of the first bad step (None: it was not looked for, or not found),
     whether observing after each step hides the failure, and the kernels that the target ran against the most that it
     may run (None where it cannot count); `baseline` are the kernels that it took before, where the program was counted.
-    `unsupported` says what the target had declared that it leaves out; then nothing ran, and nothing passed."""
+    `unsupported` says what the target had declared that it leaves out; then nothing ran, and nothing passed.
+    `arbitrated` says that it passed only since the target agrees with torch CPU in float64, and the CPU rounds more."""
 
     mismatches: tuple[Mismatch, ...] = ()
     bad_step: int | None = None
@@ -52,6 +54,7 @@ class Verdict:
     allowed: int | None = None
     unsupported: str = ""
     baseline: int | None = None
+    arbitrated: bool = False
     cause: Mismatch | None = None
     """What differed first at the first bad step: at the end, another step's fault may come before it."""
 
@@ -89,7 +92,7 @@ def judge(program: Program, target: Target, *, locate: bool = True,
         return Verdict(unsupported=WATCHED)
     outcome = run_whole(program, target) if target.whole else run(program, target, count=count, watch=watch)
     actual = outcome.observations[-1]
-    mismatches = compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
+    mismatches, arbitrated = differences(program, expected, actual, target.oracles)
     if actual.error is not None and outcome.failed_step is not None:
         mismatches = [replace(mismatch, where=f"step {outcome.failed_step}") if mismatch.oracle == "error" else mismatch
                       for mismatch in mismatches]
@@ -98,7 +101,7 @@ def judge(program: Program, target: Target, *, locate: bool = True,
         mismatches.append(Mismatch("kernels", "the whole run", f"at most {before}", str(actual.kernels),
                                    "more kernels than in the baseline"))
     verdict = Verdict(tuple(mismatches), outcome.failed_step, False, actual.kernels, expected.observation.kernels,
-                      baseline=before)
+                      baseline=before, arbitrated=arbitrated)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
     found = first_bad_step(program, target)
@@ -126,7 +129,7 @@ def first_bad_step(program: Program, target: Target) -> tuple[int, Mismatch] | N
     shadow = Shadow(program)
     for number, (step, actual) in enumerate(zip(program.steps, observations, strict=False), 1):
         shadow.step(step)
-        wrong = compare(shadow.observe(), actual, oracles=oracles, exact=shadow.exact_names())
+        wrong = _differences(program, number, shadow, actual, oracles)
         if wrong:
             return number, leading(wrong)
     return None
@@ -139,10 +142,17 @@ def first_bad_beginning(program: Program, target: Target) -> tuple[int, Mismatch
     for number, step in enumerate(program.steps, 1):
         shadow.step(step)
         actual = run(program.with_steps(program.steps[:number]), target).observations[-1]
-        wrong = compare(shadow.observe(), actual, oracles=target.oracles - {"kernels"}, exact=shadow.exact_names())
+        wrong = _differences(program, number, shadow, actual, target.oracles - {"kernels"})
         if wrong:
             return number, leading(wrong)
     return None
+
+
+def _differences(program: Program, number: int, shadow: Shadow, actual: Observation,
+                 oracles: Collection[str]) -> list[Mismatch]:
+    """How a run of the program's first steps differs from the shadow's."""
+    expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
+    return differences(program.with_steps(program.steps[:number]), expected, actual, oracles)[0]
 
 
 def signature(program: Program, verdict: Verdict) -> Signature:

@@ -116,6 +116,8 @@ class Result:
     seconds: list[float] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
     """Programs that were not run, by what the target had declared that it leaves out."""
+    arbitrated: int = 0
+    """Programs that differ from torch CPU and pass by its answer in float64."""
     compared: int = 0
     """Programs whose kernels were compared with a baseline."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -125,13 +127,14 @@ class Result:
         """The counts; findings have files of their own."""
         return {"done": self.done, "kernels": self.kernels, "allowed": self.allowed,
                 "unsupported": dict(self.unsupported), "tally": self.tally.to_json(), "compared": self.compared,
-                "counts": self.counts}
+                "counts": self.counts, "arbitrated": self.arbitrated}
 
     @classmethod
     def from_json(cls, data: Json) -> Result:
         """The counts that `to_json` wrote."""
         return cls(data["done"], Tally.from_json(data["tally"]), [], data["kernels"], data["allowed"], [],
-                   Counter(data["unsupported"]), data.get("compared", 0), data.get("counts", {}))
+                   Counter(data["unsupported"]), data.get("arbitrated", 0), data.get("compared", 0),
+                   data.get("counts", {}))
 
 
 def start(memory: float | None = None) -> None:
@@ -186,6 +189,7 @@ def run_shard(shard: Shard) -> Result:
             result.kernels += verdict.kernels or 0
             result.allowed += verdict.allowed or 0
             result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+            result.arbitrated += verdict.arbitrated
             result.compared += verdict.baseline is not None
             if shard.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
                 result.counts[digest(program)] = verdict.kernels

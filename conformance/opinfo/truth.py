@@ -8,7 +8,6 @@ What the truth decides is the oracle's; nothing is compared here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,26 +16,7 @@ from conformance.opinfo import catalog
 from conformance.opinfo.calls import Call
 from conformance.opinfo.sampling import leaves, map_leaves, observable, send, taken_apart
 from conformance.oracle import Observation, compare, observe, widened
-from conformance.target import Target, rebuild
-
-
-class Wide(Target):
-    """Torch CPU on inputs whose floating and complex storages are widened; layout and aliasing are kept."""
-
-    name = "wide"
-
-    def send(self, tree: Any) -> Any:
-        return rebuild(tree, self.upload, _view_of)
-
-    def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [flat.to(widened(flat.dtype), copy=True) for flat in flats]
-
-
-def _view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if flat.dtype != widened(like.dtype) or like.is_conj() or like.is_neg():
-        raise TypeError("two dtypes in one storage cannot be widened together")
-    made = torch.empty(0, dtype=flat.dtype)
-    return made.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+from conformance.wide import Wide
 
 
 def truth_of(call: Call) -> tuple[Observation, Any] | None:
