@@ -18,7 +18,7 @@ JOBS = {
 
 
 def main() -> int:
-    """Run the job named by the first argument with the rest; 2 when there is no such job."""
+    """Run the job named by the first argument with the rest; 2 when there is no such job, 130 at Ctrl-C."""
     job, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if job in ("-h", "--help"):
         print("usage: conformance JOB [options]        (conformance JOB --help says more)\n")
@@ -30,7 +30,11 @@ def main() -> int:
         return 2
     module, _ = JOBS[job]
     sys.argv = [f"conformance {job}", *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        print(f"conformance {job}: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

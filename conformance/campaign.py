@@ -12,11 +12,13 @@ import json
 import multiprocessing
 import re
 import shlex
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,18 @@ SHARD = 20
 
 CRASH_TRIALS, MOST_DEATHS = 60, 4
 """How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block. The threads and processes that are started in it inherit that it waits, so
+    that a worker is not torn from its imports: the campaign alone answers."""
+    resource_tracker.ensure_running()  # which lets Ctrl-C through again where it is started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True)
@@ -157,7 +171,9 @@ class Campaign:
                          initargs=[self.plan.memory]) as pool:
             try:
                 try:
-                    self.environment = pool.schedule(worker.environment, args=[self.plan.target]).result()
+                    with interrupts_held():
+                        loading = pool.schedule(worker.environment, args=[self.plan.target])
+                    self.environment = loading.result()
                 except ProcessExpired as death:
                     raise TargetError(f"target {self.plan.target!r} cannot be used: its process died while it was "
                                       f"loaded, with exit code {death.exitcode}") from death
@@ -182,8 +198,11 @@ class Campaign:
                 if relative in group.elsewhere or not group.finding.program.inputs:
                     continue
                 try:
-                    answer = pool.schedule(worker.elsewhere, args=[relative, group.finding.program, self.plan.limit],
-                                           timeout=2 * self.plan.limit + 60).result()
+                    with interrupts_held():
+                        running = pool.schedule(worker.elsewhere, args=[relative, group.finding.program,
+                                                                        self.plan.limit],
+                                                timeout=2 * self.plan.limit + 60)
+                    answer = running.result()
                 except ProcessExpired:
                     answer = "fails (crash)"
                 except TimeoutError:

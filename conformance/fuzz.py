@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -21,9 +21,12 @@ from conformance.fuzz_views import DTYPES, STEPS, Drawing, UnknownFamily
 from conformance.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.program import ProgramError, dump, read_program
 from conformance.report.model import ReportError, write_atomic
+from conformance.script import script
 from conformance.steps.table import FAMILIES
 from conformance.support import not_drawn
-from conformance.target import TargetError, describe_target, load_target
+from conformance.target import Target, TargetError, describe_target, load_target
+from conformance.verdict import Verdict, judge, signature
+from conformance.worker import FAIL, Finding, shrink
 
 MOST_SCRIPTS = 5
 """So many scripts are printed; the rest are named."""
@@ -90,7 +93,10 @@ def arguments_parser() -> argparse.ArgumentParser:
 
 def natural(text: str) -> int:
     """A whole number, 0 or more."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative: give 0 or more")
     return number
@@ -98,7 +104,10 @@ def natural(text: str) -> int:
 
 def positive(text: str) -> float:
     """A number above 0."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
     if not number > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return number
@@ -109,6 +118,8 @@ def steps_range(text: str) -> tuple[int, int]:
     low, dots, high = text.partition("..")
     if not (dots and low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a range: write MIN..MAX, for example 1..8")
+    if int(high) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a program without steps shows nothing, so let MAX be 1 or more")
     return int(low), int(high)
 
 
@@ -125,7 +136,12 @@ def dtypes(text: str) -> tuple[str, ...]:
 def plan_of(given: argparse.Namespace) -> Plan:
     """The plan that the options describe."""
     programs = given.programs if given.programs is not None or given.minutes is not None else 200
-    without = (*given.without, *not_drawn(describe_target(given.target)))
+    declared = not_drawn(describe_target(given.target))
+    for family in given.only:
+        if family in (*given.without, *declared):
+            by = "--without" if family in given.without else f"target {given.target}"
+            raise TargetError(f"--only asks for the family {family!r}, which {by} leaves out, so none of it would run")
+    without = (*given.without, *declared)
     drawing = Drawing(given.steps, tuple(given.only), without, given.dtype)
     if given.jobs < 1:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
@@ -236,14 +252,22 @@ def summarize(running: Campaign, console: Console) -> None:
                      if result.unsupported else ""))
 
 
+def judged(path: Path, target: Target, baseline: Mapping[str, int]) -> Verdict:
+    """The verdict on a saved program. Raises ProgramError naming its file when it has no meaning on torch CPU."""
+    program = read_program(path)
+    try:
+        return judge(program, target, baseline=baseline)
+    except ProgramError as error:
+        raise ProgramError(f"{path}: {error}") from error
+
+
 def replay_folder(folder: Path, spec: str, kernels: str = "") -> int:
     """Run every saved program of a folder, for example the corpus; one line each."""
-    from conformance.verdict import judge
     paths = [Path(path) for path in corpus_of(folder)]
     target, failed, skipped = load_target(spec), 0, 0
     baseline = read_baseline(Path(kernels), spec) if kernels else {}
     for path in paths:
-        verdict = judge(read_program(path), target, baseline=baseline)
+        verdict = judged(path, target, baseline)
         failed += bool(verdict.mismatches)
         skipped += bool(verdict.unsupported)
         print(f"{'ok  ' if verdict.passed else 'SKIP' if verdict.unsupported else 'FAIL'} {path.stem}"
@@ -258,12 +282,9 @@ def replay_folder(folder: Path, spec: str, kernels: str = "") -> int:
 
 def replay(path: Path, spec: str, reports: Path, smaller: bool, kernels: str = "") -> int:
     """Run one saved program again and show its script; when `smaller`, shrink it first and save that too."""
-    from conformance.script import script
-    from conformance.verdict import judge, signature
-    from conformance.worker import FAIL, Finding, shrink
     program = read_program(path)
     target = load_target(spec)
-    verdict = judge(program, target, baseline=read_baseline(Path(kernels), spec) if kernels else {})
+    verdict = judged(path, target, read_baseline(Path(kernels), spec) if kernels else {})
     if verdict.unsupported:
         raise ProgramError(f"{path}: {target.name} leaves out {verdict.unsupported}, so there is nothing to compare")
     if verdict.passed:

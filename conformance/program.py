@@ -108,6 +108,9 @@ class Program:
         if data["schema"] != SCHEMA:
             raise ProgramError(f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
                                "draw it again, or use the version that wrote it")
+        unknown = data.keys() - {"schema", "note", "storages", "inputs", "steps"}
+        if unknown:
+            raise ProgramError(f"the program has unknown parts: {', '.join(sorted(unknown))}")
         try:
             storages = tuple(Storage(**storage) for storage in data["storages"])
             inputs = tuple(Input(**{**one, "size": tuple(one["size"]), "stride": tuple(one["stride"])})
@@ -148,11 +151,15 @@ class Program:
 
 
 def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
+    if not 0 <= one.storage < len(storages):
+        raise ProgramError(f"input {one.name!r} lies on storage {one.storage}, and the program has {len(storages)}")
+    if len(one.size) != len(one.stride):
+        raise ProgramError(f"input {one.name!r} has {len(one.size)} dimensions and {len(one.stride)} strides")
     storage = storages[one.storage]
     room = storage.size * dtype_of(storage.dtype).itemsize // dtype_of(one.dtype).itemsize
     last = one.offset + sum((n - 1) * st for n, st in zip(one.size, one.stride, strict=True))
-    if min((*one.size, *one.stride, one.offset, one.storage)) < 0:
-        raise ProgramError(f"input {one.name!r} has a negative size, stride, offset or storage")
+    if min((*one.size, *one.stride, one.offset)) < 0:
+        raise ProgramError(f"input {one.name!r} has a negative size, stride or offset")
     if 0 not in one.size and last >= room:
         raise ProgramError(f"input {one.name!r} reaches cell {last} of a storage that holds {room} of its dtype")
     dtype = dtype_of(one.dtype)

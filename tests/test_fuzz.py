@@ -132,6 +132,27 @@ class TestIsolation:
         assert result(tmp_path)["findings"]
 
 
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+    @pytest.mark.parametrize("command", [["conformance", "fuzz"], ["conformance.fuzz"]])
+    def test_ctrl_c_while_the_workers_start(self, command, tmp_path):
+        """Exit code 130 and one sentence: a worker was torn from its imports, and said so at length."""
+        running = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", *command, "--target", "cpu", "--programs", "100000", "-n", "2",
+             "--reports", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=CORPUS.parent.parent, start_new_session=True)
+        task = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        started = 0
+        while started < 2 and running.poll() is None:
+            started = sum(b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+                          for child in task.read_text().split())
+        time.sleep(0.3)
+        os.killpg(running.pid, signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+        assert running.returncode == 130
+        assert errors.count("\n") == 1, errors
+        assert "interrupted: what was found is in" in errors
+
+
 class TestBadUsage:
     @pytest.mark.parametrize(("words", "message"), [
         (["--target", "nonsense"], "unknown target 'nonsense'"),
@@ -140,6 +161,8 @@ class TestBadUsage:
         (["--replay", "no/such/file.json"], "no/such/file.json"),
         (["--target", "cpu", "--programs", "0"], "nothing was compared"),
         (["-n", "0"], "no worker"),
+        (["--target", "cpu", "--only", "setitem", "--without", "setitem"], "'setitem', which --without leaves out"),
+        (["--target", "functionalize", "--only", "questions", "--only", "nonsense"], "unknown step family 'nonsense'"),
     ])
     def test_one_sentence_and_exit_code_2(self, words, message, tmp_path, capsys):
         """What is wrong is said, without a traceback."""
@@ -148,13 +171,36 @@ class TestBadUsage:
         assert message in said
         assert "Traceback" not in said
 
-    @pytest.mark.parametrize("words", [["--steps", "5"], ["--steps", "3..1"], ["--dtype", "float99"], ["--seed", "x"],
+    @pytest.mark.parametrize("words", [["--steps", "5"], ["--steps", "3..1"], ["--steps", "0..0"],
+                                       ["--dtype", "float99"], ["--seed", "x"],
                                        ["--programs", "-1"], ["--minutes", "0"], ["--nonsense"]])
     def test_options_are_checked(self, words, tmp_path):
         """argparse's own exit code is 2."""
         with pytest.raises(SystemExit) as caught:
             fuzz(*words, reports=tmp_path)
         assert caught.value.code == 2
+
+    def test_a_family_that_the_target_leaves_out(self, tmp_path, monkeypatch, capsys):
+        """Asked for by name, it is an error: what ran was views, and all of them passed."""
+        (tmp_path / "quiet_target.py").write_text(
+            "from conformance.targets.cpu import CpuTarget\n\n\nclass Quiet(CpuTarget):\n"
+            "    without = frozenset({'questions'})\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        words = ("--target", "class:quiet_target.Quiet", "--programs", 2)
+        assert fuzz(*words, "--only", "questions", reports=tmp_path) == 2
+        assert "'questions', which target class:quiet_target.Quiet leaves out" in capsys.readouterr().err
+        assert fuzz(*words, "--only", "setitem", reports=tmp_path) == 0
+
+    def test_a_program_without_a_meaning_is_named(self, tmp_path, capsys):
+        """A step that raises on the CPU, in one of several files: the sentence says in which."""
+        data = json.loads((CORPUS / "swap-rows.json").read_text())
+        (tmp_path / "a.json").write_text(json.dumps(data))
+        (tmp_path / "b.json").write_text(json.dumps({**data, "steps": [{"op": "neg_", "args": [{"t": "a"}, 1]}]}))
+        for words in (["--replay", tmp_path / "b.json"], ["--replay", tmp_path], ["--minimize", tmp_path / "b.json"]):
+            assert fuzz("--target", "cpu", *words, reports=tmp_path / "reports") == 2
+            said = capsys.readouterr().err
+            assert f"{tmp_path / 'b.json'}: step 1 (neg_) raises TypeError on CPU" in said
+            assert said.count("\n") == 1
 
     def test_reports_that_cannot_be_written(self, tmp_path, capsys):
         """A file where the folder should be is a clear error."""

@@ -53,12 +53,16 @@ class TestJson:
         ({"steps": [{"op": "t", "argz": []}]}, "unknown fields: argz"),
         ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["a b"]}]}, "must be an identifier"),
         ({"inputs": [{"name": "a"}]}, "damaged"),
-        ({"inputs": [{"name": "a", "storage": 3, "dtype": "float32", "size": [1], "stride": [1]}]}, "damaged"),
+        ({"inputs": [{"name": "a", "storage": 3, "dtype": "float32", "size": [1], "stride": [1]}]},
+         "input 'a' lies on storage 3"),
         ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [9], "stride": [1]}]}, "reaches cell 8"),
         ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2], "stride": [-1]}]}, "negative"),
         ({"inputs": [{"name": "a", "storage": 0, "dtype": "float99", "size": [2], "stride": [1]}]}, "unknown dtype"),
         ({"storages": [{"dtype": "float32", "size": 3, "values": [1]}]}, "3 cells is given 1 values"),
         ({"storages": 3}, "damaged"),
+        ({"step": []}, "unknown parts: step"),
+        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2, 1], "stride": [1]}]},
+         "2 dimensions and 1 strides"),
     ])
     def test_bad_data_is_one_sentence(self, change, message, tmp_path):
         """Whatever is wrong, the file is named and the sentence says what."""
