@@ -157,6 +157,7 @@ class Loop:
     def __init__(self, first: Write) -> None:
         self.newest, self.count = first, 1
         self.low, self.high = first.offset, first.offset + first.extent  # what is written lies in there
+        self._step: int | None = None  # from each write to the next, 0 where they differ in it or in geometry
         self._runs: list[_Run] = []
 
     def apart(self, size: Ints, stride: Ints, offset: int) -> bool:
@@ -170,13 +171,19 @@ class Loop:
     def continued(self, write: Write) -> bool:
         """Take a further write; False where it must come after the others, or where these are no loop."""
         if not self.wrote(*write[:3]):
-            if not self.apart(*write[:3]) or len(self._runs) == MANY_RUNS:
+            step = write.offset - self.newest.offset if write[:2] == self.newest[:2] else 0
+            step = step if self._step in (None, step) else 0
+            if not (self.apart(*write[:3]) or self._beside(write, step)) or len(self._runs) == MANY_RUNS:
                 return False
             self._settle()
-            self.count += 1
+            self.count, self._step = self.count + 1, step
             self.low, self.high = min(self.low, write.offset), max(self.high, write.offset + write.extent)
         self.newest = write
         return True
+
+    def _beside(self, write: Write, step: int) -> bool:
+        """Whether a write that follows at the distance of all before shares no element with them, as columns do not."""
+        return bool(step) and layout.plan((self.count + 1, *write.size), (abs(step), *write.stride)).nested
 
     def _settle(self) -> None:
         if not self._runs or not self._runs[-1].continued(self.newest):

@@ -219,7 +219,7 @@ class Cell:
         elif not self._looped(Write(size, stride, offset, value), real):
             flat = self.flat_as(real)
             p = layout.plan(size, stride)
-            if flat is self._flat and p.dense and not p.expanded:
+            if flat is self._flat and p.nested and not p.expanded:
                 self._loop, self._view = Loop(Write(size, stride, offset, value)), None
                 _cells[self.serial] = _looping[self.serial] = self
                 self._postponed()

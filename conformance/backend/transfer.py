@@ -80,7 +80,7 @@ def item(tensor: torch.Tensor) -> Any:
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast."""
-    if not src.dim() and _filled(self, src):
+    if (not src.dim() or src.size() == self.size()) and _filled(self, src):
         return self
     if self.size() != src.size():
         # Elementwise operators check broadcasting into an existing tensor the way copy_ does, with the same messages.
@@ -106,7 +106,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 
 
 def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
-    """Copy a number that is known, as in ``a[i] = 1``; False where it is not that case."""
+    """Copy a number that is known, as in ``a[i] = 1``, also to a row; False where it is not that case."""
     dtype = self.dtype
     if dtype is not src.dtype or dtype not in COMPUTED or not (is_tiny(self) and is_tiny(src)) or src.is_neg():
         return False

@@ -65,10 +65,13 @@ def both(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torc
     return a, b
 
 
-def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Kernels of 60 turns of a loop on the device, whose result must be the CPU's."""
+def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype, columns: bool = False) -> int:
+    """Kernels of 60 turns of a loop over the first dimension, which is laid out last for columns; the result must be the
+    CPU's."""
     a, b = both(shape, dtype)
+    a = a.t().contiguous().t() if columns else a
     x, y = a.to("tiny"), b.to("tiny")
+    assert x.stride() == a.stride()
     for i in range(60):
         body(a, b, i, 60)
     with kernels.count() as counted:
@@ -87,6 +90,31 @@ class TestLoops:
     def test_kernels_do_not_grow(self, body: Body, shape: tuple[int, ...]) -> None:
         """A read-modify-write loop took 12 kernels at 100 turns; without dependence it takes one, and CPU's values."""
         assert kernels_of(body, shape, torch.float32) <= 2
+
+    @pytest.mark.parametrize("body", [number_of_the_turn, constant_first, reversed_copy])
+    def test_columns(self, body: Body) -> None:
+        """Columns lie between each other's elements, and a loop that writes them is a loop: each was a write of its
+        own."""
+        assert kernels_of(body, (60, 3), torch.float32, columns=True) <= 2
+
+    def test_columns_that_share_elements(self) -> None:
+        """Pairs of columns that overlap are written in their order."""
+        a, b = both((3, 24), torch.float32)
+        x, y = a.to("tiny"), b.to("tiny")
+        for i in range(20):
+            a[:, i : i + 3] = b[:, i : i + 3] * (i + 1)
+            x[:, i : i + 3] = y[:, i : i + 3] * (i + 1)
+        torch.testing.assert_close(x.cpu(), a)
+
+    def test_a_number_for_each_row(self) -> None:
+        """Rows that are set to numbers are one table, as elements are."""
+        a = torch.zeros(60, 4).to("tiny")
+        with kernels.count() as counted:
+            for i in range(60):
+                a[i] = i
+            found = a.cpu()
+        assert (counted.kernels, counted.copies_in) == (0, 1)
+        assert torch.equal(found, torch.arange(60.0).unsqueeze(1).expand(60, 4))
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.bfloat16], ids=str)
     def test_dtypes(self, dtype: torch.dtype) -> None:
@@ -159,10 +187,12 @@ def run(a: torch.Tensor, b: torch.Tensor, program: list[Step]) -> list[torch.Ten
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps)
-def test_any_order_of_writes_and_reads(program: list[Step]) -> None:
-    """Whatever is written and read in between, the elements are the CPU's."""
-    a, b = torch.arange(8.0), torch.arange(8.0) * 10
+@given(steps, st.sampled_from([(), (3,)]), st.booleans())
+def test_any_order_of_writes_and_reads(program: list[Step], row: tuple[int, ...], columns: bool) -> None:
+    """Whatever is written and read in between, be it elements, rows or columns, the elements are the CPU's."""
+    a = torch.arange(8.0 * (len(row) * 2 + 1)).reshape(8, *row)
+    a = a.t().contiguous().t() if row and columns else a
+    b = a * 10
     x, y = a.to("tiny"), b.to("tiny")
     for expected, actual in zip(run(a, b, program), run(x, y, program), strict=True):
         assert torch.equal(actual.cpu(), expected)
