@@ -78,25 +78,37 @@ class Shadow(Execution):
             self.step(declared)
         except Undefined as reason:
             self.avoided[str(reason)] += 1
+            self.recall()
             return None
         except Broken:
             self.avoided["torch cannot say whether a view requires grad"] += 1
             raise
         except StepFailed as failed:
-            self.done -= 1
             raised = failed.__cause__
             op = table().get(step.op)
             if op is None or not op.may_raise or isinstance(raised, NotImplementedError) or raised is None:
                 self.avoided[f"error not asked for: {step.op}"] += 1
+                self.recall()
                 return None
             if "INTERNAL ASSERT" in str(raised):  # a bug of torch, which no device need share
                 self.avoided[f"torch fails an internal assertion: {step.op}"] += 1
+                self.recall()
                 return None
             declared = replace(step, raises=type(raised).__name__, out=())
-            self.done += 1
             self.answers[f"step {self.done}"] = "raised"
         self.steps.append(declared)
         return declared
+
+    def recall(self) -> None:
+        """Be what the recorded steps leave, where a step ran before it was turned down: it may have written, and
+        a later backward looks at the count of writes."""
+        if self.done == len(self.steps):
+            return
+        again = Shadow(self.program)
+        for step in self.steps:
+            again.step(step)
+        own = {name: getattr(self, name) for name in ("ops", "avoided", "steps", "names")}
+        vars(self).update({**vars(again), **own})
 
     def judge(self, step: Step) -> Step:
         """The step, with `raises` when torch rejects an overlap. Raises Undefined when it has no defined meaning."""
@@ -195,9 +207,12 @@ class Shadow(Execution):
         self.kept += [tensor.untyped_storage() for tensor in made]
         old = {key for _, key in before}
         self.has_pieces |= op.effect == VIEW and op.results != 1
+        coarsest = max((precision(read) for read, key in before if self.level(read) == ROUNDED), default=0.0)
         for tensor in [*written, *(tensor for tensor in made if storage_key(tensor) not in old)]:
             key = storage_key(tensor)
             reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
+            if 0 < precision(tensor) < coarsest:
+                raise Undefined("rounded values in a dtype that rounds less")
             self.levels[key] = max(self.levels.get(key, MOVED), reached)
             if self.levels[key] == ROUNDED and any(
                     other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()):
@@ -228,6 +243,12 @@ def destinations(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[torch.
             return [written]
         return [view] if storage_key(view) == storage_key(written) else [written]
     return _tensors(written)
+
+
+def precision(tensor: torch.Tensor) -> float:
+    """The distance from 1 to the next number that the dtype holds; 0 for integers, which do not round."""
+    dtype = tensor.dtype
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def exactly_whole(tensor: torch.Tensor) -> bool:

@@ -163,6 +163,31 @@ class TestReference:
         assert step is not None
         assert step.raises == "RuntimeError"
 
+    def test_a_step_that_ran_before_it_was_turned_down(self):
+        """It leaves nothing behind, no count of its write either, for which a backward raised in the drawing only."""
+        shadow = Shadow(program(cells=6, dtype="int32"))
+        shadow.offer(Step("view.dtype", (t("a"), {"dtype": "float32"}), out=("b",)))
+        shadow.offer(Step("fill_", (t("b"), 2.0)))
+        before, version = shadow.env["a"].clone(), shadow.env["b"]._version
+        assert shadow.offer(Step("exp_", (t("b"),))) is None
+        assert dict(shadow.avoided) == {"rounded values, or nan, seen as bits of another dtype": 1}
+        assert torch.equal(shadow.env["a"], before)
+        assert shadow.env["b"]._version == version
+        assert [step.op for step in shadow.steps] == ["view.dtype", "fill_"]
+
+    @pytest.mark.parametrize(("steps", "kept"), [
+        ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), False),
+        ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "bfloat16"}))), True),
+        ((Step("neg", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), True),
+        ((Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": 1.0, "dtype": "float32"}))), True),
+        ((Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": [[1.0]], "dtype": "float64"}))), False),
+    ])
+    def test_a_rounded_value_in_a_dtype_that_rounds_less(self, steps, kept):
+        """One unit in the last place of a half is a thousand tolerances of a float32: it is not compared as one."""
+        shadow = Shadow(program(cells=6, dtype="float16"))
+        assert shadow.offer(steps[0]) is not None
+        assert (shadow.offer(steps[1]) is not None) == kept
+
 
 class TestVerdict:
     def test_the_first_bad_step_is_named(self):

@@ -66,8 +66,7 @@ def both(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torc
 
 
 def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype, columns: bool = False) -> int:
-    """Kernels of 60 turns of a loop over the first dimension, which is laid out last for columns; the result must be the
-    CPU's."""
+    """Kernels of 60 turns of a loop, over columns if so; the result must be the CPU's."""
     a, b = both(shape, dtype)
     a = a.t().contiguous().t() if columns else a
     x, y = a.to("tiny"), b.to("tiny")
