@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conformance.program import Program
-from conformance.steps.op import dtype_of
+from conformance.steps.op import Json, dtype_of, walk
 from conformance.steps.table import FAMILIES, OPS
 from conformance.target import Target
 
@@ -34,9 +34,22 @@ def left_out(program: Program, target: Target) -> str:
         if trait in target.without and has(program):
             return trait
     if target.dtypes is not None:
-        missing = [one.dtype for one in program.inputs if dtype_of(one.dtype) not in target.dtypes]
+        missing = [name for name in dtypes_of(program) if dtype_of(name) not in target.dtypes]
         return f"dtype {missing[0]}" if missing else ""
     return ""
+
+
+def dtypes_of(program: Program) -> list[str]:
+    """The dtypes that the program names: of its inputs, of constants on the device, and those converted to."""
+    found = [one.dtype for one in program.inputs]
+
+    def visit(marker: dict[str, Json]) -> None:
+        if "dtype" in marker and not marker.get("host"):
+            found.append(marker["dtype"])
+    for step in program.steps:
+        for inner in (step, *step.body):
+            walk((list(inner.args), dict(inner.kwargs)), visit)
+    return found
 
 
 def not_drawn(target: Target) -> tuple[str, ...]:

@@ -293,6 +293,18 @@ class TestLeftOut:
         target.dtypes = frozenset({torch.int64})
         assert left_out(WRITE_THROUGH_A_VIEW, target) == "dtype float32"
 
+    @pytest.mark.parametrize(("args", "reason"), [
+        ([tensor("a"), {"dtype": "complex64"}], "dtype complex64"),
+        ([tensor("a"), {"tensor": 1, "dtype": "float16"}], "dtype float16"),
+        ([tensor("a"), {"tensor": 1, "dtype": "float16", "host": True}], "")])
+    def test_a_dtype_that_only_a_step_names(self, args, reason):
+        """A conversion to a dtype that the target cannot hold was a failure; a constant on the CPU may have any."""
+        target = load_target("cpu")
+        target.dtypes = frozenset({torch.float32})
+        loop = Step("loop", times=2, body=(Step("to", tuple(args), out=("b",)),))
+        for step in (Step("to", tuple(args), out=("b",)), loop):
+            assert left_out(Program(STORAGES, (A,), (step,)), target) == reason
+
     def test_what_is_left_out_is_not_drawn(self):
         """Families and steps go to the drawing; traits cannot."""
         assert "questions" in not_drawn(load_target("meta"))
