@@ -293,14 +293,15 @@ def replay(path: Path, spec: str, reports: Path, smaller: bool, kernels: str = "
     finding = Finding(FAIL, 0, 0, str(signature(program, verdict)), program, verdict.mismatches, verdict.bad_step)
     if smaller:
         finding = shrink(spec, finding, 1000)
-        saved = reports / "failures" / f"{path.stem}-minimal.json"
-        write_atomic(saved, json.dumps(finding.to_json(), indent=1))
-        print(f"# {len(program.steps)} steps became {len(finding.program.steps)}; saved as {saved}")
     print(dump(finding.program))
     again = shlex.join(["python", "-m", "conformance.fuzz", "--target", spec, "--replay", str(path)])
     print(script(finding.program, target, finding.mismatches, [f"Again: {again}"], finding.step))
     for mismatch in finding.mismatches:
         print(f"# {mismatch}")
+    if smaller:  # after all is shown, since there may be no room to save it
+        saved = reports / "failures" / f"{path.stem}-minimal.json"
+        write_atomic(saved, json.dumps(finding.to_json(), indent=1))
+        print(f"# {len(program.steps)} steps became {len(finding.program.steps)}; saved as {saved}")
     return 1
 
 

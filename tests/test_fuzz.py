@@ -208,6 +208,15 @@ class TestBadUsage:
         assert fuzz("--target", "cpu", "--programs", 1, reports=tmp_path / "file") == 2
         assert "file" in capsys.readouterr().err
 
+    def test_a_smaller_program_that_cannot_be_saved_is_shown(self, tmp_path, capsys):
+        """What shrinking found is printed before it is saved: it was lost with the minutes that it took."""
+        (tmp_path / "file").write_text("")
+        program = CORPUS / "swap-rows.json"
+        assert fuzz("--target", "mutant:select is stale", "--minimize", program, reports=tmp_path / "file") == 2
+        said = capsys.readouterr()
+        assert "First wrong in step" in said.out
+        assert "cannot be written" in said.err
+
     def test_an_empty_folder_is_not_a_pass(self, tmp_path, capsys):
         """Replaying nothing fails loudly."""
         assert fuzz("--target", "cpu", "--replay", tmp_path, reports=tmp_path) == 2
