@@ -107,14 +107,16 @@ def _batch_norm(
     if training:
         count = x.numel() // channels
         mean = mean_of(elements, axes)
-        # Each step is rounded to the statistics' dtype, as in batch_norm_cpu_update_stats_template.
-        squares = rounded((elements - mean).square().sum(axes, keepdim=True, dtype=dtype))
-        variance, mean = rounded(squares * (1.0 / count)), rounded(mean)
-        for running, new in ((running_mean, mean), (running_var, rounded(squares * (1.0 / max(count - 1, 1))))):
+        # As torch 2.13's CPU kernels were found to round: of bfloat16 each step, of float16 what is saved.
+        step = rounded if saved.dtype is not torch.float16 else lambda v: v
+        squares = step((elements - mean).square().sum(axes, keepdim=True, dtype=dtype))
+        variance = step(squares * (1.0 / count))
+        for running, new in ((running_mean, step(mean)), (running_var, step(squares * (1.0 / max(count - 1, 1))))):
             if running is not None:
                 check_writable(running)
                 new = new.reshape((channels,)) * momentum
                 assign(running, new + cast(read(running), dtype) * (1 - momentum) if momentum != 1 else new)
+        mean = rounded(mean)
     else:
         mean, variance = (
             cast(read(r), dtype).reshape(shape) for r in (running_mean, running_var)  # type: ignore[arg-type]
