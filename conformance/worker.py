@@ -297,6 +297,8 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
         return "runs too long"
     except TargetError as error:
         return f"cannot be used: {error}"
+    except ProgramError as error:
+        return f"cannot be judged: {error}"
     if verdict.unsupported:
         return f"leaves out {verdict.unsupported}"
     return f"fails ({verdict.mismatches[0].oracle})" if verdict.mismatches else "agrees"

@@ -14,8 +14,11 @@ import torch
 from conformance.fuzz import main
 from conformance.fuzz_views import Drawing, Tally
 from conformance.oracle import ORACLES
+from conformance.program import Input, Program, Storage
+from conformance.steps.op import Step
 from conformance.target import Target, TargetError, describe_target, load_target
 from conformance.verdict import judge
+from conformance.worker import elsewhere
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +33,12 @@ class TestRenderers:
         """Exit code 2, and the renderers are named."""
         assert main(["--target", "tiny:NONE", "--reports", str(tmp_path)]) == 2
         assert "CLANG, X86, LLVM, PYTHON" in capsys.readouterr().err
+
+    def test_a_program_without_a_meaning_is_not_judged_there_either(self):
+        """A fault of the drawing is a finding too; that its program could be judged nowhere ended the campaign."""
+        wrong = Program((Storage("float32", 2),), (Input("a", 0, "float32", (2,), (1,)),),
+                        (Step("neg", ({"t": "a"},), raises="RuntimeError"),))
+        assert elsewhere("cpu", wrong, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
 
     def test_a_finding_is_run_on_its_relatives(self, tmp_path, monkeypatch):
         """The JSON says that the related target agrees, and the other fails."""
