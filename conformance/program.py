@@ -38,7 +38,7 @@ class ProgramError(Exception):
 @dataclass(frozen=True)
 class Storage:
     """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers and halves, {"special": n} for such
-    numbers with nan, the infinities and -0.0 among them, or a list."""
+    numbers with nan, the infinities and -0.0 among them, or an integer's least and largest, or a list."""
 
     dtype: str
     size: int
@@ -57,12 +57,15 @@ class Storage:
         if self.values == "arange":
             numbers: list[int] = [k % 100 for k in range(self.size)]
         else:
-            special = "special" in self.values and dtype.is_floating_point
+            special = "special" in self.values
             rng = random.Random(self.values["special" if "special" in self.values else "seed"])
             low = 0 if not dtype.is_signed else -8
             numbers = [rng.randint(low, 8) for _ in range(self.size)]
-            if special:
+            if special and dtype.is_floating_point:
                 return [rng.choice((float(n), *SPECIAL)) for n in numbers]
+            if special and not (dtype.is_complex or dtype is torch.bool):
+                info = torch.iinfo(dtype)
+                return [rng.choice((n, info.min, info.max, info.min + 1, info.max - 1)) for n in numbers]
             if dtype.is_floating_point:
                 return [n + rng.choice((0, 0, 0.5)) for n in numbers]
         return [bool(n % 2) for n in numbers] if dtype is torch.bool else list(numbers)

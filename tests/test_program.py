@@ -264,6 +264,17 @@ class TestScript:
 
 
 class TestArguments:
+    @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "complex64"])
+    def test_special_integers_are_extremes(self, dtype):
+        """Among small numbers lie the least and the largest of the dtype, where sums wrap."""
+        made = Storage(dtype, 60, {"special": 3}).make()
+        if dtype in ("bool", "complex64"):
+            assert made.abs().max() <= 8 if made.is_complex() else made.any()
+        else:
+            info = torch.iinfo(made.dtype)
+            assert {info.min, info.max} < set(made.tolist())
+            assert made.unique().numel() > 5
+
     def test_special_numbers_survive(self):
         """nan and the infinities are JSON too."""
         value = decode({"number": "nan"}, {}, torch.device("cpu"))
