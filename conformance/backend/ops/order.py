@@ -26,8 +26,8 @@ def _top_bit(dtype: DType) -> int:
     return 1 << (dtype.bitsize - 1)
 
 
-def key(x: UOp, nan_last: bool = True) -> UOp:
-    """Unsigned integers that order as the elements do: nan above (or below) everything, -0 equal to 0.
+def key(x: UOp, nan_last: bool = True, zeros_equal: bool = True) -> UOp:
+    """Unsigned integers that order as the elements do: nan above (or below) everything, -0 equal to 0 or one below it.
 
     float16 and bfloat16 go by their float32, which is exact; booleans by a byte.
     """
@@ -41,9 +41,15 @@ def key(x: UOp, nan_last: bool = True) -> UOp:
     top = _top_bit(kind)
     if not dtypes.is_float(x.dtype):
         return x.bitcast(kind) ^ top
-    bits = x.eq(0).where(0.0, x).bitcast(kind)
+    bits = (x.eq(0).where(0.0, x) if zeros_equal else x).bitcast(kind)
     ordered = (bits < top).where(bits | top, ~bits)
     return x.ne(x).where(kind.max if nan_last else 0, ordered)
+
+
+def unsigned_zeros(signed: UOp, dtype: DType) -> UOp:
+    """Of keys of `dtype` that tell zeros apart those that do not."""
+    top = _top_bit(signed.dtype)
+    return signed.eq(top - 1).where(top, signed) if dtypes.is_float(dtype) else signed
 
 
 def unkey(ordered: UOp, dtype: DType) -> UOp:
@@ -84,20 +90,22 @@ def reduce_max(ordered: UOp, dims: Sequence[int], largest: bool = True) -> UOp:
 
 def extreme(x: UOp, dims: Sequence[int], largest: bool) -> UOp:
     """The largest or smallest element along `dims`, kept with size 1; nan where there is one (at::amax, at::amin)."""
-    return unkey(reduce_max(key(x, nan_last=largest), dims, largest), x.dtype)
+    return unkey(reduce_max(key(x, nan_last=largest, zeros_equal=False), dims, largest), x.dtype)
 
 
 def first_extreme(x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
     """(values, int64 indices) of the first largest or smallest element along `dim`, which is kept with size 1.
 
-    Up to 32 bits the key and the position fit into 64, so one reduction finds both.
+    Up to 32 bits the key and the position fit into 64, with a bit that tells a zero's sign, so one reduction finds all.
+    Of longer numbers a zero is -0 only where the CPU has no other to choose (of the smallest: where it has one).
     """
-    ordered = key(x, nan_last=largest)
+    signed, ordered = (key(x, nan_last=largest, zeros_equal=equal) for equal in (False, True))
     size, place = x.shape[dim], positions(x.shape, dim)
     if ordered.dtype.itemsize <= 4:
-        late = place if not largest else (size - 1) - place
+        late = 2 * (place if not largest else (size - 1) - place) + signed.ne(ordered).cast(dtypes.int64)
         best, late = unpacked(reduce_max(packed(ordered, late), (dim,), largest), ordered.dtype)
-        return unkey(best, x.dtype), late if not largest else (size - 1) - late
-    best = reduce_max(ordered, (dim,), largest)
-    late = ordered.eq(best).where((size - 1) - place, 0).cast(dtypes.uint32)
-    return unkey(best, x.dtype), (size - 1) - reduce_max(late, (dim,)).cast(dtypes.int64)
+        value, late = unkey(best - (late & 1).cast(best.dtype), x.dtype), late >> 1
+        return value, late if not largest else (size - 1) - late
+    found = reduce_max(signed, (dim,), largest)
+    late = ordered.eq(unsigned_zeros(found, x.dtype)).where((size - 1) - place, 0).cast(dtypes.uint32)
+    return unkey(found, x.dtype), (size - 1) - reduce_max(late, (dim,)).cast(dtypes.int64)

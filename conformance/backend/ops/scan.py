@@ -49,14 +49,19 @@ def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp
     """(values, indices): the latest of equals, the latest nan once there is one (cummax_cummin_helper)."""
     x = x.reshape((1,)) if x.ndim == 0 else x
     dim %= x.ndim
-    keys, place = order.key(x, nan_last=largest), order.positions(x.shape, dim)
-    keys = keys if largest else ~keys
+    signed, keys = (order.key(x, nan_last=largest, zeros_equal=equal) for equal in (False, True))
+    place = order.positions(x.shape, dim)
     if keys.dtype.itemsize <= 4:
-        found, indices = order.unpacked(_running(order.packed(keys, place), dim, Ops.MAX), keys.dtype)
+        late = 2 * place + signed.ne(keys).cast(dtypes.int64)  # with a bit that tells a zero's sign
+        pairs = _running(order.packed(keys if largest else ~keys, late), dim, Ops.MAX)
+        found, late = order.unpacked(pairs, keys.dtype)
+        found, indices = (found if largest else ~found) - (late & 1).cast(keys.dtype), late >> 1
     else:
-        found = _running(keys, dim, Ops.MAX)
-        indices = _running(keys.eq(found).where(place, 0).cast(dtypes.uint32), dim, Ops.MAX)
-    values = order.unkey(found if largest else ~found, x.dtype)
+        found = _running(signed if largest else ~signed, dim, Ops.MAX)
+        found = found if largest else ~found
+        same = keys.eq(order.unsigned_zeros(found, x.dtype))
+        indices = _running(same.where(place, 0).cast(dtypes.uint32), dim, Ops.MAX)
+    values = order.unkey(found, x.dtype)
     return values.reshape(ctx.out.size), indices.reshape(ctx.out.size)
 
 

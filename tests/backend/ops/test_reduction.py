@@ -104,3 +104,28 @@ def test_running_sums_of_a_slice(dtype):
     aligned load of it ended the process."""
     for start in (1, 2, 3):
         both(lambda t, start=start: (t[start:].cumsum(0), t[start:].cumprod(0)), torch.arange(start + 4).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("values", [[-0.0, -0.0, -0.0], [-1.0, -0.0, -2.0], [1.0, -0.0, 2.0], [math.nan, -0.0, 1.0]])
+def test_an_extreme_of_minus_zero(values, dtype):
+    """Where -0 is the largest or the smallest it stays -0, in running extremes too: it became 0, and 1 / 0 is not
+    1 / -0."""
+    x = torch.tensor(values, dtype=dtype)
+    for name in ("amax", "amin", "max", "min", "cummax", "cummin"):
+        want, got = (getattr(t, name)(0) for t in (x, x.to("tiny")))
+        want, got = (r if isinstance(r, tuple) else (r,) for r in (want, got))
+        for expected, actual in zip(want, got, strict=True):
+            torch.testing.assert_close(actual.cpu(), expected, equal_nan=True)
+            number = ~expected.isnan()
+            assert torch.equal(torch.signbit(actual.cpu())[number], torch.signbit(expected)[number]), name
+
+
+def test_the_first_of_two_zeros_is_the_largest():
+    """The sign of a zero is that of the element whose index is given."""
+    for values in ([0.0, -0.0], [-0.0, 0.0], [-1.0, -0.0, 0.0]):
+        x = torch.tensor(values)
+        for name in ("max", "min", "cummax", "cummin"):
+            want, got = (getattr(t, name)(0) for t in (x, x.to("tiny")))
+            assert torch.equal(got[1].cpu(), want[1])
+            assert torch.equal(torch.signbit(got[0].cpu()), torch.signbit(want[0])), (name, values)
