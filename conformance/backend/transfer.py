@@ -108,6 +108,8 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
     """Copy a number that is known, as in ``a[i] = 1``, also to a row; False where it is not that case."""
     dtype = self.dtype
+    if not self.numel():
+        return False
     if dtype is not src.dtype or dtype not in COMPUTED or not (is_tiny(self) and is_tiny(src)) or src.is_neg():
         return False
     cell = storage.cell_of(src)

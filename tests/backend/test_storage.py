@@ -110,6 +110,17 @@ class TestWritesThroughViews:
 
         both(program)
 
+    def test_nothing_of_an_expanded_tensor_is_written(self) -> None:
+        """A number for no element at all is no write through overlapping memory: it raised."""
+
+        def program(device: str) -> torch.Tensor:
+            wide = torch.arange(3.0, device=device).expand(4, 3)
+            wide[:0] = 0
+            wide[:0] = torch.zeros(3, device=device)
+            return wide[:0].copy_(torch.zeros(0, 3, device=device))
+
+        both(program)
+
     @pytest.mark.parametrize(("size", "stride"), [((2, 3), (3, 2)), ((2, 4), (3, 2))])
     def test_writes_through_interleaved_rows_are_one_kernel(self, size: tuple[int, ...], stride: tuple[int, ...]):
         """Rows that lie between each other's elements are read and written like any others: each of the writes
