@@ -18,7 +18,7 @@ from conformance.oracle import Observation
 from conformance.program import LOOP, Broken, Execution, Program, ProgramError, StepFailed, fresh_names, table
 from conformance.steps import layouts
 from conformance.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, decode
-from conformance.target import map_tensors, rebuild, storage_key
+from conformance.target import map_tensors, rebuild, storage_key, whole_storage
 from conformance.targets.cpu import AtenOps
 
 MOVED, EXACT, ROUNDED = 0, 1, 2
@@ -95,6 +95,12 @@ class Shadow(Execution):
                 self.recall()
                 return None
             declared = replace(step, raises=type(raised).__name__, out=())
+            after = self.cells()
+            self.recall()
+            if self.cells() != after:
+                self.avoided[f"a refused call that had written: {step.op}"] += 1
+                return None
+            self.done += 1
             self.answers[f"step {self.done}"] = "raised"
         self.steps.append(declared)
         return declared
@@ -109,6 +115,11 @@ class Shadow(Execution):
             again.step(step)
         own = {name: getattr(self, name) for name in ("ops", "avoided", "steps", "names")}
         vars(self).update({**vars(again), **own})
+
+    def cells(self) -> dict[str, Any]:
+        """Each tensor's geometry, and the bytes of its storage."""
+        return {name: (t.size(), t.stride(), t.storage_offset(), whole_storage(t).view(torch.uint8).tolist())
+                for name, t in self.env.items()}
 
     def judge(self, step: Step) -> Step:
         """The step, with `raises` when torch rejects an overlap. Raises Undefined when it has no defined meaning."""

@@ -188,6 +188,17 @@ class TestReference:
         assert shadow.offer(steps[0]) is not None
         assert (shadow.offer(steps[1]) is not None) == kept
 
+    def test_a_refused_call_that_had_written(self):
+        """torch CPU copies rows until it meets an index out of range; what it leaves in `out` is nobody's promise."""
+        shadow = Shadow(program(size=(2, 3)))
+        rows, index = {"tensor": [[7.0, 8.0, 9.0]], "dtype": "float32"}, {"tensor": [0, 1], "dtype": "int64"}
+        before = shadow.env["a"].clone()
+        assert shadow.offer(Step("index_select.out", (rows, 0, index), {"out": t("a")})) is None
+        assert dict(shadow.avoided) == {"a refused call that had written: index_select.out": 1}
+        assert torch.equal(shadow.env["a"], before)
+        assert shadow.offer(Step("view.error", (t("a"), [7]))).raises == "RuntimeError"
+        assert shadow.done == len(shadow.steps) == 1
+
 
 class TestVerdict:
     def test_the_first_bad_step_is_named(self):
