@@ -152,8 +152,10 @@ _WRAPS = "// integers wrap\n"
 
 
 def _may_wrap(u: UOp) -> bool:
-    defined = u.dtype in (dtypes.uint32, dtypes.uint64)
-    return u.op in _WRAPPING and dtypes.is_int(u.dtype) and not defined and not _fits(u.dtype, *_unwrapped(u))
+    if u.op not in _WRAPPING or not dtypes.is_int(u.dtype) or u.dtype in (dtypes.uint32, dtypes.uint64):
+        return False
+    bounds = (-u.src[0].vmax, -u.src[0].vmin) if u.op is Ops.NEG else _unwrapped(u)  # which knows none of a negative
+    return not _fits(u.dtype, *bounds)
 
 
 def _marked(self: ClangRenderer, uops: list[UOp]) -> str:

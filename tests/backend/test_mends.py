@@ -51,6 +51,17 @@ class TestLeastConstant:
             agrees(function, edges(dtype))
 
 
+class TestNegatives:
+    @pytest.mark.parametrize("dtype", SIGNED)
+    @pytest.mark.parametrize("function", [
+        lambda t: -t < 5, lambda t: t.abs() < 5, lambda t: t * -1 > -5, lambda t: (t * -1) < (t.flip(0) * -1),
+        lambda t: (t * -1) // 5, lambda t: -t < t * -3,
+    ])  # fmt: skip
+    def test_of_the_least_integer(self, function, dtype):
+        """The least integer is its own negative, also where that is compared: clang has to be told that it wraps."""
+        agrees(function, edges(dtype))
+
+
 class TestConversions:
     """A byte that had become an int8 was taken to be at least 0, as were all that lost their top bits."""
 
