@@ -132,7 +132,15 @@ def _set_data(k: Situation) -> Step | None:
     name = k.pick(lambda t: not t.requires_grad)
     if name is None:
         return None
-    source = k.pick(lambda u: u.dtype == k[name].dtype and not u.requires_grad and u is not k[name])
+    target = k[name]
+
+    # Both conjugate or negative views, or neither: torch compares their dispatch keys, save where it lists the backend
+    # as dense, so that every other device refuses what the CPU takes.
+    def fits(u: torch.Tensor) -> bool:
+        alike = (u.dtype, u.is_conj(), u.is_neg()) == (target.dtype, target.is_conj(), target.is_neg())
+        return alike and not u.requires_grad and u is not target
+
+    source = k.pick(fits)
     return Step("set_data", (tensor(name), tensor(source))) if source else None
 
 
