@@ -248,8 +248,9 @@ def _parts(nodes: Sequence[UOp], others: Sequence[UOp]) -> Parts:
     found = {node: i for i, node in enumerate(nodes) if node.op is Ops.CONTIGUOUS}
     if not found:
         return Parts(set(), ())
-    read = UOp.sink(*others).toposort(gate=lambda u: u not in found, enter_calls=False) if others else {}
-    return Parts(found.keys() - read.keys(), (("read", *[i for node, i in found.items() if node in read]),))
+    above = UOp.sink(*others).toposort(gate=lambda u: u not in found, enter_calls=False) if others else {}
+    read = {source for node in above for source in node.src if source in found}
+    return Parts(found.keys() - read, (("read", *[i for node, i in found.items() if node in read]),))
 
 
 def _scheduled(values: list[UOp], passing: set[UOp]) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:

@@ -62,3 +62,14 @@ def test_costly_factors_share_memory(monkeypatch):
         x = torch.sinh(x @ w * 0.01)
     x.cpu()
     assert sum(made) <= 5 * x.nbytes  # the result, a product and its sinh, and the like of the next
+
+
+def test_a_costly_factor_is_kept_for_who_reads_it_later():
+    """What a schedule stored on its way was forgotten though a lazy value still read it, and computed once more."""
+    a, b = (torch.randn(6, 6).to("tiny") for _ in range(2))
+    costly = torch.sinh(a)
+    now, later = costly @ b, b @ costly
+    now.cpu()
+    with kernels.count() as k:
+        later.cpu()
+    assert k.kernels == 1
