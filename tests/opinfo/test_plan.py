@@ -74,7 +74,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("words", "text"),
         [
-            ("--suite mian", "unknown suite 'mian'; choose from main, quick"),
+            ("--suite mian", "unknown suite 'mian'; choose from main, sweep, quick"),
             ("--suite main --dtype bool", "--suite main chooses dtypes itself"),
         ],
     )
