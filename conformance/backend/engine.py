@@ -1,6 +1,6 @@
 """The one door to tinygrad's scheduler: host memory in, host memory out, and many lazy values realized in one schedule.
 
-Defines `from_host`, `to_host`, `realize`, and the expression measures `depth` and `cost`.
+Defines `from_host`, `to_host`, `realize`, `compiled`, `once`, and `measure`, the size of an expression.
 
 The key insight: tinygrad's `UOp` has the whole tensor API, so values are UOps and nothing else; `Tensor` with its
 global registry of live tensors is not used, and the caller says which lazy values must learn of a realization.
@@ -221,7 +221,7 @@ def _schedule(
 ) -> tuple[list[UOp], dict[UOp, UOp]]:
     """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
     start = time.perf_counter()
-    linear, variables, done, becomes = _scheduled(pending, passing)
+    linear, variables, done, becomes = _scheduled(pending, graph.buffers, passing)
     scheduled = time.perf_counter()
     ready = compile_linear(linear)
     coded = time.perf_counter()
@@ -253,8 +253,10 @@ def _parts(nodes: Sequence[UOp], others: Sequence[UOp]) -> Parts:
     return Parts(found.keys() - read, (("read", *[i for node, i in found.items() if node in read]),))
 
 
-def _scheduled(values: list[UOp], passing: set[UOp]) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
-    """tinygrad's schedule for values, its variables, the values as buffers, and what each computed node becomes.
+def _scheduled(
+    values: list[UOp], buffers: Sequence[UOp], passing: set[UOp]
+) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
+    """tinygrad's schedule for values over `buffers`, its variables, the values as buffers, what each node becomes.
 
     What becomes a buffer is one in its own shape, or that reshaped: as it is when the schedule runs again. The nodes in
     `passing` become none: like other intermediate values they share memory with those that live before and after them.
@@ -263,8 +265,7 @@ def _scheduled(values: list[UOp], passing: set[UOp]) -> tuple[UOp, dict[str, int
     with Context(NO_MEMORY_PLANNER=1):
         linear, variables = create_linear_with_vars(call)
     done = UOp.sink(*values).substitute(becomes, walk=True).src
-    held = {v.base for v in done} | {v.base for n, v in becomes.items() if n not in passing}
-    held |= {b for b in UOp.sink(*values).toposort(enter_calls=False) if b.op is Ops.BUFFER}
+    held = {*buffers, *[v.base for v in done], *[v.base for n, v in becomes.items() if n not in passing]}
     COUNTERS.scheduled += 1
     learnt = {n: _plain(v, n) for n, v in becomes.items() if v.base in held}
     return memory_plan_rewrite(linear, held), variables, [_plain(v, v) for v in done], learnt
@@ -286,7 +287,7 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
         of = subject((*graph.key, *parts.key), device)
         replay, _ = SCHEDULES.get(of)
         if replay is None:
-            linear, variables, done, becomes = _scheduled(wanted, parts.passing)
+            linear, variables, done, becomes = _scheduled(wanted, graph.buffers, parts.passing)
             assert not variables
             kept = {n: v for n, v in becomes.items() if v.has_buffer_identity()}
             replay = recorded(graph, compile_linear(linear), done, kept)

@@ -170,28 +170,16 @@ class TestReadsBeforeWrites:
         assert torch.equal(t.cpu(), read(old))
         assert x.tolist() == [0, 9, 9, 9]
 
-    def test_swap_rows(self) -> None:
-        """t = a[0].clone(); a[0] = a[1]; a[1] = t, three times."""
-
-        def program(device: str) -> list[torch.Tensor]:
-            a = torch.arange(6.0, device=device).view(2, 3)
-            for _ in range(3):
-                t = a[0].clone()
-                a[0] = a[1]
-                a[1] = t
-            return [a]
-
-        both(program)
-
-    def test_sum_and_swap_three_times(self) -> None:
-        """b = a[0] + a[1]; a[0] = a[1]; a[1] = b: Fibonacci on rows, no cycle."""
+    @pytest.mark.parametrize("first", [lambda a: a[0].clone(), lambda a: a[0] + a[1]])
+    def test_swap_rows(self, first: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """t = a[0]; a[0] = a[1]; a[1] = t, three times; with a[0] + a[1] it is Fibonacci on rows, no cycle."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.arange(1.0, 7, device=device).view(2, 3)
             for _ in range(3):
-                b = a[0] + a[1]
+                t = first(a)
                 a[0] = a[1]
-                a[1] = b
+                a[1] = t
             return [a]
 
         both(program)
