@@ -189,8 +189,9 @@ def append_loop(n: int, device: str = "tiny") -> torch.Tensor:
 
 # Each with the largest n that is tried: what depends on the step before cannot be one kernel.
 LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {
-    setitem_loop: (10, 100, 1000, 10000), setitem_loop_with_view: (10, 100, 1000), setitem_loop_int: (10, 100, 1000),
-    row_loop: (10, 100, 1000), add_one_loop: (10, 100), append_loop: (10, 100), dependent_loop: (10, 100),
+    setitem_loop: (10, 100, 1000, 10000), setitem_loop_with_view: (10, 100, 1000, 10000),
+    setitem_loop_int: (10, 100, 1000, 10000), row_loop: (10, 100, 1000, 10000), add_one_loop: (10, 100, 1000),
+    append_loop: (10, 100, 1000), dependent_loop: (10, 100),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from tinygrad.helpers import CACHELEVEL, diskcache_get, diskcache_put
 
 _CHECK = 8  # bytes of checksum in front of each row
 _DECIDING = ("schedule", "codegen", "renderer", "uop")  # parts of tinygrad that decide what becomes of a graph
-_OURS = ("mends.py", "disk.py", "programs.py", "schedules.py", "replay.py")
+_OURS = ("mends.py", "disk.py", "parts.py", "programs.py", "schedules.py", "replay.py")
 
 
 @functools.cache

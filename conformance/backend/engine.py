@@ -1,6 +1,6 @@
 """The one door to tinygrad's scheduler: host memory in, host memory out, and many lazy values realized in one schedule.
 
-Defines `from_host`, `to_host`, `realize`, `compiled`, `once`, and `measure`, the size of an expression.
+Defines `from_host`, `to_host`, `realize`, `compiled`, and `measure`, the size of an expression.
 
 The key insight: tinygrad's `UOp` has the whole tensor API, so values are UOps and nothing else; `Tensor` with its
 global registry of live tensors is not used, and the caller says which lazy values must learn of a realization.
@@ -30,7 +30,8 @@ from tinygrad.uop.ops import buffers as _buffers
 
 from . import trace
 from .counters import COUNTERS
-from .replay import Graph, Key, Replay, canonical, kernel_names, recorded
+from .parts import read_by_all, remaining
+from .replay import Graph, Replay, canonical, kernel_names, recorded
 from .schedules import Schedules, Subject, subject
 from .toolchain import ensure_compiler
 
@@ -152,19 +153,6 @@ def kept(buffer: UOp) -> UOp:
     return buffer if is_realized(buffer) else UOp.new_buffer(buffer.arg.device, buffer.max_numel(), buffer.dtype)
 
 
-def once(value: UOp) -> UOp:
-    """An equal value that a schedule computes on its own, for all of its readers.
-
-    What is computed is the value below transposes and the like: those who read it in different order share it.
-    """
-    if value.op in _REARRANGING:
-        return value.replace(src=(once(value.src[0]), *value.src[1:]))
-    return value.contiguous()
-
-
-_REARRANGING = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.FLIP})
-
-
 def _rearranges(value: UOp) -> bool:
     """Whether a value only rearranges another: tinygrad would compute that other and leave the rearranging lazy."""
     while value.op is Ops.RESHAPE:
@@ -192,7 +180,7 @@ def realize(
             return wanted, list(others)
         before, start = GlobalCounters.kernel_count, time.perf_counter()
         graph = canonical(pending)
-        parts = _parts(graph.nodes, others)
+        parts = remaining(graph.nodes, others)
         of = subject((*graph.key, *parts.key), device)
         replay, origin = SCHEDULES.get(of)
         if replay is not None:
@@ -237,22 +225,6 @@ def _schedule(
     return done, becomes
 
 
-class Parts(NamedTuple):
-    """The parts of a graph that its kernels compute on their own, because an operator asked for it."""
-
-    passing: set[UOp]  # nobody reads these afterwards
-    key: Key  # the places of the others; empty where the graph has no parts
-
-
-def _parts(nodes: Sequence[UOp], others: Sequence[UOp]) -> Parts:
-    found = {node: i for i, node in enumerate(nodes) if node.op is Ops.CONTIGUOUS}
-    if not found:
-        return Parts(set(), ())
-    above = UOp.sink(*others).toposort(gate=lambda u: u not in found, enter_calls=False) if others else {}
-    read = {source for node in above for source in node.src if source in found}
-    return Parts(found.keys() - read, (("read", *[i for node, i in found.items() if node in read]),))
-
-
 def _scheduled(
     values: list[UOp], buffers: Sequence[UOp], passing: set[UOp]
 ) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
@@ -261,10 +233,13 @@ def _scheduled(
     What becomes a buffer is one in its own shape, or that reshaped: as it is when the schedule runs again. The nodes in
     `passing` become none: like other intermediate values they share memory with those that live before and after them.
     """
-    call, becomes = transform_to_call(UOp.sink(*values))
+    equal, new = read_by_all(values)
+    call, found = transform_to_call(UOp.sink(*equal))
     with Context(NO_MEMORY_PLANNER=1):
         linear, variables = create_linear_with_vars(call)
-    done = UOp.sink(*values).substitute(becomes, walk=True).src
+    done = UOp.sink(*equal).substitute(found, walk=True).src
+    old = {n: o for o, n in new.items()}
+    becomes = {old.get(n, n): v for n, v in found.items()}
     held = {*buffers, *[v.base for v in done], *[v.base for n, v in becomes.items() if n not in passing]}
     COUNTERS.scheduled += 1
     learnt = {n: _plain(v, n) for n, v in becomes.items() if v.base in held}
@@ -283,7 +258,7 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
             v.clone(device) if v.device is None or _rearranges(v) or v.has_buffer_identity() else v for v in values
         ]
         graph = canonical(wanted)
-        parts = _parts(graph.nodes, ())
+        parts = remaining(graph.nodes, ())
         of = subject((*graph.key, *parts.key), device)
         replay, _ = SCHEDULES.get(of)
         if replay is None:

@@ -22,7 +22,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from . import engine, layout, recording, stores
+from . import engine, layout, parts, recording, stores
 from .addresses import ADDRESSES
 from .constant_writes import Number, NumberWrite, replayed
 from .dtypes import TORCH, element
@@ -41,7 +41,7 @@ FEW_WRITES = 4
 # Constant writes which a cell remembers before it replays them.
 MANY_WRITES = 4096
 # Contents of at least so many bytes are stored in the buffer that held the old one when they are computed.
-HOME_BYTES = 1 << 16
+HOME_BYTES = 1 << 14
 # A write is stored in the buffer itself when that has at least so many bytes and the write is at most this share of it.
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_SHARE = 16
@@ -399,7 +399,7 @@ class Cell:
         depth, nesting, cost = engine.measure(self.value)
         if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
             inside = self.value.toposort()
-            under = [c for c in _cells.values() if c is not self and c.value in inside]
+            under = [c for c in list(_cells.values()) if c is not self and c.value in inside]
             observe([self, *under], dirty=False, why="cut")
 
     @property
@@ -469,6 +469,7 @@ def observe(cells: Iterable[Cell], dirty: bool = True, why: str = "observed") ->
 
 def _realize(group: Sequence[Cell], device: str, why: str) -> None:
     """Compute the contents of a group of cells on one device; other lazy cells read them from now on."""
+    group = [*group, *_along(group, device)]
     inside = set(group)
     rest = [c for c in _cells.values() if c not in inside]
     values, others = [c.flat() for c in group], [c.value for c in rest]
@@ -490,6 +491,14 @@ def _realize(group: Sequence[Cell], device: str, why: str) -> None:
                 cell.learn(value)
         for i in placed:
             group[i].overwritten()
+
+
+def _along(group: Sequence[Cell], device: str) -> list[Cell]:
+    """Lazy cells that are computed with a group, since they would keep alive much of what it computes on its way."""
+    inside = set(group)
+    rest = [c for c in _cells.values() if c not in inside and c.device == device]
+    places = parts.keeping([c.flat() for c in group], [engine.bare(c.value) for c in rest]) if rest else []
+    return [rest[i] for i in places]
 
 
 def _homes(group: Sequence[Cell]) -> dict[int, UOp]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -406,6 +407,31 @@ def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> N
         kept.append(x)
     assert sum(k.sum() for k in kept).item() == 160
     assert backend.stats()["kernels"] <= 24  # 20 values and their sum; 42 when each was computed twice
+
+
+def test_cells_die_while_a_cut_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage was collected while the lazy cells were looked through: "dictionary changed size during iteration"."""
+    monkeypatch.setattr(storage, "MAX_DEPTH", 16)
+    end_loop = storage.Cell.end_loop
+
+    def collecting(cell: storage.Cell) -> None:
+        gc.collect()
+        end_loop(cell)
+
+    monkeypatch.setattr(storage.Cell, "end_loop", collecting)
+    x, looped = torch.ones(4).to("tiny"), torch.zeros(8).to("tiny")
+    cycle = [x + 1]
+    cycle.append(cycle)  # only the collector frees it
+    for i in range(4):
+        looped[i] += 1
+    del cycle
+    gc.disable()
+    try:
+        for _ in range(20):
+            x = x.sin() * 2
+    finally:
+        gc.enable()
+    assert looped.sum().item() == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.int16, torch.float16, torch.int64])

@@ -14,7 +14,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from .. import engine
+from .. import parts
 from ..dtypes import opmath
 from ..rows import Context, operand, value
 from ..tensors import cast, constant
@@ -28,7 +28,7 @@ SHORT = 8
 
 def stored(x: UOp) -> UOp:
     """`x`, to be computed once if its expression is costly; cheap ones are fused into every use."""
-    return engine.once(x) if _is_costly(x) else x
+    return parts.once(x) if _is_costly(x) else x
 
 
 def _is_costly(x: UOp) -> bool:
