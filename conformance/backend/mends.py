@@ -14,7 +14,7 @@ import struct
 from typing import Any
 
 from tinygrad import codegen
-from tinygrad.codegen.late import gater
+from tinygrad.codegen.late import coalesce, gater
 from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16, truncate
 from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
@@ -60,9 +60,13 @@ _NARROW = UPat(
 _SIGNED = UPat.cvar("c").cast((dtypes.int32, dtypes.int64), name="x")
 
 
+def _signed_text(number: int, dtype: DType) -> str:
+    suffix = "l" if dtype is dtypes.int64 else ""
+    return f"({number + 1}{suffix}-1{suffix})" if number == dtype.min else f"{number}{suffix}"
+
+
 def _signed(ctx: Any, x: UOp, c: UOp) -> str:
-    number, suffix = truncate[x.dtype](c.val), "l" if x.dtype is dtypes.int64 else ""
-    return f"({number + 1}{suffix}-1{suffix})" if number == x.dtype.min else f"{number}{suffix}"
+    return _signed_text(truncate[x.dtype](c.val), x.dtype)
 
 
 for _renderer in vars(cstyle).values():
@@ -90,6 +94,42 @@ def _move_where_load(gate: UOp, l: UOp, a: UOp, w: UOp) -> UOp | None:
 codegen.pm_move_gates_from_index = PatternMatcher(
     [(p, _move_where_load if f is gater.move_where_load else f) for p, f in gater.pm_move_gates_from_index.patterns]
 )
+
+_given_valid = coalesce.uop_given_valid
+
+
+def _index_given_valid(valid: UOp, index: UOp) -> UOp:
+    """`index`, simplified where `valid` is true, but for the gates of the loads in it.
+
+    A load of an index runs where its result is not used, too: without its own gate it read past the end of a buffer.
+    """
+    inner = [u for u in index.toposort() if u.op in (Ops.LOAD, Ops.INDEX) and u.shape == ()]
+    opaque = {u: UOp.variable(f"load{i}", u.vmin, u.vmax, u.dtype, param=True) for i, u in enumerate(inner)}
+    simple = _given_valid(valid.substitute(opaque), index.substitute(opaque))
+    return simple.substitute({variable: load for load, variable in opaque.items()})
+
+
+coalesce.uop_given_valid = _index_given_valid  # type: ignore[assignment]
+
+# C leaves undefined what a float becomes that fits no integer: of constants that clang finds by itself, it made what a
+# register happened to hold. Say what the processor gives: the least integer.
+_FLOATS, _CONVERTED = {dtypes.float32: ("float", "f"), dtypes.float64: ("double", "")}, (dtypes.int32, dtypes.int64)
+_CONVERSIONS = {
+    f"{to.name}_of_{name}": (
+        f"static inline __attribute__((always_inline)) {to.name} {to.name}_of_{name}({name} x) {{ return "
+        f"{to.min:.1f}{suffix} <= x & x < {-to.min:.1f}{suffix} ? ({to.name})x : {_signed_text(to.min, to)}; }}\n"
+    )
+    for to in _CONVERTED
+    for name, suffix in _FLOATS.values()
+}
+
+
+def _converted(ctx: Any, x: UOp) -> str:
+    return f"{x.dtype.name}_of_{_FLOATS[x.src[0].dtype][0]}({ctx[x.src[0]]})"
+
+
+_CONVERSION = UPat(Ops.CAST, _CONVERTED, src=(UPat(dtype=tuple(_FLOATS)),), name="x")
+ClangRenderer.string_rewrite = PatternMatcher([(_CONVERSION, _converted)]) + ClangRenderer.string_rewrite
 
 # A contiguous part of a buffer is handed to a kernel as a pointer into it, which need not be aligned as a vector's
 # typedef says: clang's aligned load of x[1:] was a segmentation fault. Elements are aligned, so say no more than that.
@@ -159,7 +199,9 @@ def _may_wrap(u: UOp) -> bool:
 
 
 def _marked(self: ClangRenderer, uops: list[UOp]) -> str:
-    return (_WRAPS if any(map(_may_wrap, uops)) else "") + CStyleLanguage.render(self, uops)
+    source = CStyleLanguage.render(self, uops)
+    conversions = [text for name, text in _CONVERSIONS.items() if f"{name}(" in source]
+    return (_WRAPS if any(map(_may_wrap, uops)) else "") + "".join(conversions) + source
 
 
 ClangRenderer.render = _marked  # type: ignore[method-assign, assignment]
@@ -232,6 +274,23 @@ def _products(r: UOp) -> UOp | None:
 def _scaled(x: UOp, c: UOp, r: UOp) -> UOp | None:
     return None if dtypes.is_float(r.dtype) else _SCALED(x, c, r)
 
+
+# A sum in a loop begins at 0.0, but an unrolled one with its first term: of only -0.0 it was -0.0, and so the sign
+# depended on how a kernel was compiled. The difference from -0.0 is x + 0.0, which would be folded to x.
+_expanded = codegen.expand_reduce
+
+
+def _sum_from_zero(r: UOp) -> UOp | None:
+    result = _expanded(r)
+    looped = any(u.op is Ops.RANGE for u in r.src[1:])
+    if result is None or looped or r.arg[0] is not Ops.ADD or not dtypes.is_float(r.dtype):
+        return result
+    return result.alu(Ops.SUB, result.const_like(-0.0))
+
+
+codegen.expander2 = PatternMatcher(
+    [(p, _sum_from_zero if f is _expanded else f) for p, f in codegen.expander2.patterns]
+)
 
 _INSTEAD = {
     _TIMES_ZERO: _zero_if_exact,

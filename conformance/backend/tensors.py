@@ -51,7 +51,7 @@ def cast(x: UOp, dtype: DType) -> UOp:
     """Convert as torch's CPU does: to bool by comparing with 0, from float to narrow integers by wider ones.
 
     What no integer of the dtype equals converts as x86 does it: to 2**31 by cvttss2si, of which a narrow one keeps the
-    low bits, and to 2**63; above 2**63 a uint64 is the rest of that.
+    low bits, and to 2**63; above 2**63 a uint64 is the rest of that. A uint8 has the low bits of a float64 as an int64.
     """
     if x.dtype == dtype:
         return x
@@ -64,7 +64,7 @@ def cast(x: UOp, dtype: DType) -> UOp:
         if dtype is dtypes.uint64:
             low, rest = (y.cast(dtypes.int64).cast(dtype) for y in (x, x - 2.0**63))
             return (x.const_like(2.0**63) < x).where(rest + (1 << 63), low)
-        if dtype is dtypes.uint32:
+        if dtype is dtypes.uint32 or (x.dtype is dtypes.float64 and dtype is dtypes.uint8):
             return x.cast(dtypes.int64).cast(dtype)
         if dtype.itemsize < 4:
             return x.cast(dtypes.int32).cast(dtype)

@@ -1,7 +1,11 @@
-"""Integers and scaled sums that tinygrad 0.14 gets wrong and `mends` mends: each answer is torch CPU's."""
+"""What tinygrad 0.14 computes wrongly or reads where nothing is, and `mends` mends: each answer is torch CPU's."""
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -110,6 +114,65 @@ class TestReductions:
         x = torch.full((2, 2), torch.finfo(dtype).max, dtype=dtype)
         agrees(lambda t: (t * 2**-20).sum(1), x)
         agrees(lambda t: (t * (t[:, :1] * 0)).sum(1), x)
+
+
+class TestSumsOfNegativeZeros:
+    """Unrolled sums began with their first term, so that the sign of their zero was another than in longer ones."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("function", [torch.sum, torch.mean, torch.nansum])
+    def test_are_zero(self, function, dtype):
+        """Of one, few and many terms, along any dimension: a sum begins at 0.0."""
+        for size in ((), (1,), (2,), (8,), (33,), (1, 5), (5, 1), (3, 4), (4, 40)):
+            x = torch.full(size, -0.0, dtype=dtype)
+            for dims in ((), *((d,) for d in range(len(size)))):
+                agrees(lambda t, dims=dims: torch.signbit(function(t, *dims)), x)
+
+    def test_running_and_of_products(self):
+        """Running sums and products of matrices begin at 0.0, too."""
+        for n in (1, 2, 3, 20):
+            agrees(lambda t: torch.signbit(t.cumsum(0)), torch.full((n,), -0.0))
+            agrees(lambda t: torch.signbit(t.cumsum(1)), torch.full((3, n), -0.0))
+        for n in (2, 9, 40):
+            agrees(lambda t: torch.signbit(torch.dot(t, t + 1)), torch.full((n,), -0.0))
+            agrees(lambda t: torch.signbit(t @ (t.t() + 1)), torch.full((5, n), -0.0))
+
+
+class TestFloatsThatFitNoInteger:
+    @pytest.mark.parametrize("to", [torch.int32, torch.int64, torch.uint8, torch.uint64])
+    @pytest.mark.parametrize("number", [3e9, 2.0**64, -1e30, math.inf, math.nan])
+    def test_constants_that_the_compiler_finds(self, number, to):
+        """clang folds a constant in a padding or of some elements, and a conversion that C leaves undefined gave what
+        a register held."""
+
+        def some(t):
+            return torch.where(torch.arange(10, device=t.device) % 3 == 0, torch.full_like(t, number), -number)
+
+        x = torch.arange(10, dtype=torch.float64)
+        agrees(lambda t: (some(t) * 1.5).to(to), x)
+        agrees(lambda t: (torch.nn.functional.pad(t, (2, 2), value=number) + 4).to(to), x)
+
+    def test_float64_as_a_byte(self):
+        """A byte has the low bits of a float64 as an int64; of one beyond an int32 it was 0."""
+        x = torch.tensor([2.0**31 + 7, 2.0**32 - 1, -(2.0**31) - 1, 1e10 + 13, 2.0**63, math.nan, -5.5, 300.0])
+        agrees(lambda t: t.to(torch.uint8), x.double())
+        agrees(lambda t: t.to(torch.uint8), x)
+
+
+def test_an_index_is_loaded_only_where_it_is_used():
+    """A view of 8 elements in a storage of 9: for the ninth the index was loaded from beyond its end, and then not
+    used. tinygrad's interpreter, which checks, runs in a process of its own."""
+    script = """
+import torch, conformance.backend
+whole = torch.arange(9).to("tiny")
+view = whole.as_strided((2, 4), (4, 1))
+view[torch.tensor([0, 0], device="tiny")] = torch.tensor([[2, 3, 4, 5], [6, 7, 8, 9]], device="tiny")
+print(whole.tolist())
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "DEV": "PYTHON"}, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.strip() == "[6, 7, 8, 9, 4, 5, 6, 7, 8]", run.stderr[-500:]
 
 
 MADE = {
