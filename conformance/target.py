@@ -112,6 +112,9 @@ class Target:
         if self.device.type != "cpu" and torch.accelerator.is_available():
             torch.accelerator.synchronize(self.device)
 
+    def forget(self) -> None:
+        """A case begins: forget what earlier ones taught the device, where the kernels of later ones depend on that."""
+
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:
         """Count the kernels that run inside the block; `total` stays None where the target cannot count."""

@@ -24,6 +24,7 @@ from . import (  # mends: before anything else is built
     untraced,
 )
 from .install import install
+from .rows import forget_numbers
 from .stats import FallbackError, no_fallback, reset_stats, stats
 from .toolchain import Compiler, ToolchainError, ensure_compiler
 
@@ -45,6 +46,7 @@ __all__ = [
     "FallbackError",
     "ToolchainError",
     "ensure_compiler",
+    "forget_numbers",
     "no_fallback",
     "realize",
     "reset_stats",

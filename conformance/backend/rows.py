@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -165,8 +164,13 @@ def _pointwise(function: Callable[..., UOp], dtype_of: Callable[[Context], DType
     return compute
 
 
-_SEEN_NUMBERS: OrderedDict[tuple[Any, ...], set[float]] = OrderedDict()
+_SEEN_NUMBERS: dict[tuple[Any, ...], set[float]] = {}
 _CHANGING = 3  # distinct values after which a number counts as changing
+
+
+def forget_numbers() -> None:
+    """Take every float argument for a constant until it is seen to change again, as a new process does."""
+    _SEEN_NUMBERS.clear()
 
 
 def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:

@@ -56,6 +56,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
     may crash, so that somebody outside can say where it happened."""
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
+    target.forget()
     tally, before, scheduled = _Tally(), calls_so_far(target), scheduled_so_far(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

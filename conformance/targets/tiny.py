@@ -75,6 +75,10 @@ class TinyTarget(Target):
     def synchronize(self) -> None:
         """tinygrad's CPU queue is waited for by every copy to the host."""
 
+    def forget(self) -> None:
+        """A number that has changed from call to call is data, and a kernel reads only so many buffers."""
+        self.backend.forget_numbers()
+
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:
         """Count tinygrad's kernels through the backend's statistics."""
