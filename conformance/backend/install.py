@@ -15,6 +15,10 @@ import torch._decomp
 
 from . import dispatch, fallback, ops, sparse, transfer, views
 
+# What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
+DIFFERENTIATED: dict[str, Callable[..., Any]] = {
+    "native_dropout_backward": lambda grad_output, mask, scale: grad_output * (mask * scale),
+}
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
 
@@ -44,6 +48,8 @@ def install() -> None:
                 f"tiny: a kernel for {op} would cut autograd, which torch derives from its composite form"
             )
         aten.impl(op, kernel, "PrivateUse1")
+    for name, function in DIFFERENTIATED.items():
+        aten.impl(name, function, "AutogradPrivateUse1")
     everything.fallback(_boxed, "PrivateUse1")
     for key, (source, overloads) in sparse.BORROWED.items():
         for op in overloads:

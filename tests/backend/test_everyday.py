@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import conformance.backend
 
@@ -224,3 +225,17 @@ def test_no_fallback_names_the_operator() -> None:
     assert any("eigh" in name for name in conformance.backend.stats()["fallback"])
     with pytest.raises(conformance.backend.FallbackError, match="eigh"), conformance.backend.no_fallback():
         torch.linalg.eigvalsh(x)
+
+
+def test_forward_over_backward_through_dropout():
+    """torch states no forward derivative of the backward that a device's own dropout uses: it raised an error."""
+    found = []
+    for device in ("cpu", "tiny"):
+        x, tangent = torch.arange(12.0).view(3, 4).to(device), torch.full((3, 4), 0.5).to(device)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, tangent).requires_grad_()
+            torch.manual_seed(3)
+            (gradient,) = torch.autograd.grad(nn.functional.dropout(dual, 0.5).sin().sum(), dual)
+            found.append([t.cpu() for t in forward_ad.unpack_dual(gradient)])
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0][1].count_nonzero() > 2

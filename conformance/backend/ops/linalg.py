@@ -22,6 +22,7 @@ from ..loops import Array, Index, Program, kernel
 from ..metadata import Refused
 from ..rows import Context, Declined, decomposition, value
 from ..tensors import cast
+from . import bounds
 from .elementary import INF, absolute, divide, subtract
 
 # Turns of the innermost loop, about 10 ms. LAPACK works by blocks and is ten times as fast, but two copies away.
@@ -398,7 +399,9 @@ def cholesky_solve(ctx: Context, b: UOp, factor: UOp, upper: bool) -> UOp:
 
 @value("cholesky_inverse", out_as_new="empty")
 def cholesky_inverse(ctx: Context, factor: UOp, upper: bool = False) -> UOp:
-    """The inverse of A, from its factor."""
+    """The inverse of A, from its factor; the CPU raises its error for one with a zero on the diagonal."""
+    if bool(bounds.look(ctx.args[0]).diagonal(dim1=-2, dim2=-1).eq(0).any()):
+        raise Declined
     return _solved(ctx, _from_cholesky, ctx.out.size, factor, more=[upper])
 
 

@@ -42,6 +42,13 @@ class TestFactors:
         expected = torch.linalg.cholesky(a, upper=upper)
         torch.testing.assert_close(torch.linalg.cholesky(a.to("tiny"), upper=upper).cpu(), expected)
 
+    def test_a_factor_with_a_zero_on_its_diagonal_has_no_inverse(self):
+        """The CPU raises; tiny answered nan."""
+        factor = torch.eye(3).index_fill(0, torch.tensor(1), 0.0)
+        for device in ("cpu", "tiny"):
+            with pytest.raises(torch.linalg.LinAlgError, match="diagonal element 2 is zero"):
+                torch.cholesky_inverse(factor.to(device))
+
     def test_info_of_what_is_not_positive_definite(self):
         """The first minor that is not positive is told."""
         a = torch.diag(torch.tensor([1.0, 2.0, -1.0, -2.0]))
