@@ -18,7 +18,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from . import layout, storage
+from . import engine, layout, storage
 from .bare import bare_tensor
 from .dtypes import COMPUTED, PAIRS, element
 
@@ -55,6 +55,10 @@ def cast(x: UOp, dtype: DType) -> UOp:
     """
     if x.dtype == dtype:
         return x
+    if dtypes.is_float(x.dtype) and dtypes.is_float(dtype) and x.dtype.itemsize < dtype.itemsize:
+        number = engine.constant_of(x)
+        if number is not None:  # stays one to see: of zeros, a sum must not be folded away
+            return x.const_like(number, dtype)
     if x.dtype is dtypes.float16 and dtype is dtypes.float32 and _is_rounded(x):
         return _decoded(x)
     if dtype is dtypes.bool:

@@ -41,9 +41,11 @@ def subtract(a: UOp | float, b: UOp | float) -> UOp:
 
 def add(a: UOp, b: UOp) -> UOp:
     """a + b; a constant is not merged with the constants of an inner sum, since each sum rounds."""
-    number = engine.constant_of(b)
-    if number is not None and dtypes.is_float(a.dtype):
-        return a.alu(Ops.SUB, b.const_like(-number))
+    if dtypes.is_float(a.dtype):
+        for x, y in ((a, b), (b, a)):
+            number = engine.constant_of(y)
+            if number is not None:
+                return x.alu(Ops.SUB, y.const_like(-number))
     return a + b
 
 

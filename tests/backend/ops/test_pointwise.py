@@ -56,6 +56,16 @@ def test_arithmetic_is_not_simplified():
     same((t + 1e8) - 1e8, (x + 1e8) - 1e8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_sums_with_zeros(dtype):
+    """-0.0 + 0.0 is 0.0; where the zeros were known ones of 16 bits, or came first, the sum was left out."""
+    x = torch.tensor([-0.0, 0.0, 1.0], dtype=dtype)
+    for zero in (0.0, -0.0):
+        same(x.to("tiny") + torch.full((3,), zero, dtype=dtype, device="tiny"), x + torch.full_like(x, zero))
+        same(torch.full((3,), zero, dtype=dtype, device="tiny") + x.to("tiny"), torch.full_like(x, zero) + x)
+        same(x.to("tiny").add_(torch.full((3,), zero, dtype=torch.bfloat16, device="tiny")), x + zero)
+
+
 def test_constants_fold_as_kernels_compute():
     """A function of a constant tensor, which tinygrad folds, equals the same function of data."""
     for name in ("exp", "tanh", "sin", "erf", "log1p", "round"):
