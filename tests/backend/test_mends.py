@@ -122,15 +122,15 @@ class TestSumsOfNegativeZeros:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("function", [torch.sum, torch.mean, torch.nansum])
     def test_are_zero(self, function, dtype):
-        """Of one, few and many terms, along any dimension: a sum begins at 0.0."""
-        for size in ((), (1,), (2,), (8,), (33,), (1, 5), (5, 1), (3, 4), (4, 40)):
+        """Of few and many terms, along any dimension: a sum begins at 0.0. That of one term is the term itself."""
+        for size in ((2,), (8,), (33,), (2, 5), (5, 2), (3, 4), (4, 40)):
             x = torch.full(size, -0.0, dtype=dtype)
             for dims in ((), *((d,) for d in range(len(size)))):
                 agrees(lambda t, dims=dims: torch.signbit(function(t, *dims)), x)
 
     def test_running_and_of_products(self):
         """Running sums and products of matrices begin at 0.0, too."""
-        for n in (1, 2, 3, 20):
+        for n in (2, 3, 20):
             agrees(lambda t: torch.signbit(t.cumsum(0)), torch.full((n,), -0.0))
             agrees(lambda t: torch.signbit(t.cumsum(1)), torch.full((3, n), -0.0))
         for n in (2, 9, 40):

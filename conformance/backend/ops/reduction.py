@@ -54,11 +54,6 @@ def count(x: UOp, dims: Sequence[int]) -> int:
     return math.prod(int(x.shape[d]) for d in dims)
 
 
-def from_zero(x: UOp) -> UOp:
-    """The sum of one float, which begins at 0.0: of -0.0 it is 0.0."""
-    return subtract(x, -0.0)
-
-
 def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
     """The sum along `dims`, kept with size 1, in `dtype` (the value's own by default); 0 of nothing.
 
@@ -67,8 +62,6 @@ def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
     x = x if dtype is None else cast(x, dtype)
     if 0 in x.shape:
         return UOp.const(0, x.dtype).expand(tuple(1 if d in dims else n for d, n in enumerate(x.shape)))
-    if dtypes.is_float(x.dtype) and count(x, dims) == 1:
-        return from_zero(x)
     if x.dtype is dtypes.float32 and count(x, dims) > SUMMED_NARROW:
         return x.cast(dtypes.float64).sum(tuple(dims), keepdim=True).cast(x.dtype)
     return x.sum(tuple(dims), keepdim=True, dtype=x.dtype)

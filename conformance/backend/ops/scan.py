@@ -17,7 +17,6 @@ from ..dtypes import opmath
 from ..rows import Context, decomposition, value
 from ..tensors import cast
 from . import order
-from .reduction import from_zero
 
 
 def _running(x: UOp, dim: int, op: Ops) -> UOp:
@@ -36,7 +35,6 @@ def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
 def cumsum(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
     """The running sum."""
     x, dim = _lines(ctx, x, dim)
-    x = from_zero(x) if dtypes.is_float(x.dtype) and x.shape[dim] == 1 else x
     return _running(x, dim, Ops.ADD).reshape(ctx.out.size)
 
 
