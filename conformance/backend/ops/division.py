@@ -152,10 +152,13 @@ def gcd(a: UOp, b: UOp) -> UOp:
 
 
 def lcm(a: UOp, b: UOp) -> UOp:
-    """The least common multiple, 0 where either is 0."""
+    """The least common multiple, 0 where either is 0; C takes the size of the product as an int, before it wraps."""
     divisor = gcd(a, b)
-    multiple = a.alu(Ops.CDIV, divisor.eq(0).where(1, divisor)) * b
-    return multiple if dtypes.is_unsigned(a.dtype) else (multiple < 0).where(multiple * -1, multiple)
+    quotient = a.alu(Ops.CDIV, divisor.eq(0).where(1, divisor))
+    if dtypes.is_unsigned(a.dtype):
+        return quotient * b
+    multiple = quotient.cast(dtypes.int32) * b.cast(dtypes.int32)
+    return (multiple < 0).where(multiple * -1, multiple).cast(a.dtype)
 
 
 def _multiplied(base: UOp, exponent: int) -> UOp:
@@ -214,7 +217,8 @@ def pow_scalar(ctx: Context, x: UOp, exponent: float) -> UOp:
             raise RuntimeError("Integers to negative integer powers are not allowed.")
         return integer_power(x, x.const_like(int(exponent))) if dtype is dtypes.bool else _multiplied(x, int(exponent))
     short = SHORT.get(float(exponent))
-    if short is not None:
+    # Roots of float16 are no short cut there: pow(-inf, 0.5) is inf, and of -0.0 it is 0.0.
+    if short is not None and not (ctx.out.computed is dtypes.float16 and abs(exponent) == 0.5):
         return short(x)
     return e.power(x, operand(ctx, 1, float(exponent), dtype))
 

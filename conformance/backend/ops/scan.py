@@ -24,9 +24,13 @@ def _running(x: UOp, dim: int, op: Ops) -> UOp:
 
 
 def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
-    """(x in the dtype to accumulate in, dim): a 0-d value becomes a vector, integers go by int64 and wrap."""
+    """(x in the dtype to accumulate in, dim): a 0-d value becomes a vector, integers go by int64 and wrap.
+
+    The CPU keeps the running value of float32 in float64, of the 16-bit floats in float32 (ATen's AccumulateType.h).
+    """
     dtype = ctx.out.computed
-    x = cast(cast(x, dtype), opmath(dtype) if dtypes.is_float(dtype) else dtypes.int64)
+    wide = dtypes.float64 if dtype is dtypes.float32 else opmath(dtype) if dtypes.is_float(dtype) else dtypes.int64
+    x = cast(cast(x, dtype), wide)
     x = x.reshape((1,)) if x.ndim == 0 else x
     return x, dim % x.ndim
 

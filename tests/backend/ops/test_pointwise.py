@@ -106,6 +106,21 @@ def test_integers_wrap(dtype):
         same(f(x.to("tiny")), f(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8])
+def test_common_multiples_wrap_after_their_sign_is_dropped(dtype):
+    """lcm(-127, 2) of int8 is 254, which wraps to -2; it was wrapped first and gave 2."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([low, low + 1, 0, 2, 3, 7, 100, high - 1, high], dtype=dtype)
+    same(torch.lcm(x.to("tiny")[:, None], x.to("tiny")), torch.lcm(x[:, None], x))
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_powers_of_a_half(dtype, exponent):
+    """The CPU takes roots of float32 and powers of float16, where (-inf) ** 0.5 is inf and (-0.0) ** 0.5 is 0.0."""
+    same(EDGES.to(dtype).to("tiny") ** exponent, EDGES.to(dtype) ** exponent)
+
+
 def test_remainder_of_a_rounded_quotient():
     """fmod(1, 0.1) is almost 0.1 although 1 / 0.1 rounds to 10."""
     for dtype in (torch.float32, torch.float64):
