@@ -136,3 +136,10 @@ def test_the_first_of_two_zeros_is_the_largest():
             want, got = (getattr(t, name)(0) for t in (x, x.to("tiny")))
             assert torch.equal(got[1].cpu(), want[1])
             assert torch.equal(torch.signbit(got[0].cpu()), torch.signbit(want[0])), (name, values)
+
+
+def test_nansum_over_no_dimension_is_of_all_elements():
+    """The meta kernel says that it is over none: a ValueError of tinygrad's came out."""
+    x = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
+    assert torch.nansum(x.to("tiny"), dim=()).cpu().item() == torch.nansum(x, dim=()).item() == 8
+    torch.testing.assert_close(torch.nanmean(x.to("tiny"), dim=()).cpu(), torch.nanmean(x, dim=()))
