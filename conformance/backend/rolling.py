@@ -11,6 +11,7 @@ Must not know torch or storages.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,12 +27,23 @@ LARGEST = 64
 # Writes that belong to no common loop are applied when there are more of them.
 MANY_RUNS = 4
 
+# Strided reads, by their value: the flat value that was read, and the geometry.
+_READS: weakref.WeakKeyDictionary[UOp, tuple[UOp, Ints, Ints, int]] = weakref.WeakKeyDictionary()
+
 Number = float | int | bool
 Table = Callable[[list[Number], Any], UOp]  # the numbers as a realized value of a dtype
 
 
+def strided_read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
+    """The elements of a view of a flat value, which a loop recognizes when it reads the next such view."""
+    value = layout.read(flat, size, stride, offset)
+    if not layout.plan(size, stride).dense:
+        _READS[value] = flat, size, stride, offset
+    return value
+
+
 class Expression(NamedTuple):
-    """A value as elementwise work on contiguous reads of flat values."""
+    """A value as elementwise work on reads of flat values."""
 
     steps: tuple[tuple[Any, ...], ...]  # in order; operands by their places. Equal for two turns of a loop
     starts: tuple[int, ...]  # of the reads
@@ -55,12 +67,16 @@ def _expression(value: UOp, count: int) -> Expression | None:
         size = math.prod(node.shape)
         if len(steps) > LARGEST or size not in (1, count):
             raise _TooLarge
-        if node.op is Ops.CONST and node.dtype not in dtypes.weaks:
+        read = _READS.get(node)
+        if read is not None:
+            starts.append(read[3])
+            step: tuple[Any, ...] = ("read", *read[:3])
+        elif node.op is Ops.CONST and node.dtype not in dtypes.weaks:
             numbers.append(node.val)  # type: ignore[arg-type]
-            step: tuple[Any, ...] = ("number", node.dtype)
+            step = ("number", node.dtype)
         elif node.op is Ops.SHRINK and node.src[0].ndim == 1:
             starts.append(int(node.marg[0][0]))
-            step = ("read", node.src[0], size)
+            step = ("read", node.src[0], (size,), (1,))
         elif node.op in (Ops.RESHAPE, Ops.EXPAND) and math.prod(node.src[0].shape) in (1, size):
             return visit(node.src[0])  # row-major order stays
         elif node.op in GroupOp.ALU or node.op is Ops.CAST or (node.op is Ops.BITCAST and _same_size(node)):
@@ -137,7 +153,7 @@ class _Run:
                 x = UOp.const(found[0], of[0]) if equal else table(found, of[0]).reshape((len(turns), 1))
             elif kind == "read":
                 start, move = next(starts)
-                x = layout.read(of[0], (len(turns), of[1]), (abs(move), 1), start)
+                x = layout.read(of[0], (len(turns), *of[1]), (abs(move), *of[2]), start).reshape((len(turns), -1))
             elif kind == "same":
                 x = of[0].reshape((1, math.prod(of[0].shape)))
             else:
@@ -164,6 +180,18 @@ class Loop:
         """Whether a view lies outside all that has been written."""
         return offset >= self.high or offset + layout.plan(size, stride).extent <= self.low
 
+    def ahead(self, size: Ints, stride: Ints, offset: int) -> bool:
+        """Whether a view is where a later write would be: it shares no element with any, as columns do not."""
+        distance = offset - self.newest.offset if (size, stride) == self.newest[:2] else 0
+        step = distance if self._step is None else self._step
+        turns, rest = divmod(distance, step) if step else (0, 0)
+        return turns > 0 == rest and layout.plan((self.count + turns, *size), (abs(step), *stride)).nested
+
+    def _distance(self, write: Write) -> int:
+        """From the newest write to one of its geometry; 0 where earlier writes were not at that distance."""
+        step = write.offset - self.newest.offset if write[:2] == self.newest[:2] else 0
+        return step if self._step in (None, step) else 0
+
     def wrote(self, size: Ints, stride: Ints, offset: int) -> bool:
         """Whether a view is what the newest write wrote."""
         return self.newest[:3] == (size, stride, offset)
@@ -171,19 +199,15 @@ class Loop:
     def continued(self, write: Write) -> bool:
         """Take a further write; False where it must come after the others, or where these are no loop."""
         if not self.wrote(*write[:3]):
-            step = write.offset - self.newest.offset if write[:2] == self.newest[:2] else 0
-            step = step if self._step in (None, step) else 0
-            if not (self.apart(*write[:3]) or self._beside(write, step)) or len(self._runs) == MANY_RUNS:
+            step = self._distance(write)
+            free = self.apart(*write[:3]) or (step and self.ahead(*write[:3]))
+            if not free or len(self._runs) == MANY_RUNS:
                 return False
             self._settle()
             self.count, self._step = self.count + 1, step
             self.low, self.high = min(self.low, write.offset), max(self.high, write.offset + write.extent)
         self.newest = write
         return True
-
-    def _beside(self, write: Write, step: int) -> bool:
-        """Whether a write that follows at the distance of all before shares no element with them, as columns do not."""
-        return bool(step) and layout.plan((self.count + 1, *write.size), (abs(step), *write.stride)).nested
 
     def _settle(self) -> None:
         if not self._runs or not self._runs[-1].continued(self.newest):
@@ -195,4 +219,4 @@ class Loop:
         return [run.rolled(table) for run in self._runs]
 
 
-__all__ = ["Loop", "Write"]
+__all__ = ["Loop", "Write", "strided_read"]

@@ -27,7 +27,7 @@ from .addresses import ADDRESSES
 from .constant_writes import Number, NumberWrite, replayed
 from .dtypes import TORCH, element
 from .interrupts import HeldBack
-from .rolling import Loop, Write
+from .rolling import Loop, Write, strided_read
 
 Ints = tuple[int, ...]
 
@@ -182,14 +182,14 @@ class Cell:
         if loop is not None and self.dtype == real:
             if loop.wrote(size, stride, offset) and self.nbytes < IN_PLACE_BYTES:
                 return loop.newest.value
-            if self._flat is not None and loop.apart(size, stride, offset):
-                return layout.read(self._flat, size, stride, offset)
+            if self._flat is not None and (loop.apart(size, stride, offset) or loop.ahead(size, stride, offset)):
+                return strided_read(self._flat, size, stride, offset)
         if self._waiting and self._waiting[-1][:3] == (size, stride, offset) and self.dtype == real:
             return UOp.const(self._waiting[-1][3], real).expand(size)
         view, waits = self._view, self._waiting or loop is not None
         if view is not None and not waits and view[:3] == (size, stride, offset) and view[3].dtype == real:
             return view[3]
-        value = layout.read(self.flat_as(real), size, stride, offset)
+        value = strided_read(self.flat_as(real), size, stride, offset)
         self._view = (size, stride, offset, value)
         return value
 

@@ -90,10 +90,10 @@ class TestLoops:
         """A read-modify-write loop took 12 kernels at 100 turns; without dependence it takes one, and CPU's values."""
         assert kernels_of(body, shape, torch.float32) <= 2
 
-    @pytest.mark.parametrize("body", [number_of_the_turn, constant_first, reversed_copy])
+    @pytest.mark.parametrize("body", BODIES)
     def test_columns(self, body: Body) -> None:
         """Columns lie between each other's elements, and a loop that writes them is a loop: each was a write of its
-        own."""
+        own, and later one that also reads them was (`a[:, i] += 1` took 7 kernels at 60 turns)."""
         assert kernels_of(body, (60, 3), torch.float32, columns=True) <= 2
 
     def test_columns_that_share_elements(self) -> None:
