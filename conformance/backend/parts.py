@@ -78,7 +78,7 @@ def keeping(values: Iterable[UOp], others: Sequence[UOp]) -> list[int]:
     """The places of `others` that a schedule of `values` computes anyhow and that would keep far larger parts alive."""
     nodes = UOp.sink(*values).toposort(enter_calls=False)
     bits = {part: 1 << i for i, part in enumerate(node for node in nodes if node.op is Ops.CONTIGUOUS)}
-    candidates = [i for i, value in enumerate(others) if value in nodes] if bits else []
+    candidates = [i for i, value in enumerate(others) if value in nodes and value not in bits] if bits else []
     if not candidates:
         return []
     reach: dict[UOp, int] = {}  # the parts that a node reads, as bits

@@ -56,6 +56,15 @@ class TestKeeping:
         value = parts.once(a.exp()) * 2
         assert parts.keeping([value + 1], [value]) == []
 
+    def test_not_a_part_itself(self) -> None:
+        """What layer_norm keeps for its gradient is a part: the fuzzer found a KeyError."""
+        a = storage.cell_of(torch.randn(1 << 10).to("tiny")).flat()
+        part = parts.once(a.exp())
+        assert parts.keeping([part * 2], [part]) == []
+        x = torch.arange(3.0).to("tiny").requires_grad_()
+        y = nn.functional.layer_norm(x, [3])
+        torch.testing.assert_close(y.cpu(), nn.functional.layer_norm(torch.arange(3.0), [3]))
+
     def test_gradients_hold_no_activations(self) -> None:
         """The gradients of a step stayed lazy and kept all it had stored on its way: twice the memory of the step."""
         torch.manual_seed(0)
