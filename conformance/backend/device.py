@@ -196,7 +196,7 @@ def _keep_shared_parameters() -> None:
 
 
 def _serve_accelerator() -> None:
-    """`torch.accelerator` asks C++ for what a device registered from Python cannot give it: streams, an allocator."""
+    """`torch.accelerator` asks C++ for what a device registered from Python cannot give it: an index, an allocator."""
 
     def no_statistics(device_index: Any = None, /) -> Any:
         raise RuntimeError(
@@ -206,7 +206,17 @@ def _serve_accelerator() -> None:
     def empty_cache() -> None:
         """Nothing: memory goes back to tinygrad when a storage dies."""
 
-    replacements = {"synchronize": synchronize, "empty_cache": empty_cache, "memory_stats": no_statistics}
+    def set_device_index(device: Any, /) -> None:
+        """Make another device the current one; nothing where the index is negative."""
+        index = device if isinstance(device, int) else torch.device(device).index or 0
+        if index >= 0:
+            set_device(index)
+
+    replacements = {
+        "synchronize": synchronize, "empty_cache": empty_cache, "memory_stats": no_statistics,
+        "set_device_index": set_device_index, "set_device_idx": set_device_index,
+        "current_device_index": current_device, "current_device_idx": current_device, "device_index": device,
+    }  # fmt: skip
     for module in (torch.accelerator, torch.accelerator.memory):
         for name, function in replacements.items():
             if hasattr(module, name):

@@ -111,6 +111,11 @@ b = a.to("tiny:0")
 assert (a.device.index, b.device.index, b.tolist()) == (1, 0, [0, 1, 2, 3])
 with torch.tiny.device(1):
     assert torch.zeros(2, device="tiny").device.index == 1
+with torch.accelerator.device_index(1):
+    assert torch.zeros(2, device="tiny").device.index == torch.accelerator.current_device_index() == 1
+torch.accelerator.set_device_index("tiny:1")
+assert torch.zeros(2, device="tiny").device.index == torch.tiny.current_device() == 1
+torch.accelerator.set_device_index(0)
 a.copy_(b + 1)
 assert a.tolist() == [1, 2, 3, 4]
 try:

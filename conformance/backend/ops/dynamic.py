@@ -16,7 +16,7 @@ import torch
 from .. import fallback, overlap
 from ..dispatch import Overload, find
 from ..metadata import Refused
-from ..rows import ROWS
+from ..rows import ROWS, decomposition
 from ..stats import STATS
 from ..tensors import is_tiny
 from . import indexing, scatter  # noqa: F401 - their rows are looked up below
@@ -134,3 +134,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "masked_select": masked_select,
     "masked_select.out": masked_select_out,
 }
+
+
+@decomposition("_nested_tensor_from_mask_left_aligned")
+def nested_tensor_from_mask_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether a TransformerEncoder may drop what is padded by nesting its input: there are no nested tensors here."""
+    return False

@@ -205,3 +205,15 @@ def test_convolution_of_numbers_that_make_no_sense(function, numbers):
         return str(raised.value)
 
     assert error("tiny") == error("cpu")
+
+
+def test_an_encoder_with_padding_in_eval_mode():
+    """There the CPU nests its input, which the device cannot hold; what is not padded is the same without that."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, padded = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        expected = net(x, src_key_padding_mask=padded)
+        actual = net.to("tiny")(x.to("tiny"), src_key_padding_mask=padded.to("tiny")).cpu()
+    torch.testing.assert_close(actual[~padded], expected[~padded])
