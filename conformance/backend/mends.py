@@ -292,6 +292,25 @@ codegen.expander2 = PatternMatcher(
     [(p, _sum_from_zero if f is _expanded else f) for p, f in codegen.expander2.patterns]
 )
 
+# What is read beyond a padding is invalid, and so is what is computed of it; a store of that is left out. A condition
+# is not: "inside and below 0" is false outside, where tinygrad took it for invalid and left out a store that it guards.
+_LEFT, _RIGHT = [  # by which operand is invalid
+    f for p, f in symbolic.pm_data_invalid.patterns if f.__code__.co_varnames == ("cond", "x", "y", "alu", "i")
+]
+
+
+def _is_condition(alu: UOp) -> bool:
+    return alu.op in (Ops.AND, Ops.OR) and alu.dtype is dtypes.bool
+
+
+def _invalid_left(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
+    return x.alu(alu.op, y) if _is_condition(alu) else _LEFT(cond, x, y, alu, i)
+
+
+def _invalid_right(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
+    return y.alu(alu.op, x) if _is_condition(alu) else _RIGHT(cond, x, y, alu, i)
+
+
 _INSTEAD = {
     _TIMES_ZERO: _zero_if_exact,
     _LESS: _less,
@@ -300,6 +319,8 @@ _INSTEAD = {
     _NARROWED: _narrowed,
     _PRODUCTS: _products,
     _SCALED: _scaled,
+    _LEFT: _invalid_left,
+    _RIGHT: _invalid_right,
 }
 _compile = upat.upat_compile
 

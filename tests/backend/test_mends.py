@@ -159,6 +159,22 @@ class TestFloatsThatFitNoInteger:
         agrees(lambda t: t.to(torch.uint8), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize("length", [7, 12])
+def test_what_lies_beyond_a_padding_is_stored(dtype, length):
+    """A condition on a maximum of padded elements was taken for invalid, and what lies beyond them was not stored."""
+
+    def program(x):
+        x = x.clone()
+        part = x.as_strided((2, 2), (3, 2))
+        index, source = torch.tensor([[0]], device=x.device), torch.zeros((1, 1), dtype=dtype, device=x.device)
+        part.scatter_reduce_(0, index, source, "amax")
+        part.abs_()
+        return x
+
+    agrees(program, torch.arange(length).to(dtype))
+
+
 def test_an_index_is_loaded_only_where_it_is_used():
     """A view of 8 elements in a storage of 9: for the ninth the index was loaded from beyond its end, and then not
     used. tinygrad's interpreter, which checks, runs in a process of its own."""

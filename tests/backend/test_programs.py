@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+import torch
+
+import conformance.backend  # noqa: F401 - registers the device
 
 PROGRAM = """
 import torch
@@ -37,3 +43,14 @@ def test_a_second_process_finds_the_programs_of_the_first(tmp_path: Path) -> Non
     assert generated(cache) == 0
     assert generated(cache, NOOPT="1") == first
     assert generated(cache, CACHELEVEL="0") == first
+
+
+def test_a_second_thread_computes_too():
+    """Its first new kernel was a sqlite3.ProgrammingError: the cache was open for the thread that came first."""
+    x = torch.arange(7.0).to("tiny")
+    x.add(random.random()).sum().item()
+    factor, found = random.random(), []
+    thread = threading.Thread(target=lambda: found.append((x * factor + factor).cumsum(0).cos().cpu()))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(found[0], (torch.arange(7.0) * factor + factor).cumsum(0).cos())
