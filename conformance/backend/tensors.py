@@ -204,5 +204,5 @@ OVERLAP = (
 
 def check_writable(t: torch.Tensor) -> None:
     """Raise torch's own error for a write to a tensor with stride 0 (at::assert_no_internal_overlap)."""
-    if layout.plan(tuple(t.size()), tuple(t.stride())).expanded:
+    if t.numel() and layout.plan(tuple(t.size()), tuple(t.stride())).expanded:
         raise RuntimeError(OVERLAP)

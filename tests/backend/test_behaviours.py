@@ -226,3 +226,9 @@ class TestDtypesTogether:
     def test_complex_out_of_real_arguments(self) -> None:
         """A real result is written into a complex tensor with imaginary parts of zero."""
         both(lambda d: torch.add(torch.ones(2).to(d), 1, out=torch.zeros(2, dtype=torch.complex64).to(d)))
+
+
+def test_nothing_overlaps_in_an_empty_tensor():
+    """Strides of 0 in a tensor without elements were taken for elements that share memory: rand_like raised."""
+    x = torch.zeros(0, 1, 3).to("tiny").expand(0, 5, 3)
+    assert torch.rand_like(x).shape == x.add_(1).shape == (0, 5, 3)
