@@ -43,6 +43,8 @@ class TestRight:
         result = run_case(cpu, "native_batch_norm", layout="expanded")
         assert result.outcome is Outcome.PASS
         assert result.skipped >= 1
+        sparse = run_case(cpu, "sparse.sampled_addmm", layout="expanded")  # has no strides
+        assert sparse.outcome is Outcome.PASS
 
     def test_error_inputs_pass(self, cpu: Any) -> None:
         """An input that must raise raises the same, and is counted as compared."""
