@@ -5,6 +5,7 @@ import json
 import pickle
 
 import pytest
+import torch
 from hypothesis import HealthCheck, find, given, settings
 
 from conformance import programs
@@ -91,6 +92,13 @@ class TestNumbered:
         kept = {OPS[step.op].family for number in range(50) for step in drawing.numbered(0, number).steps}
         assert kept
         assert "view" not in kept
+
+
+@pytest.mark.parametrize("name", ["select_scatter", "slice_scatter", "diagonal_scatter"])
+def test_no_copy_of_overlapping_memory_is_written(name):
+    """These copy the layout too, and write the copy: of elements that share memory it is not said which write wins."""
+    assert OPS[name].fits(torch.ones(3, 3))
+    assert not OPS[name].fits(torch.arange(9.0).as_strided((3, 3), (2, 2)))
 
 
 class TestLayouts:

@@ -243,7 +243,8 @@ def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Whether inputs whose elements share memory have changed; not all operators that write say so in their schema."""
     for old, new in zip(tensors(before), tensors(after), strict=True):
         strides = zip(old.stride(), old.shape, strict=True) if old.layout is torch.strided else ()
-        if any(stride == 0 and size > 1 for stride, size in strides) and not bool(((old == new) | (old.isnan() & new.isnan())).all()):
+        shared = any(stride == 0 and size > 1 for stride, size in strides)
+        if shared and not bool(((old == new) | (old.isnan() & new.isnan())).all()):
             return True
     return False
 

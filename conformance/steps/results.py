@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from conformance.steps.draw import MOST_ELEMENTS, Situation
+from conformance.steps.layouts import overlaps_itself
 from conformance.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
 from conformance.steps.views import Fits, Rest, always, draw_shape, has_dims, hide_one, on
 from conformance.steps.writes import (
@@ -250,9 +251,9 @@ COPIES = [
     row("masked_select", "copies", MOVE, lambda k, t: [draw_mask(k, t)]),
     row("nonzero", "copies", DECIDED),
     row("zeros_like", "copies", MOVE, form=FUNCTION),
-    row("select_scatter", "copies", MOVE, _scattered, filled),
-    row("slice_scatter", "copies", MOVE, _slice_scattered, filled),
-    row("diagonal_scatter", "copies", MOVE, _diagonal_scattered, matrix),
+    row("select_scatter", "copies", MOVE, _scattered, lambda t: filled(t) and not overlaps_itself(t)),
+    row("slice_scatter", "copies", MOVE, _slice_scattered, lambda t: filled(t) and not overlaps_itself(t)),
+    row("diagonal_scatter", "copies", MOVE, _diagonal_scattered, lambda t: matrix(t) and not overlaps_itself(t)),
     row("diag_embed", "copies", MOVE, _diag_embed, lambda t: t.dim() > 0 and _small(t), weight=3),
     row("diag", "copies", VIEW, lambda k, t: [k.integer(-1, 1)], lambda t: t.dim() == 1 and _small(t)),
     row("gather", "copies", MOVE, _gather, filled),
