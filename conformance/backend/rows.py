@@ -30,7 +30,7 @@ ValueFunction = Callable[..., Any]
 
 
 class Declined(Exception):
-    """Raised by a value function, before it computes anything, for a call that the CPU does better or otherwise."""
+    """Raised by a value function, before it computes anything, for a call that would cost too much as a kernel."""
 
 
 class Context:

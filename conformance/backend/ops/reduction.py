@@ -17,7 +17,7 @@ from tinygrad.uop.ops import GroupOp, UOp
 
 from .. import parts
 from ..dtypes import opmath
-from ..rows import Context, Declined, decomposition, value
+from ..rows import Context, decomposition, value
 from ..tensors import cast, constant
 from . import elementary as e
 from . import order
@@ -70,8 +70,6 @@ def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
 @value("sum", "sum.dim_IntList", "nansum")
 def sum_(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object) -> UOp:
     """The sum; of nansum without the nans."""
-    if ctx.op is aten.nansum.default and dim is not None and not dim:  # of all elements, but not for the meta kernel
-        raise Declined
     x, dims = along(x, dim)
     if ctx.op is aten.nansum.default and dtypes.is_float(x.dtype):
         x = x.ne(x).where(0.0, x)

@@ -30,23 +30,23 @@ def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
     """
     dtype = ctx.out.computed
     wide = dtypes.float64 if dtype is dtypes.float32 else opmath(dtype) if dtypes.is_float(dtype) else dtypes.int64
-    x = cast(cast(x, dtype), wide)
+    x = cast(x, dtype).contiguous()  # before it is widened: a buffer is that already
     x = x.reshape((1,)) if x.ndim == 0 else x
-    return x, dim % x.ndim
+    return cast(x, wide), dim % x.ndim
 
 
 @value("cumsum")
 def cumsum(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
     """The running sum."""
     x, dim = _lines(ctx, x, dim)
-    return _running(x, dim, Ops.ADD).reshape(ctx.out.size)
+    return x._split_cumalu(dim, Ops.ADD).reshape(ctx.out.size)
 
 
 @value("cumprod")
 def cumprod(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
     """The running product."""
     x, dim = _lines(ctx, x, dim)
-    return _running(x, dim, Ops.MUL).reshape(ctx.out.size)
+    return x._split_cumalu(dim, Ops.MUL).reshape(ctx.out.size)
 
 
 def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
