@@ -73,9 +73,15 @@ class _Recording:
 def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The Dynamo backend: forward and backward each become one recorded schedule; inputs on tiny or on the CPU."""
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     # Writes to inputs (an optimizer's) stay in the graph: each would be a copy of its own after it.
-    backend = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, keep_inference_input_mutations=True)
+    backend = aot_autograd(
+        fw_compiler=_compiler,
+        bw_compiler=_compiler,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
     return backend(graph, example_inputs)
 
 
