@@ -401,7 +401,7 @@ def cholesky_solve(ctx: Context, b: UOp, factor: UOp, upper: bool) -> UOp:
 def cholesky_inverse(ctx: Context, factor: UOp, upper: bool = False) -> UOp:
     """The inverse of A, from its factor; the CPU raises its error for one with a zero on the diagonal."""
     if bool(bounds.look(ctx.args[0]).diagonal(dim1=-2, dim2=-1).eq(0).any()):
-        raise Declined
+        raise Refused("the factor has a zero on its diagonal")
     return _solved(ctx, _from_cholesky, ctx.out.size, factor, more=[upper])
 
 
