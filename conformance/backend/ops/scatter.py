@@ -28,8 +28,11 @@ from ..rows import Context, value
 from ..tensors import cast, constant
 from .bounds import Size, check, checked, look
 from .indexing import adjacent, indexed_dims, lines
+from .order import extreme
+from .pointwise import greater, smaller
 
 WIDTH = 32  # writes to one place that are combined in one round
+SMALL = 4096  # elements of a table of all places, written or not, that is read rather than computing in two kernels
 
 
 def _read_or(flat: UOp, table: UOp, otherwise: UOp) -> UOp:
@@ -50,14 +53,6 @@ def _sum(x: UOp) -> UOp:
     return x.sum(1, dtype=x.dtype)
 
 
-def _extreme(x: UOp, largest: bool) -> UOp:
-    """The largest or smallest of each row; nan if any is nan, as on CPU."""
-    found = x.max(1) if largest else x.min(1)
-    if not dtypes.is_float(x.dtype):
-        return found
-    return (x != x).cast(dtypes.int32).sum(1).cast(dtypes.bool).where(math.nan, found)
-
-
 def _least(dtype: Any) -> float | int | bool:
     return -math.inf if dtypes.is_float(dtype) else dtype.min
 
@@ -70,8 +65,8 @@ def _most(dtype: Any) -> float | int | bool:
 REDUCTIONS: dict[str, tuple[Any, Any, Any]] = {
     "sum": (lambda dtype: 0, _sum, lambda a, b: a + b),
     "prod": (lambda dtype: 1, lambda x: x.prod(1, dtype=x.dtype), lambda a, b: a * b),
-    "amax": (_least, lambda x: _extreme(x, True), lambda a, b: _extreme(a.stack(b, dim=1), True)),
-    "amin": (_most, lambda x: _extreme(x, False), lambda a, b: _extreme(a.stack(b, dim=1), False)),
+    "amax": (_least, lambda x: extreme(x, (1,), largest=True).squeeze(1), greater),
+    "amin": (_most, lambda x: extreme(x, (1,), largest=False).squeeze(1), smaller),
 }
 REDUCTIONS["mean"] = REDUCTIONS["sum"]
 ALIASES = {"add": "sum", "multiply": "prod"}
@@ -113,19 +108,23 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
     values, places = cast(source, work), place
     while True:
         table, rows = _rows(places)
-        if table.shape[1] == 1:
+        width = table.shape[1]
+        # One row a place is read from where the result is made, unless that is mostly places without a write.
+        if width == 1 or (len(np.unique(rows)) == len(rows) and width * base.numel() <= SMALL):
             break
         values, places = reduction(_read_or(values, ctx.data(table), neutral)), rows
-    last = np.full(base.shape[0], -1, dtype=np.int32)
-    last[places] = np.arange(len(places), dtype=np.int32)
-    where_from = ctx.data(last)
-    written = (where_from >= 0).reshape(where_from.shape + (1,) * (base.ndim - 1)).expand(base.shape)
-    result = _read_or(values, where_from, neutral)
+    all_places = np.full((base.shape[0], width), -1, dtype=np.int32)
+    all_places[rows] = table[: len(rows)]
+    where_from = ctx.data(all_places)
+    column = (base.shape[0],) + (1,) * (base.ndim - 1)
+    written = (where_from[:, 0] >= 0).reshape(column).expand(base.shape)
+    result = _read_or(values, where_from if width > 1 else where_from.reshape((base.shape[0],)), neutral)
+    result = reduction(result) if width > 1 else result
     if include_self:
         result = combination(cast(base, work), result)
     if reduce == "mean":
         counts = np.bincount(place, minlength=base.shape[0]) + include_self
-        divisor = ctx.data(np.maximum(counts, 1)).reshape(where_from.shape + (1,) * (base.ndim - 1)).cast(work)
+        divisor = ctx.data(np.maximum(counts, 1)).reshape(column).cast(work)
         result = _floor_divided(result, divisor) if dtypes.is_int(work) else result / divisor
     return written.where(cast(result, dtype), base)
 

@@ -51,10 +51,11 @@ def _ranks(x: UOp, dim: int, descending: bool = False) -> tuple[UOp, UOp]:
     place = order.positions(x.shape, dim)
     keys, place = keys.transpose(dim, -1), place.transpose(dim, -1)
     if keys.dtype.itemsize <= 4:
-        packed = order.packed(keys, place).contiguous()
+        packed = order.packed(keys, place)
+        packed = packed if size <= SHORT else packed.contiguous()  # of few, made again for each pair: a kernel less
         before = packed.unsqueeze(-2) < packed.unsqueeze(-1)
     else:
-        keys = keys.contiguous()
+        keys = keys if size <= SHORT else keys.contiguous()
         mine, other = keys.unsqueeze(-1), keys.unsqueeze(-2)
         before = (other < mine) | (other.eq(mine) & (place.unsqueeze(-2) < place.unsqueeze(-1)))
     return before.cast(dtypes.int32).sum(-1, dtype=dtypes.int32).contiguous(), place

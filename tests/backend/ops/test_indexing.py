@@ -172,6 +172,41 @@ class TestWrite:
         assert str(actual.value) == str(expected.value)
 
 
+class TestCombined:
+    """Several writes to one place."""
+
+    @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+    def test_few_places_are_one_kernel(self, reduce: str) -> None:
+        """scatter_reduce of the largest took five kernels: a table was reduced twice, for nan, then read again."""
+        place = torch.tensor([0, 2, 1, 2, 2])
+        source = torch.tensor([1.0, 5.0, float("nan"), -3.0, 4.0])
+        base = torch.tensor([0.5, -0.0, 7.0, float("inf")])
+        result = base.to("tiny").scatter_reduce(0, place.to("tiny"), source.to("tiny"), reduce)
+        backend.reset_stats()
+        expected = base.scatter_reduce(0, place, source, reduce)
+        torch.testing.assert_close(result.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+        assert backend.stats()["kernels"] == 1
+
+    @pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
+    @pytest.mark.parametrize("n", [70, 5000])
+    def test_many_writes_to_one_place(self, reduce: str, n: int) -> None:
+        """More writes to a place than one round combines, in few places and in many."""
+        place = torch.arange(100) % 3 * (n // 4)
+        source = torch.arange(1, 101) % 5 + 1
+        base = torch.arange(n)
+        check(lambda b, p, s: b.scatter_reduce(0, p, s, reduce), base, place, source)
+        check(lambda b, p, s: b.scatter_reduce(0, p, s, reduce, include_self=False), base, place, source)
+
+    def test_short_sort_is_three_kernels(self) -> None:
+        """Ranks, indices and elements; the keys had a kernel of their own."""
+        x = torch.tensor([3.0, float("nan"), -1.0, 3.0, 0.0])
+        values, indices = x.to("tiny").sort()
+        backend.reset_stats()
+        joined = torch.cat([values.double(), indices.double()]).cpu()
+        assert joined.nan_to_num(9).tolist() == torch.cat([y.double() for y in x.sort()]).nan_to_num(9).tolist()
+        assert backend.stats()["kernels"] <= 4  # with the join
+
+
 class TestCopies:
     """cat and its relatives."""
 
