@@ -18,6 +18,7 @@ from . import (  # mends: before anything else is built
     construction,
     device,
     mends,  # noqa: F401
+    mends_llvm,  # noqa: F401
     programs,
     storage,
     tensors,

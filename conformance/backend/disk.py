@@ -29,7 +29,7 @@ helpers.sqlite3 = types.SimpleNamespace(**{**vars(sqlite3), "connect": _shared})
 
 _CHECK = 8  # bytes of checksum in front of each row
 _DECIDING = ("schedule", "codegen", "renderer", "uop")  # parts of tinygrad that decide what becomes of a graph
-_OURS = ("mends.py", "disk.py", "parts.py", "programs.py", "schedules.py", "replay.py")
+_OURS = ("mends.py", "mends_llvm.py", "disk.py", "parts.py", "programs.py", "schedules.py", "replay.py")
 
 
 @functools.cache

@@ -14,10 +14,12 @@ import struct
 from typing import Any
 
 from tinygrad import codegen
+from tinygrad.codegen.decomp import dtype as decomposed
 from tinygrad.codegen.late import coalesce, gater
 from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16, truncate
 from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
+from tinygrad.renderer.llvmir import LLVMRenderer
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 from tinygrad.uop import Ops, symbolic, upat, weak
 from tinygrad.uop.ops import GroupOp, PatternMatcher, UOp, UPat, python_alu
@@ -148,9 +150,14 @@ ClangRenderer.type_map = {**ClangRenderer.type_map, dtypes.bfloat16: _BITS}
 _BFLOAT16_CONSTANT = UPat.cvar("c").cast((dtypes.bfloat16,))
 
 
+def bfloat16_bits(number: float) -> int:
+    """The bits of a number as bfloat16."""
+    rounded = float_to_bf16(float(number))
+    return 0x7FC0 if math.isnan(rounded) else int(struct.unpack("<I", struct.pack("<f", rounded))[0]) >> 16
+
+
 def _bfloat16_bits(ctx: Any, c: UOp) -> str:
-    rounded = float_to_bf16(float(c.val))
-    return f"(({_BITS}){0x7FC0 if math.isnan(rounded) else struct.unpack('<I', struct.pack('<f', rounded))[0] >> 16}u)"
+    return f"(({_BITS}){bfloat16_bits(c.val)}u)"
 
 
 ClangRenderer.string_rewrite = PatternMatcher([(_BFLOAT16_CONSTANT, _bfloat16_bits)]) + ClangRenderer.string_rewrite
@@ -191,7 +198,7 @@ UOp._min_max.__set_name__(UOp, "_min_max")  # type: ignore[attr-defined]
 _WRAPS = "// integers wrap\n"
 
 
-def _may_wrap(u: UOp) -> bool:
+def may_wrap(u: UOp) -> bool:
     if u.op not in _WRAPPING or not dtypes.is_int(u.dtype) or u.dtype in (dtypes.uint32, dtypes.uint64):
         return False
     bounds = (-u.src[0].vmax, -u.src[0].vmin) if u.op is Ops.NEG else _unwrapped(u)  # which knows none of a negative
@@ -201,7 +208,7 @@ def _may_wrap(u: UOp) -> bool:
 def _marked(self: ClangRenderer, uops: list[UOp]) -> str:
     source = CStyleLanguage.render(self, uops)
     conversions = [text for name, text in _CONVERSIONS.items() if f"{name}(" in source]
-    return (_WRAPS if any(map(_may_wrap, uops)) else "") + "".join(conversions) + source
+    return (_WRAPS if any(map(may_wrap, uops)) else "") + "".join(conversions) + source
 
 
 ClangRenderer.render = _marked  # type: ignore[method-assign, assignment]
@@ -310,6 +317,58 @@ def _invalid_left(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
 def _invalid_right(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
     return y.alu(alu.op, x) if _is_condition(alu) else _RIGHT(cond, x, y, alu, i)
 
+
+# -128 / -1 is 128, which C takes in an int; without C the processor refused to put it into a byte, and stopped.
+_NARROW_QUOTIENT = UPat((Ops.CDIV, Ops.CMOD), (dtypes.int8, dtypes.uint8, dtypes.int16), name="x")
+
+
+def _divided(x: UOp) -> UOp:
+    a, b = (source.cast(dtypes.int32) for source in x.src)
+    return a.alu(x.op, b).cast(x.dtype)
+
+
+LLVMRenderer.extra_matcher = PatternMatcher([(_NARROW_QUOTIENT, _divided)]) + LLVMRenderer.extra_matcher
+
+# A renderer that lacks a 16-bit float converts it by its bits, where subnormal numbers became 0, and what is rounded
+# down to the largest number infinity.
+_by_bits = decomposed.f2f
+
+
+def _with_subnormals(v: UOp, fr: DType, to: DType, sat: bool = True) -> UOp:
+    """The bits `v` of a number of `fr` as `to`: a number if `to` is wider, else its bits."""
+    narrow, wide = sorted((fr, to), key=lambda dtype: dtype.itemsize)
+    if narrow not in (dtypes.float16, dtypes.bfloat16) or wide is not dtypes.float32:
+        return _by_bits(v, fr, to, sat)
+    (exponent, fraction), bits = dtypes.finfo(narrow), dtypes.uint32
+    unit = 2.0 ** (1 - decomposed.exponent_bias(narrow) - fraction)  # the least of `narrow`; its bits count it
+    magnitude = v.cast(bits) & ((1 << (fr.bitsize - 1)) - 1)
+    if fr is narrow:
+        sign, small = (v.cast(bits) >> 15) << 31, magnitude < (1 << fraction)
+        exact = magnitude << 16 if exponent == 8 else (magnitude.cast(wide) * unit).bitcast(bits)
+        return small.where(sign | exact, _by_bits(v, fr, to, sat).bitcast(bits)).bitcast(to)
+    sign, size = (v.cast(bits) >> 31) << 15, magnitude.bitcast(wide)
+    if exponent == 8:
+        rounded = decomposed.rne(magnitude, 16)
+    else:  # in this sum the last bit counts units, and so it is rounded
+        ruler = size.const_like(unit * 2.0**23)
+        rounded = (size + ruler).bitcast(bits) - ruler.bitcast(bits)
+    found = (sign | rounded).cast(dtypes.uint16)
+    return (size < unit * 2.0**fraction).where(found, _by_bits(v, fr, to, sat))
+
+
+def _rounded_first(value: UOp, dtype: DType, sat: bool = True) -> UOp:
+    """`value` infinite where it is too large for `dtype`: not where it is rounded to the largest number."""
+    if dtype not in (dtypes.float16, dtypes.bfloat16):
+        return _clamped(value, dtype, sat)
+    if dtype is dtypes.bfloat16:
+        return value  # it reaches as far as float32, and infinity is next to its largest number
+    beyond = ~(value.alu(Ops.MAX, -value) < 2.0**16) & value.eq(value)
+    return beyond.where((value < 0).where(-math.inf, value.const_like(math.inf)), value)
+
+
+decomposed.f2f = _with_subnormals
+_clamped = decomposed.f2f_clamp
+decomposed.f2f_clamp = _rounded_first  # type: ignore[assignment]
 
 _INSTEAD = {
     _TIMES_ZERO: _zero_if_exact,
