@@ -80,6 +80,20 @@ class TestKernels:
             (a.view(2, 2).t()[0] + 1).unsqueeze(0)
         assert count.total == 2
 
+    def test_what_an_operator_from_python_runs_inside(self, cpu):
+        """It counted as one: linear_cross_entropy in chunks, with 60 operators inside, was allowed one kernel."""
+        with torch.library._scoped_library("conformance_tests", "DEF") as library:
+            library.define("twice_and_one(Tensor x) -> Tensor")
+            library.impl("twice_and_one", lambda x: (x * 2).t() + 1, "CPU")
+            library.define("nothing(Tensor x) -> Tensor")
+            library.impl("nothing", torch.empty_like, "CPU")
+            with cpu.kernels() as count:
+                assert torch.ops.conformance_tests.twice_and_one(torch.ones(2, 2)).tolist() == [[3, 3], [3, 3]]
+            assert count.total == 3  # ones, mul, add
+            with cpu.kernels() as count:
+                torch.ops.conformance_tests.nothing(torch.ones(2))
+            assert count.total == 2
+
 
 class TestLoadTarget:
     @pytest.mark.parametrize(("spec", "message"), [

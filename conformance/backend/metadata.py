@@ -73,11 +73,14 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
     """Raise Refused for dtypes that the meta kernel lets pass and the CPU's own kernel does not.
 
     Whether an out= tensor is written in another dtype, or a source is added in one, only the kernel knows. So where
-    dtypes differ, or one is written out, the call is tried once on ones, if it is a small one.
+    dtypes differ, one is written out or integers are written, the call is tried once on ones, if it is a small one.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     kinds = tuple(t.dtype for t in tensors)
-    writes_out = any(a.is_out for a in op._schema.arguments)
+    # A result of another dtype is an error where it is written to integers; logit_'s meta kernel lets it pass.
+    writes_out = op._schema.is_mutable and (
+        any(a.is_out for a in op._schema.arguments) or not any(kind.is_floating_point for kind in kinds)
+    )
     bools = torch.bool in kinds or any(isinstance(a, bool) for a in args)
     subtracts = bools and op._schema.name in _SUBTRACTIONS
     if not (len(set(kinds)) > 1 or writes_out or subtracts) or torch.Tag.nondeterministic_seeded in op.tags:

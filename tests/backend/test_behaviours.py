@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -142,6 +143,16 @@ class TestStrides:
 
         both(program)
 
+    @pytest.mark.parametrize("size", [(2, 9, 6, 3), (1, 9, 0, 3)])
+    def test_pixels_keep_the_memory_format(self, size: tuple[int, ...]) -> None:
+        """torch's decomposition of pixel_shuffle and its inverse answered in rows where the CPU keeps channels last."""
+        functional = torch.nn.functional
+        for dtype in (torch.float32, torch.complex64):
+            x = torch.arange(math.prod(size)).to(dtype).reshape(size)
+            for each in (x, x.contiguous(memory_format=torch.channels_last)):
+                both(lambda d, each=each: [functional.pixel_shuffle(each.to(d), r) for r in (1, 3)])
+                both(lambda d, each=each: [functional.pixel_unshuffle(each.to(d), r) for r in (1, 3)])
+
     def test_unique_data_pointers(self) -> None:
         """Storages have addresses of their own, and views point into them."""
         a, b = torch.zeros(4, device="tiny"), torch.zeros(4, device="tiny")
@@ -202,6 +213,7 @@ MIXED: dict[str, Callable[[str], torch.Tensor]] = {
     "index_select out=": lambda d: torch.index_select(
         torch.arange(3).to(d), 0, torch.tensor([1]).to(d), out=torch.ones(1).to(d)
     ),
+    "logit_": lambda d: torch.ones(3, dtype=torch.int64).to(d).logit_(),
     "index_add_": lambda d: torch.ones(3).to(d).index_add_(0, torch.tensor([1]).to(d), torch.ones(1).half().to(d)),
 }
 

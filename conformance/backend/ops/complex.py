@@ -217,7 +217,7 @@ linear(
     "sum", "sum.dim_IntList", "mean", "mean.dim", "cumsum", "where.self", "gather", "index_select", "take",
     "index.Tensor", "_unsafe_index.Tensor", "scatter_add", "index_add", "index_copy", "scatter.src",
     "index_put", "_unsafe_index_put", "_index_put_impl", "put", "masked_scatter",
-    "channel_shuffle", "native_channel_shuffle",
+    "channel_shuffle", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
 )  # fmt: skip
 linear("constant_pad_nd", "scatter.value", "index_fill.int_Scalar", "index_fill.int_Tensor", numbers="elements")
 

@@ -148,6 +148,24 @@ def channel_shuffle(ctx: Context, self: UOp, groups: int) -> UOp:
     return self.reshape((n, groups, channels // groups, *space)).transpose(1, 2).reshape(self.shape)
 
 
+@value("pixel_shuffle")
+def pixel_shuffle(ctx: Context, self: UOp, upscale_factor: int) -> UOp:
+    """Channels (c, r, r) dealt out over the pixels: (..., c r^2, h, w) becomes (..., c, h r, w r)."""
+    *batch, channels, h, w = self.shape
+    r, n = upscale_factor, len(batch)
+    squares = self.reshape((*batch, channels // r**2, r, r, h, w))
+    return squares.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2)).reshape(ctx.out.size)
+
+
+@value("pixel_unshuffle")
+def pixel_unshuffle(ctx: Context, self: UOp, downscale_factor: int) -> UOp:
+    """Squares of r x r pixels as channels, the inverse of pixel_shuffle."""
+    *batch, channels, h, w = self.shape
+    r, n = downscale_factor, len(batch)
+    squares = self.reshape((*batch, channels, h // r, r, w // r, r))
+    return squares.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3)).reshape(ctx.out.size)
+
+
 @value("masked_fill.Scalar", "masked_fill.Tensor", keep_floats=False, elementwise=True)
 def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
     """One number where the mask holds, else `self`."""
