@@ -81,14 +81,21 @@ def _checked(divisor: UOp) -> UOp:
     return divisor
 
 
-def _integer(op: Ops, a: UOp, b: UOp) -> UOp:
-    """An integer division or remainder; the quotient of the smallest integer by -1 wraps instead of trapping."""
-    b = _checked(b)
+def divide_integers(op: Ops, a: UOp, b: UOp) -> UOp:
+    """An integer division or remainder by what is 0 nowhere; that of the smallest integer by -1 wraps.
+
+    In a gap of an out= tensor, or in a padding, a divisor is read as 0, and the quotient taken before it is left out.
+    """
+    usable = b if b.vmin > 0 or b.vmax < 0 else b.eq(0).where(1, b)
     if dtypes.is_unsigned(a.dtype):
-        return a.alu(op, b)
+        return a.alu(op, usable)
     minus_one = b.eq(-1)
-    result = a.alu(op, minus_one.where(1, b))
+    result = a.alu(op, minus_one.where(1, usable))
     return minus_one.where(a * -1 if op in (Ops.CDIV, Ops.FLOORDIV) else 0, result)
+
+
+def _integer(op: Ops, a: UOp, b: UOp) -> UOp:
+    return divide_integers(op, a, _checked(b))
 
 
 def fmod(a: UOp, b: UOp) -> UOp:

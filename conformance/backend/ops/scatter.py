@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from tinygrad.dtype import dtypes
+from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from .. import recording
@@ -27,6 +28,7 @@ from ..metadata import Refused
 from ..rows import Context, value
 from ..tensors import cast, constant
 from .bounds import Size, check, checked, look
+from .division import divide_integers
 from .indexing import adjacent, indexed_dims, lines
 from .order import extreme
 from .pointwise import greater, smaller
@@ -130,8 +132,8 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
 
 
 def _floor_divided(a: UOp, b: UOp) -> UOp:
-    quotient = a.div(b, rounding_mode="trunc")
-    return ((a < 0) & (quotient * b != a)).where(quotient - 1, quotient)
+    quotient = divide_integers(Ops.CDIV, a, b)
+    return ((a < 0) & (quotient * b).ne(a)).where(quotient - 1, quotient)
 
 
 def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> np.ndarray:

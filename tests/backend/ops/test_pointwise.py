@@ -183,3 +183,22 @@ def test_bools_are_not_subtracted():
         with pytest.raises(RuntimeError, match="Subtraction"):
             f()
     assert (t - 1).tolist() == torch.sub(t, 1, out=t).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+@pytest.mark.parametrize("function", [
+    lambda a, b, out: torch.div(a, b, rounding_mode="trunc", out=out),
+    lambda a, b, out: torch.floor_divide(a, b, out=out),
+    lambda a, b, out: torch.remainder(a, b, out=out),
+    lambda a, b, out: torch.scatter_reduce(a, 0, torch.zeros_like(b, dtype=torch.int64), b, "mean", out=out),
+    lambda a, b, out: torch.index_reduce(a, 0, torch.zeros_like(b[:, 0], dtype=torch.int64), b, "mean", out=out),
+])  # fmt: skip
+def test_quotients_into_gaps(function, dtype):
+    """In the gaps of an out= tensor a divisor was read as 0, and the process ended by a floating point exception."""
+    a, b = (torch.arange(25, dtype=dtype).reshape(5, 5) + k for k in (3, 1))
+    stored = []
+    for device in ("cpu", "tiny"):
+        storage = torch.full((99,), 7, dtype=dtype, device=device)
+        function(a.to(device), b.to(device), storage.as_strided((5, 5), (20, 2)))
+        stored.append(storage.cpu().tolist())
+    assert stored[0] == stored[1]
