@@ -125,6 +125,12 @@ class Situation(Draw):
         made = values.reshape(tuple(size)).to(torch.bool if dtype is torch.bool else torch.int64).tolist()
         return {"tensor": made, "dtype": dtype_name(dtype), **({"host": True} if host else {})}
 
+    def divisor(self, size: Sequence[int], dtype: torch.dtype) -> Json:
+        """A constant tensor of small whole numbers without 0."""
+        count, start = int(torch.Size(size).numel()), self.integer(0, 4)
+        values = (torch.arange(start, start + count) % 5 + 1) * (-1 if dtype.is_signed and self.chance(1, 3) else 1)
+        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": dtype_name(dtype)}
+
     def mask(self, size: Sequence[int]) -> Json:
         """A constant bool tensor."""
         count = int(torch.Size(size).numel())

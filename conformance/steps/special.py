@@ -77,6 +77,7 @@ OUT = [
     out_row("exp", LOSSY, lambda k, t: [k.constant(t.size(), t.dtype)], lambda t: floating(t) and t.numel() < 5),
     out_row("sub", COMPUTE, _two, pointwise=True),
     out_row("maximum", COMPUTE, lambda k, t: [_same_size(k, t), _same_size(k, t)], pointwise=True),
+    out_row("floor_divide", COMPUTE, lambda k, t: [k.constant(t.size(), t.dtype), k.divisor(t.size(), t.dtype)]),
     out_row("clamp", COMPUTE, lambda k, t: [_same_size(k, t), 0, 3], pointwise=True),
     out_row("cat", MOVE, _cat, lambda t: t.dim() > 0 and t.size(0) > 1),
     out_row("stack", MOVE, lambda k, t: [[k.constant(t.size()[1:], t.dtype) for _ in range(t.size(0))], 0],

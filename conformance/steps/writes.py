@@ -89,8 +89,10 @@ def settled(k: Situation, t: torch.Tensor) -> Drawn | None:
 
 
 def divisor(k: Situation, t: torch.Tensor) -> Drawn | None:
-    """A number to divide by; nothing when rounding could decide the answer."""
-    return ([k.choice((3, 2))], {}) if k.shadow.level(t) < 2 else None
+    """A number or a tensor to divide by; nothing when rounding could decide the answer."""
+    if k.shadow.level(t) > 1:
+        return None
+    return [k.choice((3, 2)) if k.chance(1, 2) else k.divisor(k.subsize(t.size()), t.dtype)], {}
 
 
 def bounds(k: Situation, t: torch.Tensor) -> Drawn:
