@@ -10,7 +10,7 @@ Must not know which operators there are: the tables in `ops` say that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -235,6 +235,22 @@ def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Calla
             raise Refused(str(error)) from error
 
     return or_cpu(op, kernel)
+
+
+def into_out(op: OpOverload, native: Container[Any], table: Mapping[Any, Callable[..., Any]]
+             ) -> Callable[..., Any] | None:  # fmt: skip
+    """A kernel for an out= overload, by its functional relative, which is `native` or in torch's table; None for others.
+
+    torch's own decompositions of such overloads are not used: two of them, and some paddings, write a result of 16 bits
+    into a copy of the tensor that was given.
+    """
+    names = [a.name for a in op._schema.arguments if a.is_out]
+    packet = op.overloadpacket
+    for functional in (getattr(packet, name) for name in packet.overloads() if names):
+        function = functional if functional in native else table.get(functional)
+        if function is not None and not functional._schema.is_mutable and _signature(functional) == _signature(op):
+            return or_cpu(op, decomposed(op, _into_out(op, function, names)))
+    return None
 
 
 def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:

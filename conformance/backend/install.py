@@ -17,7 +17,7 @@ from . import dispatch, fallback, ops, sparse, transfer, views
 
 # What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
-    "native_dropout_backward": lambda grad_output, mask, scale: grad_output * (mask * scale),
+    "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale,
 }
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
@@ -39,9 +39,11 @@ def install() -> None:
         kernels.setdefault(overload.op, overload.kernel)
     for op, kernel in dispatch.own_decompositions():
         kernels.setdefault(op, kernel)
-    for listed, function in torch._decomp.decomposition_table.items():
+    table = torch._decomp.decomposition_table
+    for listed, function in table.items():
         if isinstance(listed, torch._ops.OpOverload) and listed not in kernels and decomposes(listed, function):
-            kernels[listed] = dispatch.checked_decomposition(listed, function)
+            into_out = dispatch.into_out(listed, kernels, table)
+            kernels[listed] = into_out or dispatch.checked_decomposition(listed, function)
     for op, kernel in kernels.items():
         if loses_gradients(op):
             raise RuntimeError(
