@@ -61,6 +61,8 @@ class _Call:
             cell.mark_dirty()
             if (t.size(), t.stride(), t.storage_offset()) != (host.size(), host.stride(), host.storage_offset()):
                 SET(t, t.untyped_storage(), host.storage_offset(), host.size(), host.stride())
+            if t.is_conj() != host.is_conj():  # linalg.lu_solve from the right leaves its out= conjugated
+                torch._C._set_conj(t, host.is_conj())
         for t, host in self.sparse:
             if any(w is t for w in written):
                 sparse.refill(t, [upload(piece, self.index) for piece in sparse.parts(host)], host)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tinygrad import codegen
 from tinygrad.codegen.decomp import dtype as decomposed
+from tinygrad.codegen.decomp import transcendental
 from tinygrad.codegen.late import coalesce, gater
 from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16, truncate
 from tinygrad.renderer import cstyle
@@ -317,6 +318,10 @@ def _invalid_left(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
 def _invalid_right(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
     return y.alu(alu.op, x) if _is_condition(alu) else _RIGHT(cond, x, y, alu, i)
 
+
+# The logarithm tells -0.0 by its reciprocal, which is -inf of a negative subnormal number, too: that had -inf for nan.
+_log2 = transcendental.xlog2
+transcendental.xlog2 = lambda d: (d < 0).where(math.nan, _log2(d))
 
 # -128 / -1 is 128, which C takes in an int; without C the processor refused to put it into a byte, and stopped.
 _NARROW_QUOTIENT = UPat((Ops.CDIV, Ops.CMOD), (dtypes.int8, dtypes.uint8, dtypes.int16), name="x")

@@ -116,6 +116,13 @@ class TestReductions:
         agrees(lambda t: (t * (t[:, :1] * 0)).sum(1), x)
 
 
+def test_logarithms_of_negative_subnormal_numbers():
+    """They were -inf, as that of -0.0 is."""
+    for x in (torch.tensor([-1e-40, -1e-45, -0.0, 1e-40]), torch.tensor([-1e-310, -5e-324, -0.0], dtype=torch.float64)):
+        for function in (torch.log, torch.log2, torch.log10):
+            assert function(x.to("tiny")).isnan().tolist() == function(x).isnan().tolist()
+
+
 class TestSumsOfNegativeZeros:
     """Unrolled sums began with their first term, so that the sign of their zero was another than in longer ones."""
 

@@ -56,3 +56,18 @@ def test_product_is_one_kernel(dim):
         mine = (there.prod() if dim is None else there.prod(dim)).cpu()
     assert k.kernels == (1 if dim in (None, -1) else 2)
     torch.testing.assert_close(mine, x.prod() if dim is None else x.prod(dim))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_out_that_the_cpu_leaves_conjugated(left: bool) -> None:
+    """The CPU's lu_solve from the right sets the conjugate bit of its out= tensor, which the fallback lost."""
+    generator = torch.Generator().manual_seed(0)
+    matrix, b = (torch.randn(3, 3, dtype=torch.complex64, generator=generator) for _ in range(2))
+    factors, pivots = torch.linalg.lu_factor(matrix)
+    outs = []
+    for device in ("cpu", "tiny"):
+        out = torch.empty(3, 3, dtype=torch.complex64, device=device)
+        given = [x.to(device) for x in (factors, pivots, b)]
+        outs.append(torch.linalg.lu_solve(*given, left=left, out=out))
+    assert outs[0].is_conj() == outs[1].is_conj()
+    assert torch.equal(outs[0], outs[1].cpu())

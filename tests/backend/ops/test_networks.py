@@ -217,3 +217,33 @@ def test_an_encoder_with_padding_in_eval_mode():
         expected = net(x, src_key_padding_mask=padded)
         actual = net.to("tiny")(x.to("tiny"), src_key_padding_mask=padded.to("tiny")).cpu()
     torch.testing.assert_close(actual[~padded], expected[~padded])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("loss", [torch.nn.functional.huber_loss, torch.nn.functional.smooth_l1_loss])
+def test_gradients_of_losses_of_16_bits(loss, dtype):
+    """They were 0: torch's decomposition for their out= tensor writes into a copy of it in float32."""
+    gradients = []
+    for device in ("cpu", "tiny"):
+        x = torch.tensor([1.0, 2.0, 3.0, -4.0], dtype=dtype, device=device).requires_grad_()
+        y = torch.tensor([2.0, 2.5, 1.0, -4.0], dtype=dtype, device=device).requires_grad_()
+        loss(x, y, reduction="sum").backward()
+        gradients.append([x.grad.tolist(), y.grad.tolist()])
+    assert gradients[0] == gradients[1]
+    assert gradients[1][0] == [-1.0, -0.5, 1.0, 0.0]
+
+
+def test_padding_of_16_bits_into_out():
+    """As with the losses, torch's decomposition of a padding left an out= tensor of 16 bits as it was."""
+    x = torch.arange(6.0, dtype=torch.bfloat16).reshape(1, 1, 6)
+    out = torch.zeros(1, 1, 8, dtype=torch.bfloat16, device="tiny")
+    torch.ops.aten.reflection_pad1d.out(x.to("tiny"), [1, 1], out=out)
+    assert out.cpu().tolist() == torch.ops.aten.reflection_pad1d(x, [1, 1]).tolist()
+
+
+def test_dropout_keeps_16_bits_in_its_gradient():
+    """native_dropout_backward of a float16 was float32: the mask had been multiplied first."""
+    gradient, mask = torch.tensor([1.5, 2.0, 3.0]).half(), torch.tensor([True, False, True])
+    answer = torch.ops.aten.native_dropout_backward(gradient.to("tiny"), mask.to("tiny"), 1.25)
+    want = torch.ops.aten.native_dropout_backward(gradient, mask, 1.25)
+    assert (answer.dtype, answer.tolist()) == (want.dtype, want.tolist())
