@@ -241,8 +241,8 @@ def into_out(op: OpOverload, native: Container[Any], table: Mapping[Any, Callabl
              ) -> Callable[..., Any] | None:  # fmt: skip
     """A kernel for an out= overload, by its functional relative, which is `native` or in torch's `table`; else None.
 
-    torch's own decompositions of such overloads are not used: losses and paddings write a result of 16 bits into a copy of the
-    tensor that was given.
+    torch's own decompositions of such overloads are not used: those of losses and paddings write a result of 16 bits
+    into a copy of the tensor that was given.
     """
     names = [a.name for a in op._schema.arguments if a.is_out]
     packet = op.overloadpacket
