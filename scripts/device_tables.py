@@ -29,6 +29,7 @@ REASONS = Path("reports/coverage/reasons.toml")
 PAGE = Path("docs/device.md")
 BEGIN, END = "<!-- tables: python scripts/device_tables.py -->", "<!-- end of tables -->"
 SLOWEST = 20
+PLAIN = "float32|forward"
 OUTCOMES = ("PASS", "KERNELS", "XFAIL", "FAIL", "SKIP", "TIMEOUT", "CRASH", "XPASS", "FLAKY")
 
 
@@ -85,9 +86,10 @@ def _line(result: Mapping[str, Any]) -> str:
 
 
 def _described(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's command (not where it wrote its report), when it began, and the lines that it has a part in."""
+    """A run's command (not where it wrote its report), when it began, how long it took, and its lines of the table."""
     command = re.sub(r" --reports \S+", "", run["command"])
-    return {"command": command, "started": run["started"], "lines": sorted({_line(r) for r in run["results"]})}
+    lines = sorted({_line(r) for r in run["results"]})
+    return {"command": command, "started": run["started"], "seconds": round(run["seconds"]), "lines": lines}
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
@@ -142,6 +144,9 @@ def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
         ["operators", "OpInfos", "why"], [[", ".join(ops), len(of), reason] for reason, (ops, of) in most]
     )
     slow = _table(["OpInfo", "seconds", "samples"], data["slowest"])
+    alone = [run for run in data["runs"] if run["lines"] == [PLAIN] and run.get("seconds")]
+    rate = f" The run, `{alone[-1]['command']}`, took {alone[-1]['seconds']} s: " \
+           f"{data['samples'] / alone[-1]['seconds']:.0f} samples a second." if alone else ""  # fmt: skip
     commands = "\n".join(f"{run['command']}" for run in data["runs"])
     return f"""{BEGIN}
 
@@ -167,7 +172,7 @@ handed at least one operator of one sample to the CPU.
 
 ### The slowest
 
-{data["samples"]} samples of float32 forward took {data["seconds"]} s in all.
+{data["samples"]} samples of float32 forward took {data["seconds"]} s in all, with filled caches.{rate}
 
 {slow}
 

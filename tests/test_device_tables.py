@@ -32,7 +32,15 @@ def result(op: str, **changed: Any) -> dict[str, Any]:
 
 def run(*results: dict[str, Any], target: str = "tiny") -> dict[str, Any]:
     """A run's JSON."""
-    return {"target": target, "command": "a command", "started": "today", "results": list(results)}
+    return {"target": target, "command": "a command", "started": "today", "seconds": 4.0, "results": list(results)}
+
+
+def test_the_rate_is_of_a_run_of_float32_forward_alone() -> None:
+    """Samples a second are those of the last run that compared nothing else, by its own clock."""
+    both = run(result("add"), result("add", variant="out"))
+    assert "samples a second" not in device_tables.page_part(device_tables.collect([both]), {})
+    data = device_tables.collect([both, run(result("add", samples=20))])
+    assert "`a command`, took 4 s: 5 samples a second" in device_tables.page_part(data, {})
 
 
 def test_page_is_current() -> None:

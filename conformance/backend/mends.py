@@ -20,6 +20,7 @@ from tinygrad.codegen.late import coalesce, gater
 from tinygrad.dtype import AddrSpace, DType, dtypes, float_to_bf16, truncate
 from tinygrad.renderer import cstyle
 from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
+from tinygrad.renderer.isa.x86 import X86Renderer
 from tinygrad.renderer.llvmir import LLVMRenderer
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 from tinygrad.uop import Ops, symbolic, upat, weak
@@ -322,6 +323,13 @@ def _invalid_right(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
 # The logarithm tells -0.0 by its reciprocal, which is -inf of a negative subnormal number, too: that had -inf for nan.
 _log2 = transcendental.xlog2
 transcendental.xlog2 = lambda d: (d < 0).where(math.nan, _log2(d))
+
+# tinygrad's assembler takes -x as 0 - x, so that the negative of 0.0 was 0.0.
+def _negative(x: UOp) -> UOp | None:
+    return UOp(Ops.SUB, src=(x.const_like(-0.0), *x.src)) if dtypes.is_float(x.dtype) else None
+
+
+X86Renderer.extra_matcher = PatternMatcher([(UPat(Ops.NEG, name="x"), _negative)]) + X86Renderer.extra_matcher
 
 # -128 / -1 is 128, which C takes in an int; without C the processor refused to put it into a byte, and stopped.
 _NARROW_QUOTIENT = UPat((Ops.CDIV, Ops.CMOD), (dtypes.int8, dtypes.uint8, dtypes.int16), name="x")

@@ -31,6 +31,7 @@ same("less", lambda x: 0 - x, ramp.half())  # LLVM's renderer had no subtraction
 same("more", lambda x: x + 1e-05, ramp.double())  # which is no number to LLVM
 same("root", lambda x: x.sqrt(), torch.arange(50.0).double() ** 2)  # was a power of one half
 least = torch.tensor([-128, -127, -1, 0, 1, 2, 7, 127], dtype=torch.int8)
+same("zero", lambda x: 1 / -x, torch.tensor([-0.0, 0.0]))  # the assembler subtracted from 0
 same("negative", lambda x: -x < 5, least)
 same("sum", lambda x: (x + 127) > x, least.int() << 24)
 same("quotient", lambda x: torch.div(x[:, None], x, rounding_mode="trunc"), least[least != 0])
