@@ -14,6 +14,7 @@ import struct
 from typing import Any
 
 from tinygrad import codegen
+from tinygrad.codegen import simplify
 from tinygrad.codegen.decomp import dtype as decomposed
 from tinygrad.codegen.decomp import transcendental
 from tinygrad.codegen.late import coalesce, gater
@@ -383,7 +384,32 @@ decomposed.f2f = _with_subnormals
 _clamped = decomposed.f2f_clamp
 decomposed.f2f_clamp = _rounded_first  # type: ignore[assignment]
 
+# x + y < c became x < c - y in a sum over what x depends on, and so did !=: of floats, which round, of integers that
+# wrap, and behind a conversion that changes the sum. Where no operand depends on it != was turned round for ever.
+_LIFTED_LESS, _LIFTED_DIFFER = (
+    next(f for p, f in rules.patterns if p.op == (op,) and f.__code__.co_varnames == ("x", "y", "c"))
+    for rules, op in ((simplify.pm_reduce_collapse, Ops.CMPLT), (simplify.pm_reduce_load_collapse, Ops.CMPNE))
+)
+
+
+def _lifts(x: UOp, y: UOp, c: UOp) -> bool:
+    if not (dtypes.is_int(x.dtype) and dtypes.is_int(c.dtype)) or simplify.no_range(x):
+        return False
+    total, rest = (x.vmin + y.vmin, x.vmax + y.vmax), (c.vmin - y.vmax, c.vmax - y.vmin)
+    return _fits(x.dtype, *total) and _fits(c.dtype, *total) and _fits(x.dtype, *rest)
+
+
+def _lifted_less(x: UOp, y: UOp, c: UOp) -> UOp | None:
+    return _LIFTED_LESS(x, y, c) if _lifts(x, y, c) else None
+
+
+def _lifted_differ(x: UOp, y: UOp, c: UOp) -> UOp | None:
+    return _LIFTED_DIFFER(x, y, c) if _lifts(x, y, c) else None
+
+
 _INSTEAD = {
+    _LIFTED_LESS: _lifted_less,
+    _LIFTED_DIFFER: _lifted_differ,
     _TIMES_ZERO: _zero_if_exact,
     _LESS: _less,
     _TWICE: _twice,

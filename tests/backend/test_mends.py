@@ -221,3 +221,12 @@ def test_clang_is_told_of_integers_that_may_wrap(name, monkeypatch):
         make(x, i).cpu()
     assert len(sources) == 1
     assert sources[0].startswith("// integers wrap") == wraps
+
+
+def test_a_sum_over_what_is_compared_with_a_sum():
+    """Terms were moved across != for ever where none depends on what is summed over, and across < also of floats."""
+    x = torch.tensor([0.0, 1.0, 2.0])
+    agrees(lambda t: t[:2, None].sign().ne(0).float().gather(0, torch.tensor([[1]], device=t.device)), x)
+    agrees(lambda t: ((torch.arange(7, device=t.device) * 0.1 + t[0]) < 0.1 + 0.2).sum(), torch.tensor([0.2]).double())
+    agrees(lambda t: ((torch.arange(9, device=t.device).to(torch.int8) + t[0]) < -120).sum(),
+           torch.tensor([125], dtype=torch.int8))
