@@ -125,6 +125,15 @@ def _outcome_rows(data: Mapping[str, Any]) -> list[list[Any]]:
     return rows
 
 
+def _rate(data: Mapping[str, Any]) -> str:
+    """A sentence on the last run that compared float32 forward and nothing else, by its own clock; "" without one."""
+    alone = [run for run in data["runs"] if run["lines"] == [PLAIN] and run.get("seconds")]
+    if not alone:
+        return ""
+    run, rate = alone[-1], data["samples"] / alone[-1]["seconds"]
+    return f" The run, `{run['command']}`, took {run['seconds']} s: {rate:.0f} samples a second."
+
+
 def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     """The generated part of the page, with its markers."""
     served, total = data["served"], sum(data["served"].values())
@@ -144,9 +153,6 @@ def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
         ["operators", "OpInfos", "why"], [[", ".join(ops), len(of), reason] for reason, (ops, of) in most]
     )
     slow = _table(["OpInfo", "seconds", "samples"], data["slowest"])
-    alone = [run for run in data["runs"] if run["lines"] == [PLAIN] and run.get("seconds")]
-    rate = f" The run, `{alone[-1]['command']}`, took {alone[-1]['seconds']} s: " \
-           f"{data['samples'] / alone[-1]['seconds']:.0f} samples a second." if alone else ""  # fmt: skip
     commands = "\n".join(f"{run['command']}" for run in data["runs"])
     return f"""{BEGIN}
 
@@ -172,7 +178,7 @@ handed at least one operator of one sample to the CPU.
 
 ### The slowest
 
-{data["samples"]} samples of float32 forward took {data["seconds"]} s in all, with filled caches.{rate}
+{data["samples"]} samples of float32 forward took {data["seconds"]} s in all, with filled caches.{_rate(data)}
 
 {slow}
 

@@ -202,6 +202,7 @@ _WRAPS = "// integers wrap\n"
 
 
 def may_wrap(u: UOp) -> bool:
+    """Whether an operation on integers may have a result that does not fit its dtype, by its operands' bounds."""
     if u.op not in _WRAPPING or not dtypes.is_int(u.dtype) or u.dtype in (dtypes.uint32, dtypes.uint64):
         return False
     bounds = (-u.src[0].vmax, -u.src[0].vmin) if u.op is Ops.NEG else _unwrapped(u)  # which knows none of a negative
@@ -341,7 +342,8 @@ def _divided(x: UOp) -> UOp:
     return a.alu(x.op, b).cast(x.dtype)
 
 
-LLVMRenderer.extra_matcher = PatternMatcher([(_NARROW_QUOTIENT, _divided)]) + LLVMRenderer.extra_matcher
+for _without_c in (LLVMRenderer, X86Renderer):
+    _without_c.extra_matcher = PatternMatcher([(_NARROW_QUOTIENT, _divided)]) + _without_c.extra_matcher
 
 # A renderer that lacks a 16-bit float converts it by its bits, where subnormal numbers became 0, and what is rounded
 # down to the largest number infinity.

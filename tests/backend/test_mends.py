@@ -208,7 +208,7 @@ MADE = {
 }
 
 
-@pytest.mark.skipif(os.environ.get("DEV", "CPU") not in ("CPU", "CPU:CLANG"), reason="another renderer")
+@pytest.mark.skipif(os.environ.get("DEV", "CPU") not in ("CPU", "CPU:CLANG"), reason="looks at the C for clang")
 @pytest.mark.parametrize("name", MADE)
 def test_clang_is_told_of_integers_that_may_wrap(name, monkeypatch):
     """Told of every kernel, as it was, it took 1.7 times as long for a matrix product."""

@@ -35,7 +35,8 @@ same("zero", lambda x: 1 / -x, torch.tensor([-0.0, 0.0]))  # the assembler subtr
 same("negative", lambda x: -x < 5, least)
 same("sum", lambda x: (x + 127) > x, least.int() << 24)
 same("quotient", lambda x: torch.div(x[:, None], x, rounding_mode="trunc"), least[least != 0])
-same("multiple", lambda x: torch.lcm(x[:, None], x), least.short() << 8)  # -128 / -1 of bytes stopped the process
+short = torch.tensor([-32768, -32767, -1, 0, 1, 2, 7, 32767], dtype=torch.int16)
+same("multiple", lambda x: torch.lcm(x[:, None], x), short)  # without C -32768 / -1 stopped the process
 same("integer", lambda x: (x * 3e9).int(), ramp)  # fits none
 same("part", lambda x: x[1:161].reshape(16, 10) * 2, ramp)  # a vector that is not aligned
 same("written", lambda x: x.index_put((torch.tensor([0, 2]),), x[:2]), ramp.bfloat16())

@@ -127,13 +127,8 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
     if reduce == "mean":
         counts = np.bincount(place, minlength=base.shape[0]) + include_self
         divisor = ctx.data(np.maximum(counts, 1)).reshape(column).cast(work)
-        result = _floor_divided(result, divisor) if dtypes.is_int(work) else result / divisor
+        result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else result / divisor
     return written.where(cast(result, dtype), base)
-
-
-def _floor_divided(a: UOp, b: UOp) -> UOp:
-    quotient = divide_integers(Ops.CDIV, a, b)
-    return ((a < 0) & (quotient * b).ne(a)).where(quotient - 1, quotient)
 
 
 def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> np.ndarray:
