@@ -1,7 +1,8 @@
 """Faults to plant: one a row, each modelled on a real bug of view and in-place semantics and a few lines long.
 
 The key insight: the power of a fuzzer can be measured only against faults that are known to be there. They are planted
-under torch's dispatcher, around ordinary CPU tensors, so that the device beneath is right in everything else.
+at run time in torch's dispatcher, between autograd and the device, so one row spoils torch CPU and the tiny device
+alike; in torch CPU the fault is known to be the only thing that is wrong.
 """
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def _drop_offset(call: Call) -> Any:
 
 def _stale(call: Call) -> Any:
     view = call.run()
-    return torch.empty_strided(view.size(), view.stride(), dtype=view.dtype).copy_(view) if view.numel() else view
+    return view.new_empty_strided(view.size(), view.stride()).copy_(view) if view.numel() else view
 
 
 def _stale_pieces(call: Call) -> Any:
@@ -85,7 +86,7 @@ def _stale_pieces(call: Call) -> Any:
 
 def _contiguous(call: Call) -> Any:
     made = call.run()
-    return torch.empty(made.size(), dtype=made.dtype).copy_(made)
+    return made.new_empty(made.size()).copy_(made)
 
 
 def _clobber(call: Call) -> Any:

@@ -1,9 +1,10 @@
 """The fuzzer's power, measured: how soon each planted fault is found, and how small its program shrinks.
 
-    python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain]
+    python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain] [--on TARGET]
 
 A fault that is not found is a hole in the drawing or in the oracles. `--plain` draws without bias, to show what the
-bias buys. As a target, `mutant:NAME` is torch CPU with that fault planted.
+bias buys. Faults are planted in torch CPU, or with `--on tiny` in the tiny device. As a target, `mutant:NAME` is torch
+CPU with that fault planted, and `mutant:NAME@tiny` the tiny device.
 """
 from __future__ import annotations
 
@@ -23,15 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.faults import FAULTS, Call, Fault
 from conformance.fuzz_views import Drawing
+from conformance.oracle import Mismatch
 from conformance.program import Program, run
 from conformance.reduce import reduce_program
-from conformance.shadow import reference
-from conformance.target import ORACLES, Target, TargetError
+from conformance.shadow import Reference, reference
+from conformance.support import left_out, not_drawn
+from conformance.target import Target, TargetError, describe_target, load_target
 from conformance.truth import differences
 
 
 class Planted(TorchDispatchMode):
-    """torch CPU with one fault."""
+    """One fault between autograd and the device."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
@@ -46,16 +49,30 @@ class Planted(TorchDispatchMode):
 
 
 class MutantTarget(Target):
-    """torch CPU with a planted fault."""
+    """A target, torch CPU if none is named, with a planted fault.
+
+    What a fault calls in place of an op costs kernels and counts as writes, so neither is judged."""
 
     name = "mutant"
-    oracles = frozenset(ORACLES) - {"kernels", "version"}
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        if argument not in FAULTS:
-            raise TargetError(f"there is no fault {argument!r}: choose from {', '.join(FAULTS)}")
-        self.spec, self.mode = f"mutant:{argument}", Planted(FAULTS[argument])
+        fault, _, beneath = argument.partition("@")
+        if fault not in FAULTS:
+            raise TargetError(f"there is no fault {fault!r}: choose from {', '.join(FAULTS)}")
+        self.beneath = describe_target(beneath or "cpu")
+        if self.beneath.whole or not self.beneath.storages:
+            raise TargetError(f"a fault cannot be planted in {beneath!r}: only in a device that runs step by step and "
+                              "shows its storages")
+        self.spec, self.mode = f"mutant:{argument}", Planted(FAULTS[fault])
+        self.oracles = self.beneath.oracles - {"kernels", "version"}
+        self.dtypes, self.without = self.beneath.dtypes, self.beneath.without
+        self.upload, self.download = self.beneath.upload, self.beneath.download  # type: ignore[method-assign]
+
+    def prepare(self) -> None:
+        """Prepare the target beneath."""
+        self.beneath.prepare()
+        self.device = self.beneath.device
 
     def send(self, tree: Any) -> Any:
         """Move a program's inputs, and forget what the fault remembers of the last program."""
@@ -65,12 +82,16 @@ class MutantTarget(Target):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """The fault acts on steps only."""
-        with self.mode:
+        with self.beneath.active(), self.mode:
             yield
+
+    def environment(self) -> dict[str, str]:
+        """That of the target beneath."""
+        return self.beneath.environment()
 
     def script(self) -> str:
         """A planted fault cannot be shown by a script of its own."""
-        return f"# The fault was planted: {self.spec}\n{super().script()}"
+        return f"# The fault was planted: {self.spec}\n{self.beneath.script()}"
 
 
 @dataclass
@@ -83,17 +104,19 @@ class Hunt:
     small: Program | None = None
 
 
-def differs(program: Program, target: Target) -> str:
-    """The first oracle that sees a difference, or the empty string."""
-    expected = reference(program)
-    actual = run(program, target).observations[-1]
-    found, _ = differences(program, expected, actual, target.oracles)
-    return found[0].oracle if found else ""
+def differences_on(program: Program, target: Target, expected: Reference | None = None) -> list[Mismatch]:
+    """Where a target differs from torch CPU on a program."""
+    expected = expected or reference(program)
+    return differences(program, expected, run(program, target).observations[-1], target.oracles)[0]
 
 
-def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, shrink: bool = True) -> dict[str, Hunt]:
-    """Run the same numbered programs on every fault until each is found; `programs` is the most that are drawn."""
-    targets = {name: MutantTarget(name) for name in names}
+def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, beneath: str = "cpu") -> dict[str, Hunt]:
+    """Run the same numbered programs on every fault, planted in the target `beneath`, until each is found; `programs`
+    is the most that are drawn. A program on which that target is wrong by itself finds nothing.
+
+    Raises TargetError."""
+    sound = load_target(beneath)
+    targets = {name: load_target(f"mutant:{name}@{beneath}") for name in names}
     hunts = {name: Hunt() for name in names}
     for number in range(programs):
         left = [name for name in names if hunts[name].programs is None]
@@ -101,20 +124,20 @@ def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, sh
             break
         began = time.perf_counter()
         program = drawing.numbered(seed, number)
+        if left_out(program, sound):
+            continue
         expected = reference(program)
         shared = time.perf_counter() - began
         for name in left:
             began = time.perf_counter()
-            actual = run(program, targets[name]).observations[-1]
-            found, _ = differences(program, expected, actual, targets[name].oracles)
+            found = differences_on(program, targets[name], expected)
             hunts[name].seconds += shared + time.perf_counter() - began
-            if found:
+            if found and not differences_on(program, sound, expected):
                 hunts[name].programs, hunts[name].oracle, hunts[name].small = number + 1, found[0].oracle, program
-    if shrink:
-        for name, one in hunts.items():
-            if one.small is not None:
-                one.small = reduce_program(one.small, lambda candidate, name=name: bool(  # type: ignore[misc]
-                    differs(candidate, targets[name])))
+    for name, one in hunts.items():
+        if one.small is not None:
+            one.small = reduce_program(one.small, lambda candidate, name=name: bool(  # type: ignore[misc]
+                differences_on(candidate, targets[name]) and not differences_on(candidate, sound)))
     return hunts
 
 
@@ -125,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault")
     parser.add_argument("--plain", action="store_true", help="draw without bias")
+    parser.add_argument("--on", default="cpu", metavar="TARGET", help="what the faults are planted in (default: cpu)")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.fault if name not in FAULTS]
     if unknown:
@@ -132,7 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"conformance.mutants: there is no fault {unknown[0]!r}: choose from {known}", file=sys.stderr)
         return 2
     warnings.simplefilter("ignore")
-    hunts = hunt(given.fault or list(FAULTS), Drawing(biased=not given.plain), given.seed, given.programs)
+    try:
+        drawing = Drawing(biased=not given.plain, without=not_drawn(describe_target(given.on)))
+        hunts = hunt(given.fault or list(FAULTS), drawing, given.seed, given.programs, beneath=given.on)
+    except TargetError as error:
+        print(f"conformance.mutants: {error}", file=sys.stderr)
+        return 2
     print_table(hunts)
     return 0 if all(one.programs for one in hunts.values()) else 1
 

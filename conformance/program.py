@@ -290,12 +290,14 @@ def run(program: Program, target: Target, *, eager: bool = False, count: bool = 
         watch: Callable[[int], None] = lambda number: None) -> Outcome:
     """Run a program on a target and observe it at the end, or, when `eager`, after each step.
 
+    The target first forgets what earlier programs taught it, so that a program's kernels follow from it alone.
     `count` counts kernels, the observation's included. An error that no step declares ends the run; it is in the last
     observation, and `failed_step` says where (0: while the inputs moved; None: while observing). What was made before
     it is not observed.
     `watch` is told the number of each step before it runs, and one more before the lazy observation.
     """
     observations: list[Observation] = []
+    target.forget()
     with target.kernels() if count else contextlib.nullcontext() as counted:
         failed: int | None = 0
         try:

@@ -113,6 +113,16 @@ class TestRun:
         assert outcome.failed_step == 2
         assert outcome.observations[-1].error is not None
 
+    def test_what_earlier_programs_taught_is_forgotten(self):
+        """A number that changed from call to call is data: a program's kernels depended on which ran before it."""
+        tiny = load_target("tiny")
+
+        def copies(number: float) -> int:
+            before = tiny.backend.stats()["copies_in"]
+            run(program(Step("mul_", (t("a"), number))), tiny)
+            return tiny.backend.stats()["copies_in"] - before
+        assert {copies(number) for number in (0.25, 0.5, 0.75, 1.25, 1.5)} == {1}
+
     def test_values_are_exact_in_every_dtype(self):
         """Seeded values are the same numbers in each dtype that holds them."""
         for dtype in ("float32", "bfloat16", "uint8", "bool", "complex64", "int8"):

@@ -28,6 +28,11 @@ class TestPower:
         assert [name for name, one in hunts.items() if one.programs is None] == []
         assert all(len(one.small.steps) <= 3 and len(one.small.inputs) == 1 for one in hunts.values())
 
+    def test_faults_are_found_in_the_tiny_device(self):
+        """Planted in its dispatcher, where a wrong answer of its own would find nothing."""
+        hunts = hunt(QUICK[:4], Drawing(), 0, 30, beneath="tiny")
+        assert [name for name, one in hunts.items() if one.programs is None] == []
+
     @pytest.mark.slow
     def test_every_fault_is_found(self):
         """All within 2,000 programs, the median within 100 and at most 4 steps."""
@@ -46,3 +51,9 @@ class TestPower:
         assert main(["--programs", "0", "--fault", QUICK[0]]) == 1
         assert "not found" in capsys.readouterr().out
         assert main(["--fault", "nonsense"]) == 2
+
+    def test_where_no_fault_can_be_planted_is_one_sentence(self, capsys):
+        """A compiled function has no calls between which a fault could stand."""
+        assert main(["--fault", QUICK[0], "--on", "aot_eager"]) == 2
+        assert capsys.readouterr().err == ("conformance.mutants: a fault cannot be planted in 'aot_eager': only in a "
+                                           "device that runs step by step and shows its storages\n")
