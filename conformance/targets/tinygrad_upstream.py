@@ -19,7 +19,8 @@ BACKEND = Path("extra", "torch_backend", "backend.py")
 
 NOT_WRITTEN = frozenset({"index_copy_", "index_reduce_", "index_fill_", "index_add_", "masked_scatter_", "put_",
                          "scatter_.reduce", "scatter_reduce_", "logical_not_", "gather.out", "masked_select.out",
-                         "matmul.out", "mm.out", "as_strided_", "abs_", "squeeze_", "squeeze_.dim"})
+                         "matmul.out", "mm.out", "floor_divide.out", "as_strided_", "abs_", "squeeze_",
+                         "squeeze_.dim"})
 """Steps for which it registers no kernel: PyTorch says "Could not run 'aten::...' from the 'tiny' backend", and of
 `squeeze_` "Cannot access storage of OpaqueTensorImpl"."""
 
