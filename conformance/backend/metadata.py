@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,7 +61,8 @@ def specs(
     return known
 
 
-_TRIED = 1 << 14  # elements up to which the CPU is asked about strides
+_TRIED = 1 << 14  # elements up to which the CPU is asked about a call as it is
+_SHRUNK = 2  # the length of dimensions of a larger call when it is asked about dtypes: equal lengths stay equal
 # Operators whose meta kernels order dimensions differently for contiguous arguments too.
 _MISSTATED = frozenset({"aten._fft_r2c.default"})
 
@@ -73,7 +74,7 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
     """Raise Refused for dtypes that the meta kernel lets pass and the CPU's own kernel does not.
 
     Whether an out= tensor is written in another dtype, or a source is added in one, only the kernel knows. So where
-    dtypes differ, one is written out or integers are written, the call is tried once on ones, if it is a small one.
+    dtypes differ, one is written out or integers are written, the call is tried once on ones; a large one on few.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     kinds = tuple(t.dtype for t in tensors)
@@ -87,11 +88,13 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
         return
     key = (op, subtracts, *kinds)
     if key not in _accepted:
-        if sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED:
-            return
+        large = sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _accepted[key] = _takes_ones(op, args, kwargs)
+            accepted = _takes_ones(op, args, kwargs, _few if large else _ones)
+        if accepted is None and large:  # few elements suit it less than as many as there are: ask again next time
+            return
+        _accepted[key] = accepted is not False
     if not _accepted[key]:
         raise Refused("the CPU's kernel takes no such dtypes together")
 
@@ -103,11 +106,14 @@ _OF_DTYPES = (
 _SUBTRACTIONS = frozenset({"aten::sub", "aten::sub_", "aten::rsub"})  # their meta kernels take bools
 
 
-def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _takes_ones(
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]
+) -> bool | None:
+    """Whether the CPU takes the call with made-up tensors; None where it refuses them for other reasons than dtypes."""
     try:
-        fallback.callable_with_numbers(op, args)(*_ones(tuple(args)), **{k: _ones(v) for k, v in kwargs.items()})
+        fallback.callable_with_numbers(op, args)(*made(tuple(args)), **{k: made(v) for k, v in kwargs.items()})
     except Exception as error:  # made-up elements need not suit the operator, so only what is said of dtypes counts
-        return not any(word in str(error) for word in _OF_DTYPES)
+        return False if any(word in str(error) for word in _OF_DTYPES) else None
     return True
 
 
@@ -135,12 +141,22 @@ def _strides_of_cpu(
 
 
 def _ones(x: Any) -> Any:
+    """Arguments on the CPU, tensors as ones in their geometry."""
     if isinstance(x, torch.Tensor) and x.device.type == "tiny":
         size, stride, _ = geometry(x)
         return torch.ones(layout.plan(size, stride).extent, dtype=x.dtype).as_strided(size, stride)
     if type(x) in (list, tuple):
         return type(x)([_ones(y) for y in x])
     return torch.device("cpu") if isinstance(x, torch.device) else x
+
+
+def _few(x: Any) -> Any:
+    """The same with short dimensions."""
+    if isinstance(x, torch.Tensor):
+        return torch.ones([min(n, _SHRUNK) for n in x.size()], dtype=x.dtype)
+    if type(x) in (list, tuple):
+        return type(x)([_few(y) for y in x])
+    return _ones(x)
 
 
 def _describe(result: Any) -> tuple[Any, tuple[Spec, ...]]:

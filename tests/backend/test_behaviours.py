@@ -214,6 +214,14 @@ MIXED: dict[str, Callable[[str], torch.Tensor]] = {
         torch.arange(3).to(d), 0, torch.tensor([1]).to(d), out=torch.ones(1).to(d)
     ),
     "logit_": lambda d: torch.ones(3, dtype=torch.int64).to(d).logit_(),
+    "logit_ of many": lambda d: torch.ones(200, 100, dtype=torch.int32).to(d).logit_(),  # it was written: too large
+    "index_add_ of many": lambda d: (
+        torch.ones(300, 100).to(d).index_add_(0, torch.tensor([7, 299]).to(d), torch.ones(2, 100).half().to(d))
+    ),
+    "sort out= of many": lambda d: torch.sort(
+        torch.ones(20000).to(d),
+        out=(torch.ones(20000, dtype=torch.float64).to(d), torch.ones(20000, dtype=torch.int64).to(d)),
+    )[0],
     "index_add_": lambda d: torch.ones(3).to(d).index_add_(0, torch.tensor([1]).to(d), torch.ones(1).half().to(d)),
 }
 
