@@ -21,7 +21,11 @@ def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
             def oracles(self):
                 if any(frame.function == "shrink" for frame in inspect.stack()):
                     raise RuntimeError("an odd program")
-                return MutantTarget.oracles
+                return self.judged
+
+            @oracles.setter
+            def oracles(self, judged):
+                self.judged = judged
     """))
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["--target", "class:odd_target.Odd", "--programs", "20", "--reports", str(tmp_path)]) == 1
