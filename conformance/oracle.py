@@ -220,7 +220,7 @@ def arbitrate(found: list[Mismatch], expected: Observation, actual: Observation,
     for mismatch in found:
         if mismatch.oracle not in ARBITRATED:
             return found
-        sides = [_wherever(mismatch, observation) for observation in (expected, actual, truth)]
+        sides = [subject(mismatch, observation) for observation in (expected, actual, truth)]
         if any(side is None for side in sides):
             return found
         want, got, wide = (side.resolve_conj().resolve_neg() for side in sides if side is not None)
@@ -247,7 +247,7 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
-def _wherever(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None:
+def subject(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None:
     """The tensor that the mismatch is about; None for a plain value or a gradient that is not there."""
     if mismatch.oracle == "grad":
         return observation.grads.get(mismatch.where.removeprefix("grad of "))

@@ -1,9 +1,9 @@
 """How a target's run of a program differs from torch CPU's, where the CPU's rounding is not held against it.
 
 Defines `differences` and `truth_of`. The key insight: where only floating values differ, the program in float64 can
-say which of the two rounds more. It can say so only of a program that goes the same way there: after every step all
+say which of the two rounds more. It can say so only as far as the program goes the same way there: after every step all
 that is not floating (integers, masks, shapes, strides, errors, plain answers) must be what it was in the first run. A
-program that decides by a rounded value has no such answer, and then the CPU stays right.
+step that decides by a rounded value, or reads the bits of one, ends that, and from there on the CPU stays right.
 
 What the answer decides is the oracle's `arbitrate`; how a target is run is not this module's business.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from conformance.oracle import ARBITRATED, Mismatch, Observation, arbitrate, compare, widened
+from conformance.oracle import ARBITRATED, Mismatch, Observation, arbitrate, compare, differing, subject, widened
 from conformance.program import Execution, Program
 from conformance.shadow import Reference
-from conformance.steps.op import Op
+from conformance.steps.op import Op, Step
 from conformance.target import storage_key
 from conformance.wide import Wide
 
@@ -32,24 +32,45 @@ def differences(program: Program, expected: Reference, actual: Observation,
     found = compare(expected.observation, actual, oracles=oracles, exact=expected.exact)
     if not found or any(m.oracle not in ARBITRATED or m.where in expected.exact for m in found):
         return found, False
-    truth = truth_of(program)
-    left = found if truth is None else arbitrate(found, expected.observation, actual, truth)
+    narrow, wide = truth_of(program)
+    settled = all(_settled(subject(m, narrow), subject(m, expected.observation)) for m in found)
+    left = arbitrate(found, expected.observation, actual, wide) if settled else found
     return left, not left
 
 
-def truth_of(program: Program) -> Observation | None:
-    """What is seen of the program in float64; None where it has no answer there, or goes another way."""
-    try:
-        narrow, wide = Execution(program), _InFloat64(program, Wide())
-        for step in program.steps:
-            narrow.step(step)
-            with _new_floats_are_wide():
-                wide.step(step)
-            if not _went_the_same_way(narrow, wide):
-                return None
-        return wide.observe()
-    except Exception:  # whatever it is, it says nothing about the target: the finding stands
-        return None
+def truth_of(program: Program) -> tuple[Observation, Observation]:
+    """What is seen of the program on the CPU, as it is and in float64, before the first step that goes another way in
+    float64 or has no answer there."""
+    steps = _steps_that_go_the_same_way(program)
+    narrow, wide = Execution(program), _InFloat64(program, Wide())
+    for step in program.steps[:steps]:
+        _both(narrow, wide, step)
+    return narrow.observe(), wide.observe()
+
+
+def _steps_that_go_the_same_way(program: Program) -> int:
+    narrow, wide = Execution(program), _InFloat64(program, Wide())
+    for number, step in enumerate(program.steps):
+        try:
+            _both(narrow, wide, step)
+        except Exception:  # whatever it is, from here on it says nothing about the target: the finding stands
+            return number
+        if not _went_the_same_way(narrow, wide):
+            return number
+    return len(program.steps)
+
+
+def _both(narrow: Execution, wide: Execution, step: Step) -> None:
+    narrow.step(step)
+    with _new_floats_are_wide():
+        wide.step(step)
+
+
+def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bool:
+    """Whether what the CPU has at the end is bit by bit what it had when float64 was asked."""
+    return before is not None and at_the_end is not None and \
+        (before.dtype, before.shape) == (at_the_end.dtype, at_the_end.shape) and \
+        not bool(differing(before, at_the_end, True, None, None).any())
 
 
 class _InFloat64(Execution):
