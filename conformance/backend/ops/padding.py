@@ -1,17 +1,63 @@
-"""Gradients of reflecting pads: what was laid beyond an end is folded back.
+"""Pads that repeat what lies within, and the gradients of reflecting ones: what was laid beyond an end is folded back.
 
-The key insight: along each dimension the padded gradient is three pieces, two of them mirrored, and moving pieces costs
-nothing, so the fold is one kernel however many dimensions are padded.
+The key insight: a padded element is one element of the input, whose place is a formula of its own place in each padded
+dimension. Backwards the padded gradient is three pieces along each dimension, two of them mirrored, and moving pieces
+costs nothing. So either is one kernel however many dimensions are padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
+from ..metadata import Refused
 from ..rows import Context, value
+from .complex import linear
+from .indexing import coordinates, elements
 from .matmul import stored
+
+
+def _reflected(place: UOp, size: int) -> UOp:
+    beyond = place.maximum(-place) - (size - 1)
+    return size - 1 - beyond.maximum(-beyond)
+
+
+def _replicated(place: UOp, size: int) -> UOp:
+    return place.maximum(0).minimum(size - 1)
+
+
+def _padded(x: UOp, padding: Sequence[int], within: Callable[[UOp, int], UOp]) -> UOp:
+    """`x` with its last dimensions padded; `within` gives the place in a dimension from one that is beyond its ends."""
+    dims = len(padding) // 2
+    lead, sizes = x.shape[:-dims], [int(size) for size in x.shape[-dims:]]
+    counts = [size + padding[2 * i] + padding[2 * i + 1] for size, i in zip(sizes, reversed(range(dims)), strict=True)]
+    place: Any = 0
+    for d, size in enumerate(sizes):
+        place = place * size + within(coordinates(counts, d) - padding[2 * (dims - 1 - d)], size)
+    inner = x.permute((*range(len(lead), x.ndim), *range(len(lead)))).reshape((math.prod(sizes), *lead))
+    chosen = elements(inner, place.expand(tuple(counts)))
+    return chosen.permute((*range(dims, x.ndim), *range(dims)))
+
+
+@value("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
+    """The last dimensions mirrored at their ends; `padding` begins with the two ends of the last one."""
+    if self.dtype == dtypes.bool:
+        raise Refused("the CPU mirrors no bools")
+    return _padded(self, padding, _reflected)
+
+
+@value("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
+    """The last dimensions continued by their first and last elements."""
+    return _padded(self, padding, _replicated)
+
+
+linear(*(f"{how}_pad{dims}d" for how in ("reflection", "replication") for dims in (1, 2, 3)))
 
 
 def _piece(x: UOp, dim: int, start: int, stop: int, mirrored: bool, at: int, size: int) -> list[UOp]:

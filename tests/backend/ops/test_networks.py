@@ -177,6 +177,35 @@ def test_gradient_of_a_determinant(function, transposed):
     torch.testing.assert_close(grads[1], grads[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("padding", [(2, 3), (3, -2), (2, 1, -1, 3), (1, 2, 3, 1, 2, -1)])
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_pads_by_what_lies_within(mode, padding, dtype):
+    """One kernel, and the CPU's strides: torch's decomposition kept those of an index, so that a result without
+    elements or with dimensions of size 1 had others."""
+    dims = len(padding) // 2
+    x = torch.arange(12.0 * 5**dims).view(2, 6, *[5] * dims).to(dtype)
+    turned = x.transpose(1, -1).contiguous().transpose(1, -1)
+    for one in (x, x[:1], x[:0], turned, turned[:0], x[:, ::2]):
+        both(lambda t: F.pad(t, padding, mode), one)
+    pushed = x.to("tiny")
+    with kernels.count() as k:
+        F.pad(pushed, padding, mode).cpu()
+    assert k.kernels == 1
+
+
+def test_pads_that_the_cpu_refuses():
+    """What lies beyond the mirror's end, sizes without elements, and mirrored bools."""
+    for size, padding, dtype in (((1, 3), (3, 0), torch.float32), ((2, 0), (1, 1), torch.float32),
+                                 ((1, 3), (1, 1), torch.bool), ((1, 3), (-2, -2), torch.int64)):  # fmt: skip
+        messages = []
+        for device in ("cpu", "tiny"):
+            with pytest.raises((RuntimeError, NotImplementedError)) as raised:
+                F.pad(torch.zeros(size, dtype=dtype, device=device), padding, "reflect")
+            messages.append((raised.type, str(raised.value)))
+        assert messages[0] == messages[1]
+
+
 @pytest.mark.parametrize("padding", [(2, 3), (3, -2), (-1, 2), (2, 1, -1, 3), (1, 2, 3, 1, 2, 0)])
 def test_gradient_of_reflecting_pads(padding):
     """Folded back in one kernel, negative pads too; torch's decomposition gathered each of 3**d pieces by itself."""
