@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.campaign import Campaign, Plan
-from conformance.fuzz_views import DTYPES, STEPS, Drawing, UnknownFamily
+from conformance.fuzz_views import DTYPES, STEPS, Drawing, DrawingError
 from conformance.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.program import ProgramError, dump, read_program
 from conformance.report.model import ReportError, write_atomic
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return replay(given.replay or given.minimize, given.target, Path(given.reports), bool(given.minimize),
                           kernels_of(given))
         return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
-    except (TargetError, UnknownFamily, ProgramError, ReportError) as error:
+    except (TargetError, DrawingError, ProgramError, ReportError) as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
     except OSError as error:

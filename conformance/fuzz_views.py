@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,15 @@ CLASSES = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expande
 """The layout classes of `layout_class`, all of them names in the catalogue too."""
 
 
-class UnknownFamily(ValueError):
+PROBED = 100
+"""So many programs are drawn to see whether a family can be drawn at all: what can be, was among the first 20."""
+
+
+class DrawingError(ValueError):
+    """No programs can be drawn so: one sentence with what is wrong and what to choose from."""
+
+
+class UnknownFamily(DrawingError):
     """A family of steps that the table does not have: one sentence naming those that it has."""
 
 
@@ -93,7 +102,7 @@ def programs(*, steps: tuple[int, int] = STEPS, only: Collection[str] = (), with
 
     steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always drawn).
     dtypes: names of the dtypes of inputs and of conversions. tally: counts what was drawn, if given.
-    Raises UnknownFamily for a family that does not exist.
+    Raises DrawingError for a family or dtype that does not exist, and for one of `only` that cannot be drawn so.
     """
     drawing = Drawing(steps, tuple(only), tuple(without), tuple(dtypes))
 
@@ -124,7 +133,7 @@ class Drawing:
     """What programs may be made of, as in `programs`; picklable, so that it travels to workers. Without `biased` every
     family and operand is drawn alike, which is there to be compared with.
 
-    Raises UnknownFamily for a family that does not exist."""
+    Raises DrawingError for a family or dtype that does not exist, and where no program has a step of one of `only`."""
 
     steps: tuple[int, int] = STEPS
     only: tuple[str, ...] = ()
@@ -136,6 +145,29 @@ class Drawing:
         unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - {*FAMILIES, *OPS})
         if unknown:
             raise UnknownFamily(f"unknown step family {min(unknown)!r}: choose from {', '.join(FAMILIES)}")
+        strange = [name for name in self.dtypes if name not in DTYPES]
+        if strange or not self.dtypes:
+            said = f"unknown dtype {strange[0]!r}" if strange else "there is no dtype to draw"
+            raise DrawingError(f"{said}: choose from {', '.join(dict.fromkeys(DTYPES))}")
+        if not self.cells:
+            raise DrawingError("there is no step to draw: too many families are left out for these dtypes")
+        for family in self._never_drawn():
+            raise DrawingError(f"the family {family!r} cannot be drawn: of {PROBED} programs with the dtypes "
+                               f"{', '.join(dict.fromkeys(self.dtypes))} and without what is left out none has a step "
+                               "of it")
+
+    def _never_drawn(self) -> list[str]:
+        """The families of `only` that are missing from the first programs. Whether a step fits is known only once it
+        is drawn: integers have no gradient, but what they are divided into has."""
+        missing = list(self.only)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number in range(PROBED if missing else 0):
+                drawn = {OPS[step.op].family for step in self.numbered(0, number).steps}
+                missing = [family for family in missing if family not in drawn]
+                if not missing:
+                    break
+        return missing
 
     @property
     def families(self) -> dict[str, list[Op]]:
@@ -164,7 +196,7 @@ class Drawing:
         """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
         the cell `aim`."""
         d = Draw(source)
-        known = [name for name in DTYPES if name in self.dtypes] or list(self.dtypes)
+        known = [name for name in DTYPES if name in self.dtypes]
         program = draw_inputs(d, known, "autograd" in self.families, aim)
         shadow = Shadow(program)
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)

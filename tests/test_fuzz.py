@@ -162,6 +162,7 @@ class TestBadUsage:
         (["--target", "cpu", "--programs", "0"], "nothing was compared"),
         (["-n", "0"], "no worker"),
         (["--target", "cpu", "--only", "setitem", "--without", "setitem"], "'setitem', which --without leaves out"),
+        (["--target", "cpu", "--only", "autograd", "--dtype", "uint8"], "family 'autograd' cannot be drawn"),
         (["--target", "functionalize", "--only", "questions", "--only", "nonsense"], "unknown step family 'nonsense'"),
     ])
     def test_one_sentence_and_exit_code_2(self, words, message, tmp_path, capsys):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, find, given, settings
 
 from conformance import programs
-from conformance.fuzz_views import Drawing, Tally, UnknownFamily
+from conformance.fuzz_views import DTYPES, Drawing, DrawingError, Tally, UnknownFamily
 from conformance.program import Program, dump
 from conformance.reduce import reduce_program, settle
 from conformance.shadow import reference
@@ -46,6 +46,38 @@ class TestStrategy:
         """The families that exist are named."""
         with pytest.raises(UnknownFamily, match="unknown step family 'nonsense': choose from view"):
             programs(only=["nonsense"])
+
+    @pytest.mark.parametrize(("words", "message"), [
+        ({"dtypes": []}, "there is no dtype to draw: choose from float32, int64"),
+        ({"dtypes": ["float32", "float99"]}, "unknown dtype 'float99': choose from float32, int64"),
+        ({"only": ["autograd"], "dtypes": ["uint8"]}, "family 'autograd' cannot be drawn: of 100 programs with the "
+                                                      "dtypes uint8"),
+        ({"only": ["autograd"], "dtypes": ["uint8"], "without": ["view"]}, "no step to draw"),
+        ({"only": ["setitem", "view"], "without": ["view"]}, "family 'view' cannot be drawn"),
+        ({"only": ["setitem"], "without": ["setitem", "view"]}, "no step to draw"),
+    ])
+    def test_what_cannot_be_drawn_is_one_sentence(self, words, message):
+        """Before anything is drawn: an unknown dtype was met while drawing, no dtype and no family ended in an error of
+        the drawing itself, and a family that no dtype fits was left out without a word."""
+        with pytest.raises(DrawingError, match=message) as caught:
+            programs(**words)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("dtype", dict.fromkeys(DTYPES))
+    def test_every_dtype_alone_can_be_drawn(self, dtype):
+        """With and without bias, and each asks for a family that once had nothing to choose from: bools alone ended
+        `empty_filled` in an IndexError."""
+        for drawing in (Drawing(dtypes=(dtype,)), Drawing(dtypes=(dtype,), biased=False),
+                        Drawing(only=("empty_strided",), dtypes=(dtype,))):
+            drawn = [drawing.numbered(5, number) for number in range(60)]
+            assert {storage.dtype for program in drawn for storage in program.storages} == {dtype}
+            assert sum(len(program.steps) for program in drawn) > 100
+            for program in drawn[:10]:
+                reference(program)
+
+    def test_a_family_that_needs_another_first_can_be_drawn(self):
+        """Integers have no gradient, but what they are divided into has: only a look at what is drawn tells."""
+        assert Drawing(only=("autograd", "out of place"), dtypes=("int64",)).cells
 
 
 class TestNumbered:

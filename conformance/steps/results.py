@@ -155,8 +155,8 @@ def _empty_filled(k: Situation) -> Step | None:
     for j in k.permutation(len(size))[::-1]:
         stride[j] = step
         step = step * size[j] + k.choice((0, 1, 2))
-    return Step("empty_filled", ([*size], stride, {"dtype": k.choice([n for n in k.dtypes if n != "bool"])},
-                                 {"device": 0}, k.integer(1, 3)))
+    telling = [name for name in k.dtypes if name != "bool"] or k.dtypes  # bools would nearly all be True
+    return Step("empty_filled", ([*size], stride, {"dtype": k.choice(telling)}, {"device": 0}, k.integer(1, 3)))
 
 
 def _like(op: str, fits: Fits) -> Callable[[Situation], Step | None]:
