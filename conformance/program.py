@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,18 @@ from typing import Any
 import torch
 
 from conformance.oracle import Observation, Raised, observe, versions_of
-from conformance.steps.op import Json, Op, Step, StepError, decode, dtype_name, dtype_of
+from conformance.steps.op import Json, Op, Step, StepError, decode, dtype_name, dtype_of, is_name
 from conformance.target import Target
 
 SCHEMA = 1
 LOOP = "loop"
 """The op of a step that runs its body several times."""
 
+LONGEST_LOOP = 1000
+"""A longer loop is refused; drawn ones run over a dimension of at most 256 elements."""
+
+LARGEST_STORAGE = 1_000_000
+"""A larger storage is refused; drawn ones have some hundred cells."""
 
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
 """Floats that kernels treat apart."""
@@ -132,20 +137,18 @@ class Program:
         defined: set[str] = set()
         try:
             for storage in self.storages:
-                if len(storage.make()) != storage.size:
-                    raise ProgramError(f"a storage of {storage.size} cells is given {len(storage.make())} values")
+                _check_storage(storage)
             for one in self.inputs:
                 _check_input(one, self.storages)
+                if one.name in defined:
+                    raise ProgramError(f"two inputs are named {one.name!r}")
                 defined.add(one.name)
         except (TypeError, ValueError, KeyError, IndexError, RuntimeError, OverflowError, StepError) as error:
-            raise ProgramError(f"the program's inputs are damaged: {error}") from error
+            raise ProgramError(f"the program's inputs are damaged: {' '.join(str(error).split())}") from error
         for number, step in enumerate(self.steps, 1):
+            _check_loop(number, step)
             for inner in step.body if step.op == LOOP else (step,):
-                if inner.op not in table():
-                    raise ProgramError(f"step {number} has the unknown op {inner.op!r}")
-                missing = [name for name in inner.names() if name not in defined]
-                if missing:
-                    raise ProgramError(f"step {number} ({inner.op}) uses {missing[0]!r}, which is not defined by then")
+                _check_step(number, inner, defined)
                 defined.update(inner.out)
 
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
@@ -153,7 +156,49 @@ class Program:
         return replace(self, steps=steps)
 
 
+def _is_whole(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_storage(storage: Storage) -> None:
+    if not _is_whole(storage.size) or not 0 <= storage.size <= LARGEST_STORAGE:
+        raise ProgramError(f"a storage has {storage.size!r} cells: give a whole number of at most {LARGEST_STORAGE}")
+    seeded = isinstance(storage.values, dict) and storage.values.keys() in ({"seed"}, {"special"})
+    if not (storage.values == "arange" or isinstance(storage.values, list)
+            or (seeded and all(map(_is_whole, storage.values.values())))):
+        raise ProgramError(f"a storage has the values {str(storage.values)[:80]}: give \"arange\", a list, or "
+                           "{\"seed\": n} or {\"special\": n} with a whole number n")
+    if len(storage.make()) != storage.size:
+        raise ProgramError(f"a storage of {storage.size} cells is given {len(storage.make())} values")
+
+
+def _check_loop(number: int, step: Step) -> None:
+    if step.op != LOOP and step.body:
+        raise ProgramError(f"step {number} ({step.op}) has a body, and only a loop has one")
+    if any(inner.op == LOOP for inner in step.body):
+        raise ProgramError(f"step {number} is a loop within a loop")
+    if not 0 <= step.times <= LONGEST_LOOP:
+        raise ProgramError(f"step {number} ({step.op}) runs {step.times} times: give at most {LONGEST_LOOP}")
+
+
+def _check_step(number: int, step: Step, defined: Set[str]) -> None:
+    if step.op not in table():
+        raise ProgramError(f"step {number} has the unknown op {step.op!r}")
+    needed = table()[step.op].least
+    if len(step.args) < needed:
+        raise ProgramError(f"step {number} ({step.op}) has {len(step.args)} arguments and needs {needed}")
+    for name in step.names():
+        if not isinstance(name, str) or name not in defined:
+            raise ProgramError(f"step {number} ({step.op}) uses {name!r}, which is not defined by then")
+
+
 def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
+    if not is_name(one.name):
+        raise ProgramError(f"an input is named {one.name!r}, which is not an identifier")
+    if not all(map(_is_whole, (one.storage, one.offset, *one.size, *one.stride))):
+        raise ProgramError(f"input {one.name!r} has a storage, size, stride or offset that is not a whole number")
+    if not isinstance(one.requires_grad, bool):
+        raise ProgramError(f"input {one.name!r} has requires_grad {one.requires_grad!r}: give true or false")
     if not 0 <= one.storage < len(storages):
         raise ProgramError(f"input {one.name!r} lies on storage {one.storage}, and the program has {len(storages)}")
     if len(one.size) != len(one.stride):
@@ -168,8 +213,6 @@ def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
     dtype = dtype_of(one.dtype)
     if one.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
         raise ProgramError(f"input {one.name!r} is of dtype {one.dtype}, which cannot require grad")
-    if not one.name.isidentifier():
-        raise ProgramError(f"an input is named {one.name!r}, which is not an identifier")
 
 
 def table() -> Mapping[str, Op]:

@@ -315,8 +315,8 @@ def reference(program: Program, *, count: bool = False) -> Reference:
                            f"{str(failed.__cause__).partition(chr(10))[0]}") from failed
     except Undefined as reason:
         raise ProgramError(f"step {shadow.done + 1} has no defined meaning: {reason}") from reason
-    except StepError as error:
-        raise ProgramError(f"step {shadow.done}: {error}") from error
+    except (StepError, RuntimeError, OverflowError) as error:  # the last two: a constant that its dtype cannot hold
+        raise ProgramError(f"step {number}: {error}") from error
     fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
     return Reference(shadow.observe(kernels=ops.total + transfers if ops else None), shadow.exact_names(), shadow)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from conformance.program import Program
 from conformance.steps.op import Json, dtype_of, walk
 from conformance.steps.table import FAMILIES, OPS
-from conformance.target import Target
+from conformance.target import Target, TargetError
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),
@@ -25,7 +25,9 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
 
 
 def left_out(program: Program, target: Target) -> str:
-    """Why the target does not take the program, or the empty string when it does."""
+    """Why the target does not take the program, or the empty string when it does. Raises TargetError where the target
+    leaves out what there is not."""
+    _check(target)
     for op in (inner.op for step in program.steps for inner in (step, *step.body)):
         for name in (op, OPS[op].family):
             if name in target.without:
@@ -53,5 +55,13 @@ def dtypes_of(program: Program) -> list[str]:
 
 
 def not_drawn(target: Target) -> tuple[str, ...]:
-    """The families and steps that need not be drawn for this target."""
+    """The families and steps that need not be drawn for this target. Raises TargetError as `left_out` does."""
+    _check(target)
     return tuple(sorted(target.without & {*FAMILIES, *OPS}))
+
+
+def _check(target: Target) -> None:
+    unknown = sorted(map(str, {*target.without} - {*FAMILIES, *OPS, *TRAITS}))
+    if unknown:
+        raise TargetError(f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of "
+                          f"{', '.join((*FAMILIES, *TRAITS))}")

@@ -63,6 +63,25 @@ class TestJson:
         ({"step": []}, "unknown parts: step"),
         ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2, 1], "stride": [1]}]},
          "2 dimensions and 1 strides"),
+        # The following ended in a traceback: a name that cannot be looked up, arguments that a rule looks at.
+        ({"steps": [{"op": "t", "args": [{"t": ["x"]}]}]}, r"uses \['x'\], which is not defined"),
+        ({"steps": [{"op": "neg_"}]}, "has 0 arguments and needs 1"),
+        ({"steps": [{"op": "setitem", "args": [{"t": "a"}, 0]}]}, "has 2 arguments and needs 3"),
+        ({"inputs": [{"name": 3, "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]}, "named 3, which is"),
+        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "offset": True}]},
+         "not a whole number"),
+        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "requires_grad": 3}]},
+         "give true or false"),
+        # These were read, and did not end, meant another program each time, or made a script that is no Python.
+        ({"steps": [{"op": "loop", "times": 10 ** 9, "body": []}]}, "runs 1000000000 times: give at most 1000"),
+        ({"steps": [{"op": "loop", "times": 2, "body": [{"op": "loop", "times": 2}]}]}, "a loop within a loop"),
+        ({"steps": [{"op": "t", "args": [{"t": "a"}], "body": [{"op": "t"}]}]}, "only a loop has one"),
+        ({"storages": [{"dtype": "float32", "size": 6, "values": {"seed": None}}]}, "with a whole number n"),
+        ({"storages": [{"dtype": "float32", "size": 6, "values": {"seed": 1, "special": 1}}]}, "with a whole number n"),
+        ({"storages": [{"dtype": "float32", "size": 10 ** 12}]}, "1000000000000 cells: give a whole number of at most"),
+        ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["for"]}]}, "must be an identifier"),
+        ({"inputs": 2 * [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]},
+         "two inputs are named 'a'"),
     ])
     def test_bad_data_is_one_sentence(self, change, message, tmp_path):
         """Whatever is wrong, the file is named and the sentence says what."""
@@ -80,6 +99,13 @@ class TestJson:
         path.write_text(text)
         with pytest.raises(ProgramError, match="bad"):
             read_program(path)
+
+
+    def test_a_constant_that_its_dtype_cannot_hold(self):
+        """One sentence with the step's number: torch's refusal was a traceback."""
+        large = program(Step("add_", (t("a"), {"tensor": 10 ** 9, "dtype": "uint8"})))
+        with pytest.raises(ProgramError, match="step 1: value cannot be converted to type uint8"):
+            reference(large)
 
 
 class TestRun:

@@ -2,12 +2,41 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
+from conformance.fuzz import main
 from conformance.target import Target, TargetError, load_target, storage_key, whole_storage
+
+CORPUS = Path(__file__).parent.parent / "conformance" / "corpus"
+
+
+@pytest.fixture
+def own_targets(tmp_path, monkeypatch) -> str:
+    """A module of classes that are no good targets, each in its own way."""
+    (tmp_path / "own_targets.py").write_text(textwrap.dedent("""
+        from conformance.targets.cpu import CpuTarget
+
+        class Unready(CpuTarget):
+            def prepare(self): raise RuntimeError("no driver\\nand more")
+
+        class Plain:
+            def __init__(self, argument): self.oracles = {"value"}
+
+        def function(argument): return CpuTarget(argument)
+
+        class Misspelt(CpuTarget): oracles = frozenset({"vlaue"})
+        class Blind(CpuTarget): oracles = frozenset()
+        class Wordy(CpuTarget): dtypes = frozenset({"float32"})
+        class Careless(CpuTarget): without = frozenset({"autogard"})
+    """))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_targets", raising=False)
+    return "class:own_targets."
 
 
 @pytest.fixture
@@ -109,6 +138,39 @@ class TestLoadTarget:
         with pytest.raises(TargetError, match=message) as caught:
             load_target(spec)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(("name", "message"), [
+        ("Unready", "cannot be prepared: RuntimeError: no driver"),
+        ("Plain", "'own_targets:Plain' is not a subclass of conformance.target.Target"),
+        ("function", "'own_targets:function' is not a subclass"),
+        ("Misspelt", "names the unknown oracle 'vlaue': choose from structure, dtype, shape"),
+        ("Blind", "names no oracle, so nothing of it would be compared"),
+        ("Wordy", "holds the dtype 'float32', which is no torch.dtype"),
+    ])
+    def test_a_class_that_says_something_else_is_one_sentence(self, name, message, own_targets):
+        """What is no target or cannot be made ready ended in a traceback, and a misspelt oracle in a run that judged
+        nothing and passed."""
+        with pytest.raises(TargetError, match=message) as caught:
+            load_target(own_targets + name)
+        assert "\n" not in str(caught.value)
+        assert main(["--target", own_targets + name, "--programs", "2"]) == 2
+
+    def test_leaving_out_what_there_is_not_is_one_sentence(self, own_targets, tmp_path, capsys):
+        """A misspelt family was taken, and its steps were drawn; the sentence names what there is, and a replay says it
+        too."""
+        spec = own_targets + "Careless"
+        for words in (["--programs", "2"], ["--replay", str(CORPUS)]):
+            assert main(["--target", spec, "--reports", str(tmp_path), *words]) == 2
+            said = capsys.readouterr().err
+            assert f"target {spec!r} leaves out 'autogard', which is neither a step nor one of view, " in said
+            assert "autograd" in said
+            assert "an input that requires grad" in said
+
+    def test_the_targets_of_other_packages_are_named(self, monkeypatch):
+        """An unknown target lists those that are installed: it named the built-in ones alone."""
+        monkeypatch.syspath_prepend(str(Path(__file__).parent / "planted"))
+        with pytest.raises(TargetError, match=r"choose one of .*\bplanted\b.*, write class:MODULE.CLASS"):
+            load_target("nonsense")
 
     def test_any_torch_device_by_name(self):
         """`device:NAME,import=MODULE` imports the module first."""

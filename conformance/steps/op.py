@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Step:
         for key, shape in shapes.items():
             if key in data and not isinstance(data[key], shape):  # type: ignore[arg-type]
                 raise StepError(f"field {key!r} of step {data['op']!r} has the wrong type: {str(data[key])[:80]}")
-        if not all(isinstance(name, str) and name.isidentifier() for name in data.get("out", [])):
+        if not all(is_name(name) for name in data.get("out", [])):
             raise StepError(f"step {data['op']!r} names its results {data['out']}: each must be an identifier")
         return cls(data["op"], tuple(data.get("args", ())), data.get("kwargs", {}), tuple(data.get("out", ())),
                    data.get("raises"), tuple(cls.from_json(step) for step in data.get("body", ())),
@@ -74,6 +75,11 @@ class Step:
         found: list[str] = []
         walk((list(self.args), dict(self.kwargs)), lambda marker: found.append(marker["t"]) if "t" in marker else None)
         return [*found, *(name for step in self.body for name in step.names())]
+
+
+def is_name(value: Json) -> bool:
+    """Whether a script can call a tensor so."""
+    return isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
 
 
 def walk(value: Json, visit: Callable[[dict[str, Json]], None]) -> None:
@@ -217,28 +223,30 @@ def _call(args: tuple[Json, ...], kwargs: Mapping[str, Json]) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """How a step calls torch: `run(name, args, kwargs)` and `show(name, args, kwargs)`, the latter on JSON."""
+    """How a step calls torch: `run(name, args, kwargs)` and `show(name, args, kwargs)`, the latter on JSON; `least` is
+    how many arguments the form itself needs."""
 
     run: Callable[[str, list[Any], dict[str, Any]], Any]
     show: Callable[[str, tuple[Json, ...], Mapping[str, Json]], str]
+    least: int = 0
 
 
 METHOD = Form(lambda name, args, kwargs: getattr(args[0], name)(*args[1:], **kwargs),
-              lambda name, args, kwargs: f"{render(args[0])}.{name}({_call(args[1:], kwargs)})")
+              lambda name, args, kwargs: f"{render(args[0])}.{name}({_call(args[1:], kwargs)})", 1)
 FUNCTION = Form(lambda name, args, kwargs: torch_function(name)(*args, **kwargs),
                 lambda name, args, kwargs: f"torch.{name}({_call(args, kwargs)})")
 DEFINED = Form(lambda name, args, kwargs: getattr(definitions, name)(*args, **kwargs),
                lambda name, args, kwargs: f"{name}({_call(args, kwargs)})")
 ATTRIBUTE = Form(lambda name, args, kwargs: getattr(args[0], name),
-                 lambda name, args, kwargs: f"{render(args[0])}.{name}")
+                 lambda name, args, kwargs: f"{render(args[0])}.{name}", 1)
 GETITEM = Form(lambda name, args, kwargs: args[0][args[1]],
-               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}]")
+               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}]", 2)
 SETITEM = Form(lambda name, args, kwargs: _setitem(args, kwargs),
-               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] = {render(args[2])}")
+               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] = {render(args[2])}", 3)
 AUGMENT = Form(lambda name, args, kwargs: _augment(args, kwargs),
-               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] += {render(args[2])}")
+               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] += {render(args[2])}", 3)
 SET_DATA = Form(lambda name, args, kwargs: _set_data(args, kwargs),
-                lambda name, args, kwargs: f"{render(args[0])}.data = {render(args[1])}")
+                lambda name, args, kwargs: f"{render(args[0])}.data = {render(args[1])}", 2)
 
 VIEW, MOVE, COMPUTE, LOSSY, METADATA, QUERY = "view", "move", "compute", "lossy", "metadata", "query"
 """What a row does to bits: nothing but a new view; moves them unchanged; computes (exactly on small whole numbers);
@@ -274,6 +282,11 @@ class Op:
     def makes(self) -> int:
         """How many results get names, where the rule has not named them."""
         return self.results if self.writes is None and self.effect not in (METADATA, QUERY) else 0
+
+    @property
+    def least(self) -> int:
+        """How many arguments a call needs that is to be looked at before torch is asked."""
+        return max(self.form.least, self.writes + 1 if isinstance(self.writes, int) else 0)
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call torch."""
