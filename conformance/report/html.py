@@ -1,24 +1,25 @@
 """The HTML report: one self-contained file, no network, for looking at rather than reading.
 
-Defines `render`. The key insight: all text from outside reaches the page either through jinja2's escaping or as JSON in
-which `<`, `>` and `&` are escapes, and the script puts it on the page as text only; so nothing in it can become markup.
-Rows are data; the browser makes the few that are looked at. This module must not import torch.
+Defines `render`, for a run, and `render_campaign`, for a fuzz campaign alone. The key insight: all text from outside
+reaches the page either through jinja2's escaping or as JSON in which `<`, `>` and `&` are escapes, and the script puts
+it on the page as text only; so nothing in it can become markup. Rows are data; the browser makes the few that are
+looked at. This module must not import torch.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jinja2
 
+from conformance.report.campaign import AXES, Campaign, counted
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.foreign import visible
 from conformance.report.history import Trend
-from conformance.report.model import BROKEN, UNEXPECTED, Failure, Outcome, ReportError, Result, Run, summary_line
+from conformance.report.model import BROKEN, UNEXPECTED, Failure, Outcome, Result, Run, summary_line
 
 DETAIL_BUDGET = 3_000_000
 """Characters of failure details in one page; scripts, then values, are left out once they are spent."""
@@ -125,35 +126,23 @@ def _failure(failure: Failure, left: int) -> dict[str, Any]:
 def render(
     run: Run,
     baseline: Run | None = None,
-    fuzz: Mapping[str, Any] | None = None,
+    campaign: Campaign | None = None,
     trends: Sequence[Trend] = (),
     difference: Diff | None = None,
 ) -> str:
-    """The page for a run, with a baseline, a fuzz campaign's results and earlier runs where given. `difference` is that
-    to the baseline, where it is known already."""
-    loader = jinja2.PackageLoader("conformance.report")
-    environment = jinja2.Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,
-    )
-
+    """The page for a run, with a baseline, a fuzz campaign on its target and earlier runs where given. `difference` is
+    that to the baseline, where it is known already."""
     counts = run.counts()
-
-    def source(name: str) -> str:
-        return loader.get_source(environment, name)[0]
-
-    return environment.get_template("report.html.j2").render(
+    verdicts = [(*_verdict(run), "#cases"), *([(*campaign.verdict(), "#fuzz")] if campaign else [])]
+    title = [summary_line(run), *([campaign.verdict()[1]] if campaign and campaign.exit_code() else [])]
+    return _page(
+        "report.html.j2",
         run=run,
-        style=source("report.css"),
-        script=source("report.js"),
         data=embed(page_data(run, baseline)),
         counts=[(str(o), counts[str(o)], WORDS[o]) for o in reversed(Outcome) if counts[str(o)]],
         total=len(run.results),
         summary=summary_line(run),
+        title="; ".join(title),
         plain=run.passed_without_fallback(),
         passed=counts["PASS"],
         over=_worse_than_eager(run),
@@ -165,22 +154,49 @@ def render(
         budgets=_budgets(run, baseline),
         listed=LISTED_CHANGES,
         fallbacks=_fallbacks(run),
-        fuzz=fuzz_view(fuzz),
-        verdict=_verdict(run),
+        fuzz=campaign_view(campaign) if campaign else None,
+        verdicts=sorted(verdicts, key=lambda verdict: verdict[0]),
         trends=trends,
     )
 
 
-def _verdict(run: Run) -> tuple[str, str]:
-    """A class and a sentence: what a reader wants to know first."""
+def render_campaign(campaign: Campaign) -> str:
+    """The page for a fuzz campaign alone."""
+    return _page(
+        "campaign.html.j2",
+        campaign=campaign,
+        fuzz=campaign_view(campaign),
+        verdicts=[(*campaign.verdict(), "#fuzz")],
+    )
+
+
+def _page(template: str, **values: Any) -> str:
+    loader = jinja2.PackageLoader("conformance.report")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+
+    def source(name: str) -> str:
+        return loader.get_source(environment, name)[0]
+
+    return environment.get_template(template).render(source=source, **values)
+
+
+def _verdict(run: Run) -> tuple[bool, str]:
+    """Whether all is well, and a sentence: what a reader wants to know first."""
     bad = sum(result.outcome in UNEXPECTED for result in run.results)
     if not run.compared:
-        return "bad", "Nothing was compared."
+        return False, "Nothing was compared."
     if not run.complete:
-        return "bad", f"The run was interrupted after {len(run.results)} cases."
+        return False, f"The run was interrupted after {len(run.results)} cases."
     if bad:
-        return "bad", f"{bad:,} of {len(run.results):,} cases do not do what torch CPU does."
-    return "good", f"All {run.counts()['PASS']:,} cases that were compared do what torch CPU does, or fail as declared."
+        return False, f"{bad:,} of {len(run.results):,} cases do not do what torch CPU does."
+    return True, f"All {run.counts()['PASS']:,} cases that were compared do what torch CPU does, or fail as declared."
 
 
 def _worse_than_eager(run: Run) -> int | None:
@@ -261,85 +277,69 @@ def _quoted(text: str) -> str:
     return quote(text, safe="")
 
 
-def load_fuzz(path: Path) -> dict[str, Any] | None:
-    """A fuzz campaign's results, None when there are none. Raises ReportError for a damaged file."""
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ReportError(f"{path} cannot be read ({error}); remove it or run the fuzzer again.") from None
-    if not isinstance(data, dict):
-        raise ReportError(f"{path} is not a fuzz result; remove it or run the fuzzer again.")
-    return data
-
-
-def fuzz_view(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the page shows of a fuzz campaign: plain facts, findings, and a coverage table when there is one."""
-    if data is None:
-        return None
-    findings = [item for item in _list(data.get("findings", data.get("failures"))) if isinstance(item, Mapping)]
-    facts = [
-        (key, str(value))
-        for key, value in data.items()
-        if isinstance(value, (str, int, float)) and key not in ("schema", "kind")
-    ]
-    return {"facts": facts, "findings": [_finding(item) for item in findings], **_coverage(data)}
-
-
-def _coverage(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps drawn by family and layout class, and where known one table a family by layout class and dtype."""
-    cells = {family: {layout: _counts(dtypes) for layout, dtypes in _mapping(layouts).items()}
-             for family, layouts in _mapping(data.get("cells")).items()}
-    rows = {family: {layout: sum(dtypes.values()) for layout, dtypes in layouts.items()}
-            for family, layouts in cells.items()} or {
-        family: _counts(layouts) for family, layouts in _mapping(data.get("coverage")).items()}
-    columns = sorted({layout for row in rows.values() for layout in row})
-    dtypes = sorted({dtype for layouts in cells.values() for row in layouts.values() for dtype in row})
-    most = max((count for row in rows.values() for count in row.values()), default=0)
-    most_cell = max((count for layouts in cells.values() for row in layouts.values() for count in row.values()),
-                    default=0)
-    families = [
-        {"name": family, "reached": sum(len(row) for row in layouts.values()), "all": len(columns) * len(dtypes),
-         "rows": [(layout, [_heat(layouts.get(layout, {}).get(dtype, 0), most_cell) for dtype in dtypes])
-                  for layout in columns]}
-        for family, layouts in sorted(cells.items())]
+def campaign_view(campaign: Campaign) -> dict[str, Any]:
+    """What the page shows of a fuzz campaign: plain facts, findings, what was not run and why, and its coverage."""
+    facts: dict[str, Any] = {
+        "programs": f"{campaign.programs:,}",
+        "failing programs": f"{campaign.failing:,}",
+        "programs that pass by float64": f"{campaign.arbitrated:,}",
+        "steps": f"{campaign.steps:,}",
+        "seed": ", ".join(map(str, campaign.seeds)),
+        "seconds": f"{campaign.seconds:,.0f}",
+    }
+    if campaign.kernels_allowed:
+        facts["kernels"] = f"{campaign.kernels:,}"
+        facts["torch CPU's ops and transfers"] = f"{campaign.kernels_allowed:,}"
+        facts["programs compared with the baseline"] = f"{campaign.kernels_compared:,}"
     return {
-        "columns": columns,
-        "rows": [(name, [_heat(row.get(column, 0), most) for column in columns]) for name, row in sorted(rows.items())],
-        "dtypes": dtypes, "families": families,
+        "facts": facts,
+        "findings": campaign.findings,
+        "not_run": [
+            (title, sorted(reasons.items(), key=lambda reason: -reason[1]))
+            for title, reasons in (
+                ("Programs not run, since the target leaves out", campaign.unsupported),
+                ("Steps drawn and not run, since", campaign.avoided),
+            )
+            if reasons
+        ],
+        **_coverage(campaign),
     }
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return {str(key): part for key, part in value.items()} if isinstance(value, Mapping) else {}
-
-
-def _counts(value: Any) -> dict[str, int]:
-    return {key: count for key, count in _mapping(value).items() if isinstance(count, int)}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _heat(count: Any, most: int) -> tuple[int, int]:
-    """A count and its step, 0 to 4, on a logarithmic scale."""
-    number = count if isinstance(count, int) else 0
-    return number, 0 if not number or not most else 1 + int(
-        3 * (number.bit_length() - 1) / max(most.bit_length() - 1, 1)
-    )
-
-
-def _finding(item: Mapping[str, Any]) -> dict[str, Any]:
-    title = item.get("signature") or item.get("title") or item.get("oracle") or "finding"
-    if isinstance(title, (list, tuple)):
-        title = " · ".join(map(str, title))
-    elif isinstance(title, Mapping):
-        title = " · ".join(map(str, title.values()))
-    facts = {
-        key: str(value)
-        for key, value in item.items()
-        if isinstance(value, (str, int, float)) and key not in ("script", "signature", "title")
+def _coverage(campaign: Campaign) -> dict[str, Any]:
+    """Steps by family and layout class, and for each family by layout class and dtype. Rows and columns are all that
+    there are where the campaign names them, so that what was never reached is seen."""
+    reached = [sorted({cell[part] for cell in campaign.cells}) for part in range(3)]
+    known = [getattr(campaign, name) for name in AXES]
+    families, layouts, dtypes = (tuple(dict.fromkeys((*a, *b))) for a, b in zip(known, reached, strict=True))
+    by_layout: Counter[tuple[str, str]] = Counter()
+    for (family, layout, _), count in campaign.cells.items():
+        by_layout[family, layout] += count
+    most, most_cell = max(by_layout.values(), default=0), max(campaign.cells.values(), default=0)
+    return {
+        "named": all(known),
+        "reached": len(campaign.cells),
+        "missed": [
+            (noun, [name for name in names if name not in reached[part]])
+            for part, (noun, names) in enumerate((("family", families), ("layout class", layouts), ("dtype", dtypes)))
+        ],
+        "layouts": layouts,
+        "dtypes": dtypes,
+        "rows": [(family, [_heat(by_layout[family, layout], most) for layout in layouts]) for family in families],
+        "families": [
+            (
+                family,
+                counted(sum(cell[0] == family for cell in campaign.cells), "cell"),
+                [
+                    (layout, [_heat(campaign.cells.get((family, layout, dtype), 0), most_cell) for dtype in dtypes])
+                    for layout in layouts
+                ],
+            )
+            for family in families
+        ],
     }
-    return {"title": str(title), "facts": facts, "script": str(item.get("script", ""))}
+
+
+def _heat(count: int, most: int) -> tuple[int, int]:
+    """A count and its step: 0 for none, else 1 to 4 on a logarithmic scale."""
+    return count, 1 + int(3 * (count.bit_length() - 1) / max(most.bit_length() - 1, 1)) if count else 0

@@ -12,12 +12,14 @@ import re
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from conformance.report.campaign import Campaign
 from conformance.report.compare import KINDS, Diff
 from conformance.report.foreign import visible
 from conformance.report.model import UNEXPECTED, Outcome, Result, Run, summary_line
 
 SUMMARY_LIMIT = 1_000_000
 """GitHub refuses a job summary of more than 1 MiB."""
+LISTED_FINDINGS = 100
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -113,14 +115,18 @@ def _attribute(text: str) -> str:
     return quoteattr(_NOT_XML.sub("\ufffd", text), {"\n": "&#10;"})
 
 
-def markdown(run: Run, changes: Diff | None) -> str:
-    """A GitHub job summary under 1 MiB: changes and failures first."""
+def markdown(run: Run, changes: Diff | None, campaign: Campaign | None = None) -> str:
+    """A GitHub job summary under 1 MiB: what the fuzzer found, changes and failures first."""
     counts = run.counts()
     lines = [f"## Conformance of `{_code(run.target)}`", "", f"**{summary_line(run)}**", ""]
     if not run.complete:
         lines += ["The run was interrupted; these are the results so far.", ""]
     if not run.compared:
         lines += ["**Nothing was compared.**", ""]
+    for note in run.notes:
+        lines += [_cell(note), ""]
+    if campaign:
+        lines += _fuzzing(campaign)
     lines += [
         "| " + " | ".join(counts) + " |",
         "|" + " --- |" * len(counts),
@@ -148,6 +154,24 @@ def markdown(run: Run, changes: Diff | None) -> str:
             break
         lines.append(row)
     return "\n".join(lines) + "\n"
+
+
+def markdown_of_campaign(campaign: Campaign) -> str:
+    """A GitHub job summary of a fuzz campaign alone."""
+    return "\n".join([f"## Fuzzing of `{_code(campaign.target)}`", "", *_fuzzing(campaign)])
+
+
+def _fuzzing(campaign: Campaign) -> list[str]:
+    lines = [f"**Fuzzing: {campaign.verdict()[1]}**", ""]
+    if campaign.findings:
+        lines += ["| finding | kind | programs | elsewhere |", "| --- | --- | --- | --- |"]
+    for found in campaign.findings[:LISTED_FINDINGS]:
+        elsewhere = "; ".join(f"{target}: {answer}" for target, answer in found.elsewhere.items())
+        cells = (found.signature[:300], found.kind, str(found.count), elsewhere[:300])
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    if len(campaign.findings) > LISTED_FINDINGS:
+        lines.append(f"\n{len(campaign.findings) - LISTED_FINDINGS} more findings are in fuzz.json.")
+    return [*lines, ""] if campaign.findings else lines
 
 
 def _code(text: str) -> str:

@@ -295,11 +295,15 @@ def run_from_json(data: Any, source: str) -> Run:
 
 def load(path: Path | str) -> Run:
     """Read a run from a .json or .json.gz file. Raises ReportError when there is none or it is damaged."""
+    return run_from_json(read(path), str(path))
+
+
+def read(path: Path | str) -> Any:
+    """What a .json or .json.gz file holds. Raises ReportError when there is none or it is damaged."""
     path = Path(path)
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-        return run_from_json(json.loads(text), str(path))
+        return json.loads((gzip.decompress(raw) if path.suffix == ".gz" else raw).decode())
     except FileNotFoundError:
         raise ReportError(f"{path} does not exist; give the path of a result file.") from None
     except json.JSONDecodeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.report.campaign import Campaign, Found
 from conformance.report.model import Failure, Outcome, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
@@ -25,3 +26,22 @@ def over(kernels: int) -> Result:
 
 def run(*results: Result, **changes: Any) -> Run:
     return Run("tiny", list(results), {"torch": "2.13"}, started="2026-01-01T00:00:00+00:00", **changes)
+
+
+def campaign(*findings: Found, **changes: Any) -> Campaign:
+    """A campaign on the target of `run`, 300 programs of seed 0."""
+    return Campaign(**{"target": "tiny", "seeds": (0,), "programs": 300, "findings": findings, **changes})
+
+
+def fuzz_json(**changes: Any) -> dict[str, Any]:
+    """What the fuzzer writes, with a finding in 26 programs."""
+    finding = {"signature": "value / copy_ / gaps", "kind": "FAIL", "count": 26, "program": 7, "steps": 2,
+               "mismatch": "value of a: expected 1, got 2", "elsewhere": {"tiny:clang": "agrees"},
+               "script": "print('a finding')"}  # fmt: skip
+    return {
+        "schema": 1, "kind": "fuzz", "target": "tiny", "seed": 3, "programs": 300, "steps": 900, "seconds": 10.5,
+        "failing_programs": 26, "unsupported": {}, "environment": {"torch": "2.13"},
+        "avoided": {"write through overlapping memory": 3},
+        "cells": {"writes": {"gaps": {"bool": 3}, "contiguous": {"float32": 37, "bool": 3}}},
+        "findings": [finding], **changes,
+    }  # fmt: skip

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from conformance.report import html
+from conformance.report.campaign import Campaign, Found
 from conformance.report.foreign import visible
 from conformance.report.history import Trend
 from conformance.report.model import Failure, Outcome, Result, Run
@@ -24,13 +25,13 @@ pytestmark = pytest.mark.skipif(screenshot.executable() is None, reason=screensh
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\"'`\x1b[31m${{7*7}}\x00"
 TRENDS = (Trend("passed", (3, 5, 4), -1), Trend("kernels", (9, 7, 7), 0))
-FUZZ = {
-    "programs": 300,
-    "coverage": {"writes": {"contiguous": 40, "gaps": 3}, "views": {"contiguous": 9}},
-    "cells": {"writes": {"contiguous": {"float32": 37, "bool": 3}, "gaps": {"bool": 3}},
-              "views": {"contiguous": {"int8": 9}}},
-    "findings": [{"signature": "value / copy_ / gaps", "count": 2, "script": "print('a finding')"}],
-}
+FUZZ = Campaign(
+    "tiny", programs=300,
+    families=("views", "writes", "layers"), layouts=("contiguous", "gaps"), dtypes=("bool", "int8"),
+    cells={("writes", "contiguous", "int8"): 37, ("writes", "contiguous", "bool"): 3, ("writes", "gaps", "bool"): 3,
+           ("views", "contiguous", "int8"): 9},
+    findings=(Found("value / copy_ / gaps", count=2, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')"),),
+)  # fmt: skip
 
 
 def passed(op: str = "add", **changes: Any) -> Result:
@@ -181,10 +182,26 @@ class TestReading:
         assert boxes[0]["height"] > 10
         assert page.locator("#fuzz td", has_text="40").count() == 1
         page.locator("#fuzz .cells summary", has_text="writes").click()
-        assert "3 of 6 cells" in page.locator("#fuzz .cells summary", has_text="writes").inner_text()
+        assert "3 cells reached" in page.locator("#fuzz .cells summary", has_text="writes").inner_text()
+        unreached = page.locator("#fuzz .map >> nth=0").locator("tr", has_text="layers")
+        assert unreached.inner_text().split() == ["layers", "0", "0"]
         assert page.locator("#fuzz .cells[open] td", has_text="37").bounding_box()["width"] > 10
         page.click("#fuzz .change summary")
         assert page.locator("#fuzz pre").inner_text() == "print('a finding')"
+
+
+    def test_a_campaign_alone(self, opened: Callable[..., Any]) -> None:
+        """Its script is copied, its colours change, and its headline leads to the findings."""
+        page = opened(html.render_campaign(FUZZ))
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.click(".verdict.bad a")
+        page.click("#fuzz .change summary")
+        page.click("#fuzz .code button")
+        page.wait_for_selector("#fuzz .code button:has-text('Copied')")
+        assert page.evaluate("navigator.clipboard.readText()") == "print('a finding')"
+        assert "tiny:clang" in page.locator(".elsewhere").inner_text()
+        page.click("#theme")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 class TestLooks:
@@ -205,6 +222,9 @@ class TestLooks:
         text = html.render(run(failed(text="9" * 400), *many), run(passed("gone")), FUZZ, TRENDS)
         page = opened(text, **screenshot.LOOKS["phone"])
         page.click("#table tr.row")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page = opened(html.render_campaign(FUZZ), **screenshot.LOOKS["phone"])
+        page.click("#fuzz .change summary")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     def test_print(self, opened: Callable[..., Any]) -> None:
@@ -246,7 +266,10 @@ class TestHostile:
         """An op, an exception, a script and a finding full of markup and escapes are shown as text."""
         bad = failed(HOSTILE, HOSTILE, HOSTILE, family=HOSTILE, reason=HOSTILE, fallbacks={HOSTILE: 1}, fallback=1)
         made = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
-        text = html.render(made, run(passed(HOSTILE)), {"findings": [{"signature": HOSTILE, "script": HOSTILE}]})
+        found = Found(HOSTILE, HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
+        fuzzed = Campaign(HOSTILE, findings=(found,), avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1})
+        assert opened(html.render_campaign(fuzzed)).evaluate("window.pwned === undefined")
+        text = html.render(made, run(passed(HOSTILE)), fuzzed)
         page = opened(text, "#case=" + quote(visible(bad.id), safe=""))
         assert page.locator("tr.detail").count() == 1
         assert page.evaluate("window.pwned === undefined")

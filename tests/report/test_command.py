@@ -10,12 +10,13 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conformance.report import __main__ as command
-from conformance.report import html, model
-from tests.report.runs import failed, result, run
+from conformance.report import model
+from tests.report.runs import failed, fuzz_json, result, run
 
 WRITER = """
 import sys
@@ -102,26 +103,6 @@ class TestCommand:
         assert command.main(["html", str(tmp_path / "none.json")]) == 2
         assert "does not exist" in capsys.readouterr().err
 
-    def test_coverage_of_the_fuzzer_has_three_dimensions(self) -> None:
-        """Family x layout class x dtype: each cell's steps are counted, cells that were not reached are empty, and what
-        an older version wrote, or something else, is shown as far as it goes."""
-        cells = {"writes": {"gaps": {"bool": 3}, "contiguous": {"float32": 37, "bool": 3}}}
-        view = html.fuzz_view({"cells": cells, "coverage": {"writes": {"gaps": 3, "contiguous": 40}}})
-        assert view is not None
-        assert view["columns"] == ["contiguous", "gaps"]
-        assert [(name, [count for count, _ in row]) for name, row in view["rows"]] == [("writes", [40, 3])]
-        assert view["dtypes"] == ["bool", "float32"]
-        [family] = view["families"]
-        assert (family["reached"], family["all"]) == (3, 4)
-        counts = [(layout, [count for count, _ in row]) for layout, row in family["rows"]]
-        assert counts == [("contiguous", [3, 37]), ("gaps", [3, 0])]
-        older = html.fuzz_view({"coverage": {"writes": {"gaps": 3}}})
-        assert older is not None
-        assert (older["columns"], older["families"]) == (["gaps"], [])
-        damaged = html.fuzz_view({"cells": {"writes": {"gaps": 3, "empty": {"bool": "<b>"}}}, "coverage": 7})
-        assert damaged is not None
-        assert [row for _, row in damaged["rows"]] == [[(0, 0), (0, 0)]]
-
     def test_a_reader_that_leaves(self, tmp_path: Path) -> None:
         """What pipes into a program that has ended, as `head` may, ends without a traceback."""
         model.save(run(result()), tmp_path / "a.json")
@@ -133,8 +114,97 @@ class TestCommand:
         )  # fmt: skip
         assert done.stderr == ""
 
-    def test_damaged_fuzz_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
+
+class TestFuzzing:
+    """A fuzz campaign, beside a run and alone."""
+
+    def put(self, folder: Path, **changes: Any) -> str:
+        """A campaign in the folder; returns its path."""
+        folder.mkdir(exist_ok=True)
+        (folder / "fuzz.json").write_text(json.dumps(fuzz_json(**changes)))
+        return str(folder / "fuzz.json")
+
+    def test_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """It has a page beside it and a summary; `html` once refused it."""
+        path = self.put(tmp_path)
+        assert command.main(["html", path]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / 'fuzz.html'}\n"
+        assert "26 of 300 drawn programs fail" in (tmp_path / "fuzz.html").read_text()
+        assert command.main(["summary", path]) == 0
+        assert "26 of 300 drawn programs fail" in capsys.readouterr().out
+
+    def test_beside_a_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Page and summary tell it, as do those that a run writes itself."""
+        self.put(tmp_path)
+        command.write(run(result()), tmp_path, None)
+        words = "26 of 300 drawn programs fail"
+        for name in ("conformance.html", "opinfo-summary.md"):
+            assert words in (tmp_path / name).read_text()
+        assert command.main(["html", str(tmp_path / "opinfo.json")]) == 0
+        assert words in (tmp_path / "conformance.html").read_text()
+        assert command.main(["summary", str(tmp_path / "opinfo.json")]) == 0
+        assert words in capsys.readouterr().out
+
+    def test_of_another_target(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A neighbour is left out, and the page says so; one that is asked for is refused. It was once shown as if it
+        were of the run's target."""
+        other = self.put(tmp_path, target="mutant:x")
+        command.write(run(result()), tmp_path, None)
+        page = (tmp_path / "conformance.html").read_text()
+        assert "drawn programs" not in page
+        assert "it is on &#39;mutant:x&#39;, another target" in page
+        assert "another target" in (tmp_path / "opinfo-summary.md").read_text()
+        assert command.main(["html", str(tmp_path / "opinfo.json")]) == 0
+        assert "another target" in (tmp_path / "conformance.html").read_text()
+        assert command.main(["html", str(tmp_path / "opinfo.json"), "--fuzz", other]) == 2
+        assert "'mutant:x'" in capsys.readouterr().err
+
+    def test_several_are_joined(self, tmp_path: Path) -> None:
+        """Those of the shards of one run."""
+        both = [self.put(tmp_path / "a"), self.put(tmp_path / "b", seed=4)]
+        model.save(run(result()), tmp_path / "a.json")
+        assert command.main(["html", str(tmp_path / "a.json"), "--fuzz", *both]) == 0
+        assert "52 of 600 drawn programs fail: 1 distinct finding" in (tmp_path / "conformance.html").read_text()
+
+    def test_merged(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The campaigns of the shards are in the joined report and its exit code, except one that cannot be read."""
+        shards = []
+        for name in ("a", "b", "c"):
+            self.put(tmp_path / name, findings=fuzz_json()["findings"] if name == "b" else [])
+            shards.append(str(tmp_path / name / "opinfo.json"))
+            model.save(run(result(name)), shards[-1])
+        (tmp_path / "c" / "fuzz.json").write_text("{")
+        assert command.main(["merge", *shards, "--reports", str(tmp_path / "out")]) == 1
+        said = capsys.readouterr()
+        assert said.out.splitlines()[-2:] == ["26 of 600 drawn programs fail: 1 distinct finding.",
+                                              "3 passed, 0 failed, 0 skipped"]  # fmt: skip
+        assert "fuzz.json, line 1: not valid JSON" in said.err
+        summary = (tmp_path / "out" / "opinfo-summary.md").read_text()
+        assert "26 of 600 drawn programs fail" in summary
+        assert "Without the fuzzer" in summary
+
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"kind": "fuzz"}', '{"kind": "fuzz", "schema": 1}'])
+    def test_bad_input(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+        """One sentence and exit code 2, whether it is the file asked for, named, or beside the run."""
+        model.save(run(result()), tmp_path / "opinfo.json")
+        bad = tmp_path / "fuzz.json"
+        bad.write_text(text)
+        for words in (["html", str(bad)], ["summary", str(bad)], ["html", str(tmp_path / "opinfo.json")],
+                      ["summary", str(tmp_path / "opinfo.json"), "--fuzz", str(bad)]):  # fmt: skip
+            assert command.main(words) == 2
+            said = capsys.readouterr()
+            assert (said.out, said.err.count("\n")) == ("", 1)
+            assert said.err.startswith(f"report: {bad}")
+        assert not [*tmp_path.glob("*.html")]
+
+    def test_a_campaign_has_no_baseline(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """What only a run has is refused rather than ignored."""
+        path = self.put(tmp_path)
+        assert command.main(["html", path, "--baseline", path]) == 2
+        assert "need a run" in capsys.readouterr().err
+
+    def test_damaged_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
         """The page is written without them, and says so."""
         (tmp_path / "fuzz.json").write_text("{")
         command.write(run(result()), tmp_path, None)
-        assert "fuzz.json cannot be read" in (tmp_path / "conformance.html").read_text()
+        assert "fuzz.json, line 1: not valid JSON" in (tmp_path / "conformance.html").read_text()

@@ -7,8 +7,9 @@ import json
 from html.parser import HTMLParser
 
 from conformance.report import html
+from conformance.report.campaign import Campaign, Found
 from conformance.report.model import Failure, Run
-from tests.report.runs import HOSTILE, failed, result, run
+from tests.report.runs import HOSTILE, campaign, failed, result, run
 
 
 class Page(HTMLParser):
@@ -19,17 +20,26 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.sources: list[str] = []
         self.scripts: list[str] = []
+        self.verdicts: list[str] = []
+        self.title = self.text = ""
         self.feed(text)
+        self.title, self.text = self.title.strip(), " ".join(self.text.split())
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.sources += [value or "" for name, value in attributes if name in ("src", "onerror")]
         if tag == "script":
             self.scripts.append("")
+        elif tag == "p" and (name := dict(attributes).get("class") or "").startswith("verdict"):
+            self.verdicts.append(name)
 
     def handle_data(self, data: str) -> None:
         if self.lasttag == "script":
             self.scripts[-1] += data
+        elif self.lasttag == "title":
+            self.title += data
+        elif self.lasttag != "style":
+            self.text += f" {data}"
 
 
 class TestHtml:
@@ -37,14 +47,17 @@ class TestHtml:
 
     def test_hostile_text_is_inert(self, hostile: Run) -> None:
         """Op names, exceptions, reasons and environments add no element, and no control character survives."""
-        text = html.render(
-            hostile, hostile, {"findings": [{"signature": HOSTILE, "script": HOSTILE}], HOSTILE: HOSTILE}
-        )
-        page = Page(text)
-        assert page.tags.count("script") == 2
-        assert "img" not in page.tags
-        assert page.sources == []
-        assert not set(text) & {"\x1b", "\x00", "\u202e"}
+        found = Found(HOSTILE, HOSTILE, mismatch=HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
+        made = campaign(
+            found, target=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE}, avoided={HOSTILE: 1},
+            unsupported={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1}, families=(HOSTILE, f"{HOSTILE} not reached"),
+        )  # fmt: skip
+        for text, scripts in ((html.render(hostile, hostile, made), 2), (html.render_campaign(made), 1)):
+            page = Page(text)
+            assert page.tags.count("script") == scripts
+            assert "img" not in page.tags
+            assert page.sources == []
+            assert not set(text) & {"\x1b", "\x00", "\u202e"}
 
     def test_self_contained(self) -> None:
         """Nothing is fetched: no source, no stylesheet link, and a policy that forbids it."""
@@ -76,3 +89,91 @@ class TestHtml:
         """Very many long failures do not make a page that no browser opens."""
         long = [dataclasses.replace(failed(f"op{i}"), failures=(Failure("value", "w", "e", "a", script="x" * 50_000),)) for i in range(400)]  # fmt: skip  # noqa: E501
         assert len(html.render(run(*long))) < 5_000_000
+
+
+class TestFuzzing:
+    """What the page says of a fuzz campaign, beside a run and alone."""
+
+    def test_the_headline_tells_findings(self) -> None:
+        """A run without a fault and a campaign with findings: the page was once green, and said that all is well."""
+        page = Page(html.render(run(result()), None, campaign(Found("a", count=26))))
+        assert page.verdicts == ["verdict bad", "verdict good"]
+        assert page.text.index("26 of 300 drawn programs fail: 1 distinct finding.") < page.text.index("All 1 cases")
+        assert "26 of 300 drawn programs fail" in page.title
+        assert "1 passed" in page.title
+
+    def test_the_headline_when_all_is_well(self) -> None:
+        """Both halves say so."""
+        page = Page(html.render(run(result()), None, campaign()))
+        assert page.verdicts == ["verdict good", "verdict good"]
+        assert "No finding in 300 drawn programs." in page.text
+        assert page.title == "tiny: 1 passed, 0 failed, 0 skipped"
+
+    def test_a_failed_run_is_first(self) -> None:
+        """Whichever half is worse leads."""
+        assert Page(html.render(run(failed()), None, campaign())).verdicts == ["verdict bad", "verdict good"]
+
+    def test_a_campaign_alone(self) -> None:
+        """It has a page of its own, with its headline and how to run it again."""
+        page = Page(html.render_campaign(campaign(Found("a"), command="python -m conformance.fuzz --seed 9")))
+        assert page.verdicts == ["verdict bad"]
+        assert page.title == "tiny: 1 of 300 drawn programs fail: 1 distinct finding."
+        assert "--seed 9" in page.text
+        assert Page(html.render_campaign(campaign())).verdicts == ["verdict good"]
+
+    def test_findings_tell_their_weight_and_whose_they_are(self) -> None:
+        """How many programs, what differs, and what becomes of the program on related targets."""
+        found = Found("value / copy_", "FAIL", 25, 7, 2, "expected 1, got 2", {"tiny:clang": "agrees"}, "print()")
+        text = Page(html.render_campaign(campaign(found, Found("crash / add_", "CRASH")))).text
+        assert "25 programs FAIL value / copy_ expected 1, got 2" in text
+        assert "tiny:clang agrees" in text
+        assert "From program 7, 2 steps." in text
+        assert "1 program CRASH crash / add_" in text
+
+    def test_what_was_not_run_has_its_reasons(self) -> None:
+        """Steps that were turned down, and programs that the target leaves out, most first."""
+        made = campaign(avoided={"one": 1, "write through overlapping memory": 30}, unsupported={"autograd": 4})
+        text = Page(html.render_campaign(made)).text
+        assert "write through overlapping memory 30 one 1" in text
+        assert "Programs not run, since the target leaves out 1 reason autograd 4" in text
+
+    def test_coverage_shows_what_was_not_reached(self) -> None:
+        """Every family, layout class and dtype that there is has its row or column. They once were those reached."""
+        view = html.campaign_view(COVERED)
+        assert view["layouts"] == ("contiguous", "gaps", "empty")
+        assert [(name, [count for count, _ in row]) for name, row in view["rows"]] == [
+            ("views", [0, 0, 0]), ("writes", [40, 3, 0])]  # fmt: skip
+        assert view["missed"] == [("family", ["views"]), ("layout class", ["empty"]), ("dtype", ["int8"])]
+        family, reached, rows = view["families"][1]
+        assert (family, reached) == ("writes", "3 cells")
+        assert [(layout, [count for count, _ in row]) for layout, row in rows] == [
+            ("contiguous", [37, 3, 0]), ("gaps", [0, 3, 0]), ("empty", [0, 0, 0])]  # fmt: skip
+        text = Page(html.render_campaign(COVERED)).text
+        assert "No step of layout class empty." in text
+        assert "do not name them" not in text
+
+    def test_coverage_without_axes(self) -> None:
+        """Where the results do not name what there is, the page says that the table may lack rows."""
+        made = dataclasses.replace(COVERED, families=(), layouts=(), dtypes=())
+        assert html.campaign_view(made)["layouts"] == ("contiguous", "gaps")
+        assert "do not name them" in Page(html.render_campaign(made)).text
+
+    def test_coverage_states_no_share(self) -> None:
+        """No "of" so many cells, since some of them cannot exist: once "6 of 110"."""
+        text = Page(html.render_campaign(COVERED)).text
+        assert "writes 3 cells reached" in text
+        assert " of 18" not in text
+        assert " of 9" not in text
+
+    def test_kernels_are_told_where_they_are_counted(self) -> None:
+        """A target that does not count them has none, rather than 0."""
+        assert "kernels" not in html.campaign_view(campaign())["facts"]
+        assert html.campaign_view(campaign(kernels=3, kernels_allowed=5))["facts"]["kernels"] == "3"
+
+
+COVERED: Campaign = campaign(
+    cells={("writes", "contiguous", "float32"): 37, ("writes", "contiguous", "bool"): 3, ("writes", "gaps", "bool"): 3},
+    families=("views", "writes"),
+    layouts=("contiguous", "gaps", "empty"),
+    dtypes=("float32", "bool", "int8"),
+)

@@ -1,4 +1,3 @@
-"use strict";
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const N = data.names, OUT = data.outcomes;
@@ -7,7 +6,6 @@ const rows = data.rows.map((r, i) => ({ i, r, id: [N[r[NAME]], N[r[DTYPE]], N[r[
 rows.forEach(row => { row.text = (row.id + " " + N[row.r[FAMILY]] + " " + N[row.r[ORACLES]] + " " + N[row.r[REASON]]).toLowerCase(); });
 const many = part => new Set(rows.map(row => row.r[part])).size > 1;
 const CHUNK = 150;
-const $ = id => document.getElementById(id);
 
 // Everything from outside is set as text: no string ever becomes markup.
 function el(tag, attributes, ...children) {
@@ -244,17 +242,6 @@ function reflect() {
   $("clear").disabled = !Object.keys(state).length;
 }
 
-async function copy(button) {
-  const text = button.parentNode.querySelector("pre").textContent;
-  try { await navigator.clipboard.writeText(text); }
-  catch {
-    const area = el("textarea", {}); area.value = text; document.body.append(area); area.select();
-    document.execCommand("copy"); area.remove();
-  }
-  button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1200);
-}
-document.addEventListener("click", event => { if (event.target.dataset && "copy" in event.target.dataset) copy(event.target); });
-
 function mark(line) {
   body.querySelector("tr.at")?.classList.remove("at");
   line.classList.add("at");
@@ -278,13 +265,6 @@ document.addEventListener("keydown", event => {
   else if (event.key === "Enter" && line && event.target === line) { event.preventDefault(); toggle(line); }
   else if (event.key === "c" && line) { const button = line.nextElementSibling?.querySelector(".copy-script"); if (button) copy(button); }
 });
-
-const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
-const label = () => { $("theme").textContent = isDark() ? "Light" : "Dark"; };
-$("theme").addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; label(); });
-dark.addEventListener("change", label);
-label();
 
 addEventListener("beforeprint", () => { while (drawn < Math.min(shown.length, 5000)) draw(); });
 addEventListener("hashchange", () => { if (readState()) { filter(); $("cases").scrollIntoView(); } });
