@@ -8,7 +8,10 @@ import pytest
 
 from conformance.faults import FAULTS
 from conformance.fuzz_views import Drawing
-from conformance.mutants import hunt, main
+from conformance.mutants import differences_on, hunt, main
+from conformance.program import Input, Program, Storage
+from conformance.steps.op import Step, tensor
+from conformance.target import load_target
 
 QUICK = ["slice drops the offset", "transpose is stale", "copy_ clobbers the gap", "clone of a transpose aliases",
          "out= ignores strides", "mask is off by one", "empty_strided is contiguous", "every third write is lost"]
@@ -40,6 +43,15 @@ class TestPower:
         assert [name for name, one in hunts.items() if one.programs is None] == []
         assert statistics.median(one.programs for one in hunts.values()) < 100
         assert statistics.median(len(one.small.steps) for one in hunts.values()) <= 4
+
+    @pytest.mark.parametrize(("size", "stride"), [((1, 3), (0, 1)), ((3, 1), (1, 2)), ((2, 2), (1, 3))])
+    def test_a_conversion_that_rounds_keeps_its_strides(self, size, stride):
+        """Only values are wrong. The fault rounded into a new layout and was counted for the strides that it had
+        spoiled beside, at program 105, where its values are first seen at program 1,028."""
+        given = Program((Storage("float32", 6, [0.75, 1.75, 2.75, 3.75, 4.75, 5.75]),),
+                        (Input("a", 0, "float32", size, stride),),
+                        (Step("to", (tensor("a"), {"dtype": "int64"}), out=("b",)),))
+        assert {one.oracle for one in differences_on(given, load_target("mutant:float to int rounds"))} == {"value"}
 
     def test_there_are_forty_faults(self):
         """Each says which real bug it is modelled on."""
