@@ -2,40 +2,37 @@
 
 The key insight: a shard is a pure function of its seed and numbers, so a shard whose worker died is run again from the
 program after the one that killed it, and the result does not depend on how many workers there are. Groups are by
-signature: a campaign shows several distinct bugs, each once and small, not one bug a hundred times.
+signature: a campaign shows several distinct bugs, each once and small, not one bug a hundred times. All that a campaign
+leaves on disk bears its name, so that what is resumed is its own and nothing else.
 """
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import multiprocessing
 import re
 import shlex
-import signal
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
-from dataclasses import dataclass, field, replace
-from multiprocessing import resource_tracker
+from concurrent.futures import TimeoutError
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from conformance import worker
 from conformance.fuzz_views import DTYPES, STEPS, Drawing, Tally
-from conformance.program import Program, ProgramError
-from conformance.reduce import reduce_program
+from conformance.isolation import Workers
+from conformance.program import ProgramError
 from conformance.report.model import write_atomic
 from conformance.script import script
 from conformance.steps.op import Json
 from conformance.support import not_drawn
-from conformance.target import TargetError, describe_target
-from conformance.worker import CRASH, INVALID, MEMORY, NOTHING, TIMEOUT, Finding, Result, Shard
+from conformance.target import describe_target
+from conformance.worker import INVALID, Finding, Result, Shard
 
-PROGRESS = 1
+PROGRESS = 2
 """The schema of the file that says how far a campaign is."""
 
 LONGEST_NAME = 90
@@ -43,22 +40,6 @@ LONGEST_NAME = 90
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
-
-CRASH_TRIALS, MOST_DEATHS = 60, 4
-"""How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
-
-
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block. The threads and processes that are started in it inherit that it waits, so
-    that a worker is not torn from its imports: the campaign alone answers."""
-    resource_tracker.ensure_running()  # which lets Ctrl-C through again where it is started
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -111,20 +92,20 @@ class Plan:
             words += [word for name in names if name not in declared for word in (option, name)]
         return shlex.join(words)
 
-    def shards(self, first: int = 0) -> Iterator[Shard]:
+    def shards(self, campaign: str, first: int = 0) -> Iterator[Shard]:
         """The shards in order, from this program on; without end when only time limits the campaign."""
         if first < 0:
-            yield self.shard(first, -first)
+            yield self.shard(campaign, first, -first)
             first = 0
         while self.programs is None or first < self.programs:
             count = SHARD if self.programs is None else min(SHARD, self.programs - first)
-            yield self.shard(first, count)
+            yield self.shard(campaign, first, count)
             first += count
 
-    def shard(self, first: int, count: int) -> Shard:
+    def shard(self, campaign: str, first: int, count: int) -> Shard:
         """So many programs from this one on."""
         return Shard(self.target, self.drawing, self.seed, first, count, str(self.failures), self.limit, self.corpus,
-                     self.kernels, self.record)
+                     self.kernels, self.record, campaign, self.stop_at_first)
 
 
 @dataclass
@@ -155,6 +136,8 @@ class Campaign:
     """The shards that were begun and not taken over yet, by their first program."""
     following: int = 0
     """The first program of the next shard."""
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """What tells its files from those of other campaigns, in the same folder or on the same target."""
 
     def run(self) -> None:
         """Run the plan, then shrink what was found. Raises TargetError when the target cannot be loaded, and
@@ -165,44 +148,28 @@ class Campaign:
         self.following = -len(self.plan.corpus)
         if self.plan.resume:
             self._restore()
-        self._note_progress()
-        context = multiprocessing.get_context("spawn")
-        with ProcessPool(self.plan.jobs, context=context, initializer=worker.start,
-                         initargs=[self.plan.memory]) as pool:
-            try:
-                try:
-                    with interrupts_held():
-                        loading = pool.schedule(worker.environment, args=[self.plan.target])
-                    self.environment = loading.result()
-                except ProcessExpired as death:
-                    raise TargetError(f"target {self.plan.target!r} cannot be used: its process died while it was "
-                                      f"loaded, with exit code {death.exitcode}") from death
-                self.began = time.monotonic()
-                self._run_shards(pool)
-                self._count_seconds()
-                # The commonest first: of many groups only some are small where a campaign is ended while it shrinks.
-                for group in sorted(self.groups.values(), key=lambda group: -len(group.numbers)):
-                    if not group.shrunk:
-                        self._shrink(pool, group)
-            except BaseException:
-                pool.stop()
-                raise
+        with Workers(self.plan.target, self.plan.limit, self.plan.memory, self.plan.jobs) as workers:
+            self.environment = workers.load()
+            self._note_progress()
+            self.began = time.monotonic()
+            self._run_shards(workers)
+            self._count_seconds()
+            # The commonest first: of many groups only some are small where a campaign is ended while it shrinks.
+            for group in sorted(self.groups.values(), key=lambda group: -len(group.numbers)):
+                if not group.shrunk:
+                    self._shrink(workers, group)
         for relative in describe_target(self.plan.target).relatives:
             self._compare(relative)
 
     def _compare(self, relative: str) -> None:
         """Run every finding on a related target, in a process of its own, to say whose bug it is."""
-        with ProcessPool(1, context=multiprocessing.get_context("spawn"), initializer=worker.start,
-                         initargs=[self.plan.memory]) as pool:
+        with Workers(relative, self.plan.limit, self.plan.memory) as workers:
             for group in self.groups.values():
                 if relative in group.elsewhere or not group.finding.program.inputs:
                     continue
                 try:
-                    with interrupts_held():
-                        running = pool.schedule(worker.elsewhere, args=[relative, group.finding.program,
-                                                                        self.plan.limit],
-                                                timeout=2 * self.plan.limit + 60)
-                    answer = running.result()
+                    answer = workers.ask(worker.elsewhere, relative, group.finding.program, self.plan.limit,
+                                         seconds=2 * self.plan.limit + 60)
                 except ProcessExpired:
                     answer = "fails (crash)"
                 except TimeoutError:
@@ -213,36 +180,32 @@ class Campaign:
     def _count_seconds(self) -> None:
         self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
 
-    def _run_shards(self, pool: ProcessPool) -> None:
-        waiting, again = self.plan.shards(self.following), list(self.unfinished.values())
-        running: dict[Future[Any], Shard] = {}
+    def _run_shards(self, workers: Workers) -> None:
+        waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
         while True:
-            while len(running) < self.plan.jobs and not self._enough():
+            while len(workers.running) < self.plan.jobs and not self._enough():
                 shard = again.pop() if again else next(waiting, None)
                 if shard is None:
                     break
                 self.unfinished[shard.first] = shard
                 self.following = max(self.following, shard.first + shard.count)
-                running[pool.schedule(worker.run_shard, args=[shard], timeout=self._patience(shard))] = shard
-            if not running:
+                workers.begin(shard)
+            if not workers.running:
                 return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                shard = running.pop(future)
-                try:
-                    self._take(future.result())
-                    del self.unfinished[shard.first]
-                except (ProcessExpired, TimeoutError) as death:
-                    rest = self._bury(shard, CRASH if isinstance(death, ProcessExpired) else TIMEOUT)
-                    del self.unfinished[shard.first]
-                    again += [rest] if rest.count else []
-                    self.unfinished |= {rest.first: rest} if rest.count else {}
+            for shard, result, rest in workers.ended():
+                self._take(result)
+                del self.unfinished[shard.first]
+                if rest is not None:
+                    again.append(rest)
+                    self.unfinished[rest.first] = rest
                 self._count_seconds()
                 self._note_progress()
                 self.tell(self)
 
     def _note_progress(self) -> None:
         write_atomic(self.plan.progress, json.dumps({
-            "schema": PROGRESS, **self.plan.identity(), "following": self.following, "seconds": self.running_seconds,
+            "schema": PROGRESS, "campaign": self.name, **self.plan.identity(),
+            "following": self.following, "seconds": self.running_seconds,
             "unfinished": [[shard.first, shard.count] for shard in self.unfinished.values()],
             "result": self.result.to_json()}))
 
@@ -253,9 +216,11 @@ class Campaign:
             return
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            identity = {key: data[key] for key in self.plan.identity()} if data["schema"] == PROGRESS else None
+            if data["schema"] != PROGRESS:
+                raise ValueError("it is of another version")
+            identity, self.name = {key: data[key] for key in self.plan.identity()}, str(data["campaign"])
             self.result = Result.from_json(data["result"])
-            self.unfinished = {first: self.plan.shard(first, count) for first, count in data["unfinished"]}
+            self.unfinished = {first: self.plan.shard(self.name, first, count) for first, count in data["unfinished"]}
             self.following, self.earlier_seconds = int(data["following"]), float(data["seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProgramError(f"{path} does not say how far a campaign is ({error}): run without --resume, or choose "
@@ -265,7 +230,7 @@ class Campaign:
                                "steps and corpus that it was started with")
         untaken: list[Finding] = []
         for saved in sorted(self.plan.failures.glob("*.json")):
-            if saved.name.startswith("running-"):
+            if saved.name.startswith(f"running-{self.name}-"):
                 saved.unlink()
                 continue
             try:
@@ -273,56 +238,24 @@ class Campaign:
                 finding = Finding.from_json(found)
             except (OSError, ValueError, KeyError, TypeError, ProgramError):
                 continue  # not of a campaign: a program that somebody put there
-            if saved.name.startswith("found-"):
+            if saved.name.startswith(f"found-{self.name}-"):
                 untaken.append(finding)
-            elif found.get("target") == self.plan.target and found.get("seed") == self.plan.seed:
+            elif found.get("campaign") == self.name:
                 self.groups[finding.group] = Group(finding, set(found["numbers"]), {finding.group, *found["found_as"]},
                                                    found["shrunk"], found["elsewhere"])
         self.groups = dict(sorted(self.groups.items(), key=lambda item: min(item[1].numbers)))
         for finding in sorted(untaken, key=lambda one: one.number):
             self.add(finding)
 
-    def _patience(self, shard: Shard) -> float:
-        return 60 + shard.count * shard.limit / 4 + shard.limit
-
     def _enough(self) -> bool:
         late = self.plan.minutes is not None and time.monotonic() - self.began > 60 * self.plan.minutes
         return late or (self.plan.stop_at_first and bool(self.groups))
 
     def _take(self, result: Result) -> None:
-        self.result.done += result.done
-        self.result.tally.add(result.tally)
-        self.result.kernels += result.kernels
-        self.result.allowed += result.allowed
-        self.result.seconds += result.seconds
-        self.result.unsupported += result.unsupported
-        self.result.compared += result.compared
-        self.result.arbitrated += result.arbitrated
-        self.result.counts |= result.counts
-        for finding in result.findings:
+        found, result.findings = result.findings, []
+        self.result.add(result)
+        for finding in found:
             self.add(finding)
-
-    def _bury(self, shard: Shard, kind: str) -> Shard:
-        """Take over what a dead worker left: its findings, and the program that it died of. Returns what is left."""
-        number, finding = shard.first, Finding(kind, shard.seed, shard.first, f"{kind.lower()} / starting", NOTHING)
-        with contextlib.suppress(OSError, ValueError, KeyError, ProgramError):
-            first, *steps = shard.running.read_text(encoding="utf-8").split("\n")
-            note = json.loads(first)
-            number = int(note["number"])
-            finding = Finding(kind, shard.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
-            if steps and int(steps[-1]) in worker.LAST_WORDS:
-                kind = worker.LAST_WORDS[int(steps.pop())]
-            step = int(steps[-1]) if steps else 0
-            finding = worker.ended(kind, shard.seed, number, Program.from_json(note["program"]), step)
-        shard.running.unlink(missing_ok=True)
-        lost = Result(done=number + 1 - shard.first)
-        for earlier in range(shard.first, number):
-            worker.program_of(shard, earlier, lost.tally)
-            if shard.found(earlier).exists():
-                lost.findings.append(Finding.from_json(json.loads(shard.found(earlier).read_text(encoding="utf-8"))))
-        lost.findings.append(finding)
-        self._take(lost)
-        return replace(shard, first=number + 1, count=shard.first + shard.count - number - 1)
 
     def add(self, finding: Finding) -> None:
         """Put a finding into its group, and on disk when it is the first there."""
@@ -334,24 +267,17 @@ class Campaign:
             group = Group(finding, {finding.number}, {finding.group})
             self.groups[finding.group] = group
         self._save(group)
-        (self.plan.failures / f"found-{finding.seed}-{finding.number}.json").unlink(missing_ok=True)
+        self.plan.shard(self.name, finding.number, 1).found(finding.number).unlink(missing_ok=True)
 
-    def _shrink(self, pool: ProcessPool, group: Group) -> None:
+    def _shrink(self, workers: Workers, group: Group) -> None:
         finding = group.finding
         if finding.kind == INVALID:
             return
-        if finding.kind in (CRASH, TIMEOUT, MEMORY):
-            small = self._shrunk_outside(pool, finding)
-        else:
-            try:
-                patience = 60 + self.plan.trials * 10
-                small = pool.schedule(worker.shrink, args=[self.plan.target, finding, self.plan.trials],
-                                      timeout=patience).result()
-            except (ProcessExpired, TimeoutError):
-                small = finding
-            except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
-                small = finding
-                group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
+        try:
+            small = workers.shrink(finding, self.plan.trials)
+        except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
+            small = finding
+            group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
         before = self._paths(group)
         del self.groups[finding.group]
         same = self.groups.get(small.group)
@@ -370,35 +296,6 @@ class Campaign:
             path.unlink(missing_ok=True)
         self.tell(self)
 
-    def _shrunk_outside(self, pool: ProcessPool, finding: Finding) -> Finding:
-        """Reduce a crash or a hang, each candidate in a worker that may die of it."""
-        if not finding.program.inputs:
-            return finding
-
-        deaths = 0
-
-        def dies(candidate: Program) -> bool:
-            nonlocal deaths
-            if deaths >= MOST_DEATHS:
-                return False
-            try:
-                pool.schedule(worker.survives, args=[self.plan.target, candidate, self.plan.limit],
-                              timeout=2 * self.plan.limit + 60).result()
-            except ProcessExpired:
-                deaths += 1
-                return finding.kind in (CRASH, MEMORY)
-            except (TimeoutError, worker.ProgramTimeout):
-                deaths += 1
-                return finding.kind == TIMEOUT
-            except MemoryError:
-                return finding.kind == MEMORY
-            except Exception:
-                return False
-            return False
-        small = reduce_program(finding.program, dies, CRASH_TRIALS)
-        last = finding.step and min(finding.step, len(small.steps))
-        return replace(finding, program=small, step=last)
-
     def _paths(self, group: Group) -> tuple[Path, Path]:
         slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")
         if len(slug) > LONGEST_NAME:
@@ -407,8 +304,9 @@ class Campaign:
 
     def _save(self, group: Group) -> None:
         data, text = self._paths(group)
-        found = {"target": self.plan.target, "count": len(group.numbers), "numbers": sorted(group.numbers),
-                 "found_as": sorted(group.found_as), "shrunk": group.shrunk, "elsewhere": group.elsewhere}
+        found = {"campaign": self.name, "target": self.plan.target, "count": len(group.numbers),
+                 "numbers": sorted(group.numbers), "found_as": sorted(group.found_as), "shrunk": group.shrunk,
+                 "elsewhere": group.elsewhere}
         write_atomic(data, json.dumps({**group.finding.to_json(), **found}, indent=1))
         write_atomic(text, self.script(group))
 

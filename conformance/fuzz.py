@@ -10,26 +10,34 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.campaign import Campaign, Plan
 from conformance.fuzz_views import DTYPES, STEPS, Drawing, DrawingError
+from conformance.isolation import Workers
 from conformance.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.program import ProgramError, dump, read_program
 from conformance.report.model import ReportError, write_atomic
 from conformance.script import script
 from conformance.steps.table import FAMILIES
 from conformance.support import not_drawn
-from conformance.target import Target, TargetError, describe_target, load_target
-from conformance.verdict import Verdict, judge, signature
-from conformance.worker import FAIL, Finding, shrink
+from conformance.target import TargetError, describe_target
+from conformance.worker import INVALID, Finding, Shard
+
+TARGET = "tiny"
+"""What is under test where nothing else is named."""
 
 MOST_SCRIPTS = 5
 """So many scripts are printed; the rest are named."""
+
+MINIMIZE_TRIALS = 1000
+"""How many smaller programs `--minimize` tries."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(FAMILIES))
             return 0
         if given.replay and given.replay.is_dir():
-            return replay_folder(given.replay, given.target, kernels_of(given))
+            return replay_folder(given.replay, given)
         if given.replay or given.minimize:
-            return replay(given.replay or given.minimize, given.target, Path(given.reports), bool(given.minimize),
-                          kernels_of(given))
+            return replay(given.replay or given.minimize, given)
+        given.target = given.target or TARGET
         return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
     except (TargetError, DrawingError, ProgramError, ReportError) as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
@@ -61,9 +69,10 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
     parser.add_argument("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
     parser.add_argument("--minutes", type=positive, metavar="M", help="stop drawing after so many minutes")
-    parser.add_argument("--target", default="tiny", help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
+    parser.add_argument("--target", help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
                         "functionalize, aot_eager, inductor, device:NAME[,import=MODULE], tinygrad-upstream:PATH, "
-                        "mutant:FAULT, class:MODULE.CLASS (default: tiny)")
+                        f"mutant:FAULT, class:MODULE.CLASS (default: {TARGET}; of a saved finding the "
+                        "target that it was found on)")
     parser.add_argument("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
     parser.add_argument("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX",
                         help=f"steps of a program (default: {STEPS[0]}..{STEPS[1]})")
@@ -78,7 +87,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
     parser.add_argument("--resume", action="store_true", help="go on where the campaign in --reports stopped, with "
                         "the same options")
-    parser.add_argument("--stop-at-first-failure", action="store_true", help="stop drawing at the first failure")
+    parser.add_argument("--stop-at-first-failure", action="store_true", help="end with the first program that fails")
     parser.add_argument("--reports", default="reports", metavar="DIR", help="where results go (default: reports)")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a "
                         "folder, again")
@@ -202,6 +211,7 @@ def campaign(plan: Plan, record: Path | None = None) -> int:
 def line(running: Campaign) -> str:
     """Where the campaign is, in one line."""
     done, wanted = running.result.done, running.plan.programs
+    wanted = None if wanted is None else wanted + len(running.plan.corpus)
     rate = done / max(running.running_seconds, 1e-9)
     failing = sum(len(group.numbers) for group in running.groups.values())
     return (f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} programs, "
@@ -252,57 +262,75 @@ def summarize(running: Campaign, console: Console) -> None:
                      if result.unsupported else ""))
 
 
-def judged(path: Path, target: Target, baseline: Mapping[str, int]) -> Verdict:
-    """The verdict on a saved program. Raises ProgramError naming its file when it has no meaning on torch CPU."""
-    program = read_program(path)
-    try:
-        return judge(program, target, baseline=baseline)
-    except ProgramError as error:
-        raise ProgramError(f"{path}: {error}") from error
+@contextmanager
+def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
+    """A worker, and a function that runs a saved program in it as a campaign would: what was found, and what the target
+    had declared that it leaves out. The function raises ProgramError, naming the file, where the program has no meaning
+    on torch CPU."""
+    spec, kernels = given.target, kernels_of(given)
+    with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, given.limit, given.memory) as workers:
+        workers.load()
+
+        def rerun(path: Path) -> tuple[Finding | None, str]:
+            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, given.limit, (str(path),), kernels))
+            finding = result.findings[0] if result.findings else None
+            if finding is not None and finding.kind == INVALID:
+                raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
+            return finding, "".join(+result.unsupported)
+        yield workers, rerun
 
 
-def replay_folder(folder: Path, spec: str, kernels: str = "") -> int:
+def replay_folder(folder: Path, given: argparse.Namespace) -> int:
     """Run every saved program of a folder, for example the corpus; one line each."""
-    paths = [Path(path) for path in corpus_of(folder)]
-    target, failed, skipped = load_target(spec), 0, 0
-    baseline = read_baseline(Path(kernels), spec) if kernels else {}
-    for path in paths:
-        verdict = judged(path, target, baseline)
-        failed += bool(verdict.mismatches)
-        skipped += bool(verdict.unsupported)
-        print(f"{'ok  ' if verdict.passed else 'SKIP' if verdict.unsupported else 'FAIL'} {path.stem}"
-              + (f": {target.name} leaves out {verdict.unsupported}" if verdict.unsupported else "")
-              + "".join(f"\n     {mismatch}" for mismatch in verdict.mismatches[:1]))
+    given.target = given.target or TARGET
+    paths, failed, skipped = [Path(path) for path in corpus_of(folder)], 0, 0
+    with replaying(given) as (_, rerun):
+        for path in paths:
+            finding, lacks = rerun(path)
+            failed += finding is not None
+            skipped += bool(lacks)
+            if finding is not None:
+                about = finding.mismatches[0] if finding.mismatches else finding.group
+                print(f"{finding.kind} {path.stem}\n     {about}")
+            else:
+                print(f"SKIP {path.stem}: {given.target} leaves out {lacks}" if lacks else f"ok   {path.stem}")
     print(f"{len(paths) - failed - skipped} of {len(paths)} programs agree with torch CPU"
           + (f", {skipped} were not run" if skipped else ""))
     if skipped == len(paths):
-        raise ProgramError(f"{folder}: {target.name} leaves out every program, so there is nothing to compare")
+        raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
     return 1 if failed else 0
 
 
-def replay(path: Path, spec: str, reports: Path, smaller: bool, kernels: str = "") -> int:
-    """Run one saved program again and show its script; when `smaller`, shrink it first and save that too."""
+def replay(path: Path, given: argparse.Namespace) -> int:
+    """Run one saved program again and show its script; for `--minimize` shrink it first and save that too."""
     program = read_program(path)
-    target = load_target(spec)
-    verdict = judged(path, target, read_baseline(Path(kernels), spec) if kernels else {})
-    if verdict.unsupported:
-        raise ProgramError(f"{path}: {target.name} leaves out {verdict.unsupported}, so there is nothing to compare")
-    if verdict.passed:
-        print(f"{path}: {target.name} agrees with torch CPU on all {len(program.steps)} steps")
-        return 0
-    finding = Finding(FAIL, 0, 0, str(signature(program, verdict)), program, verdict.mismatches, verdict.bad_step)
-    if smaller:
-        finding = shrink(spec, finding, 1000)
-    print(dump(finding.program))
-    again = shlex.join(["python", "-m", "conformance.fuzz", "--target", spec, "--replay", str(path)])
-    print(script(finding.program, target, finding.mismatches, [f"Again: {again}"], finding.step))
-    for mismatch in finding.mismatches:
-        print(f"# {mismatch}")
-    if smaller:  # after all is shown, since there may be no room to save it
-        saved = reports / "failures" / f"{path.stem}-minimal.json"
-        write_atomic(saved, json.dumps(finding.to_json(), indent=1))
-        print(f"# {len(program.steps)} steps became {len(finding.program.steps)}; saved as {saved}")
+    given.target = given.target or target_of(path) or TARGET
+    with replaying(given) as (workers, rerun):
+        finding, lacks = rerun(path)
+        if lacks:
+            raise ProgramError(f"{path}: {given.target} leaves out {lacks}, so there is nothing to compare")
+        if finding is None:
+            print(f"{path}: {given.target} agrees with torch CPU on all {len(program.steps)} steps")
+            return 0
+        small = workers.shrink(finding, MINIMIZE_TRIALS) if given.minimize else finding
+    saved = Path(given.reports) / "failures" / f"{path.stem}-minimal.json"
+    again = ["python", "-m", "conformance.fuzz", "--target", given.target, "--replay",
+             str(saved if given.minimize else path)]
+    print(dump(small.program))
+    print(script(small.program, describe_target(given.target), small.mismatches,
+                 [f"{small.kind}: {small.group}", f"Again: {shlex.join(again)}"], small.step))
+    for about in small.mismatches or [small.group]:
+        print(f"# {about}")
+    if given.minimize:  # after all is shown, since there may be no room to save it
+        write_atomic(saved, json.dumps({**small.to_json(), "target": given.target}, indent=1))
+        print(f"# {len(program.steps)} steps became {len(small.program.steps)}; saved as {saved}")
     return 1
+
+
+def target_of(path: Path) -> str:
+    """The target that a saved finding was found on; of a program alone, the empty string."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return str(data.get("target", "")) if isinstance(data, dict) else ""
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Shard:
-    """Some programs of a seed, to be run by one worker. `notes` is where it writes down what it runs and finds;
-    `limit` is how many seconds a program may take."""
+    """Some programs of a seed, to be run by one worker. `notes` is where it writes down what it runs and finds, under
+    the name of its campaign; `limit` is how many seconds a program may take."""
 
     target: str
     drawing: Drawing
@@ -93,15 +93,18 @@ class Shard:
     """The file with the kernels that programs took before, if there is one."""
     record: bool = False
     """Whether the kernels of each program are kept, for such a file."""
+    campaign: str = ""
+    stop_at_first: bool = False
+    """Whether the shard ends with the first program that fails."""
 
     @property
     def running(self) -> Path:
         """The file that says which program is being run."""
-        return Path(self.notes) / f"running-{self.seed}-{self.first}.json"
+        return Path(self.notes) / f"running-{self.campaign}-{self.first}.json"
 
     def found(self, number: int) -> Path:
         """The file of a failure that nobody has taken over yet."""
-        return Path(self.notes) / f"found-{self.seed}-{number}.json"
+        return Path(self.notes) / f"found-{self.campaign}-{number}.json"
 
 
 @dataclass
@@ -122,6 +125,19 @@ class Result:
     """Programs whose kernels were compared with a baseline."""
     counts: dict[str, int] = field(default_factory=dict)
     """The kernels of programs by digest, where they are recorded."""
+
+    def add(self, other: Result) -> None:
+        """Put another's programs beside one's own."""
+        self.done += other.done
+        self.tally.add(other.tally)
+        self.findings += other.findings
+        self.kernels += other.kernels
+        self.allowed += other.allowed
+        self.seconds += other.seconds
+        self.unsupported += other.unsupported
+        self.arbitrated += other.arbitrated
+        self.compared += other.compared
+        self.counts |= other.counts
 
     def to_json(self) -> dict[str, Json]:
         """The counts; findings have files of their own."""
@@ -165,9 +181,12 @@ def environment(spec: str) -> dict[str, str]:
 
 
 def run_shard(shard: Shard) -> Result:
-    """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice."""
+    """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice. A shard that
+    stops at the first leaves the rest to the campaign: `done` says how many ran."""
     target, result, baseline = loaded(shard.target), Result(), counted(shard.kernels, shard.target)
     for number in range(shard.first, shard.first + shard.count):
+        if shard.stop_at_first and result.findings:
+            break
         shard.running.write_text(json.dumps({"number": number}), encoding="utf-8")
         try:
             program = program_of(shard, number, result.tally)
@@ -195,6 +214,8 @@ def run_shard(shard: Shard) -> Result:
                 result.counts[digest(program)] = verdict.kernels
             if out_of_memory(verdict):
                 raise MemoryError
+            if verdict.mismatches:
+                shard.running.touch()
             found = confirmed(shard, number, program, verdict) if verdict.mismatches else None
         except ProgramError as error:
             found = Finding(INVALID, shard.seed, number, f"invalid / {error}", program)

@@ -89,10 +89,16 @@ class TestCampaign:
         assert found[0] == found[1]
         assert found[0][0] > 0
 
-    def test_stop_at_first_failure(self, tmp_path):
-        """No shard is drawn after one that failed."""
-        fuzz("--target", "mutant:transpose is stale", "--programs", 200, "--stop-at-first-failure", reports=tmp_path)
-        assert result(tmp_path)["programs"] == 20
+    def test_stop_at_first_failure(self, tmp_path, capsys):
+        """The first program that fails is the last: the rest of its shard ran too. `--resume` goes on behind it."""
+        words = ("--target", "mutant:transpose is stale", "--programs", 40)
+        assert fuzz(*words, "--stop-at-first-failure", reports=tmp_path) == 1
+        done = result(tmp_path)
+        assert done["failing_programs"] == 1
+        assert done["programs"] == done["findings"][0]["program"] + 1 < 20
+        assert fuzz(*words, "--resume", reports=tmp_path) == 1
+        assert result(tmp_path)["programs"] == 40
+        assert "40/40 programs" in capsys.readouterr().out
 
 
 class TestIsolation:
