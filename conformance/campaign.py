@@ -22,12 +22,14 @@ from pathlib import Path
 from pebble import ProcessExpired
 
 from conformance import worker
-from conformance.fuzz_views import DTYPES, STEPS, Drawing, Tally
+from conformance.fuzz_views import CLASSES, DTYPES, STEPS, Drawing, Tally
 from conformance.isolation import Workers
 from conformance.program import ProgramError
+from conformance.report.campaign import counted
 from conformance.report.model import write_atomic
 from conformance.script import script
 from conformance.steps.op import Json
+from conformance.steps.table import FAMILIES
 from conformance.support import not_drawn
 from conformance.target import describe_target
 from conformance.worker import INVALID, Finding, Result, Shard
@@ -37,6 +39,9 @@ PROGRESS = 2
 
 LONGEST_NAME = 90
 """Characters of a finding's file name before a digest tells it from the others."""
+
+AXES: dict[str, Json] = {"families": [*FAMILIES], "layouts": [*CLASSES], "dtypes": [*dict.fromkeys(DTYPES)]}
+"""What coverage is counted over, whatever a campaign was asked for, so that the report shows what was not drawn."""
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
@@ -229,10 +234,9 @@ class Campaign:
             raise ProgramError(f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
                                "steps and corpus that it was started with")
         untaken: list[Finding] = []
+        for note in self.plan.failures.glob(f"running-{self.name}-*"):
+            note.unlink()
         for saved in sorted(self.plan.failures.glob("*.json")):
-            if saved.name.startswith(f"running-{self.name}-"):
-                saved.unlink()
-                continue
             try:
                 found = json.loads(saved.read_text(encoding="utf-8"))
                 finding = Finding.from_json(found)
@@ -322,13 +326,13 @@ class Campaign:
     def script(self, group: Group) -> str:
         """The group's program as a standalone script."""
         finding, versions = group.finding, ", ".join(f"{name} {value}" for name, value in self.environment.items())
-        notes = [f"{finding.kind} in {len(group.numbers)} programs: {finding.group}",
+        notes = [f"{finding.kind} in {counted(len(group.numbers), 'program')}: {finding.group}",
                  f"Again: {self.again(group)}", f"Found by: {self.plan.command}  (program {finding.number})"]
         return script(finding.program, describe_target(self.plan.target), finding.mismatches,
                       [*notes, *([f"With: {versions}"] if versions else [])], finding.step)
 
-    def to_json(self) -> dict[str, Json]:
-        """The campaign's result for `reports/fuzz.json`."""
+    def to_json(self, complete: bool = True) -> dict[str, Json]:
+        """The campaign's result for `reports/fuzz.json`; not `complete` when it was interrupted."""
         tally: Tally = self.result.tally
         coverage: dict[str, Counter[str]] = {}
         cells: dict[str, dict[str, dict[str, int]]] = {}
@@ -338,6 +342,7 @@ class Campaign:
         groups = sorted(self.groups.values(), key=lambda group: -len(group.numbers))
         return {
             "schema": 1, "kind": "fuzz", "target": self.plan.target, "seed": self.plan.seed,
+            "complete": complete, "command": self.plan.command, "axes": AXES,
             "programs": self.result.done, "steps": tally.steps, "seconds": round(self.running_seconds, 2),
             "programs_per_second": round(self.result.done / max(self.running_seconds, 1e-9), 2),
             "jobs": self.plan.jobs, "failing_programs": sum(len(group.numbers) for group in groups),

@@ -23,6 +23,8 @@ from conformance.fuzz_views import DTYPES, STEPS, Drawing, DrawingError
 from conformance.isolation import Workers
 from conformance.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.program import ProgramError, dump, read_program
+from conformance.report.campaign import counted, from_json
+from conformance.report.html import render_campaign
 from conformance.report.model import ReportError, write_atomic
 from conformance.script import script
 from conformance.steps.table import FAMILIES
@@ -193,10 +195,13 @@ def campaign(plan: Plan, record: Path | None = None) -> int:
             running.run()
     except KeyboardInterrupt:
         interrupted = True
-    write_atomic(plan.reports / "fuzz.json", json.dumps(running.to_json(), indent=1))
+    data = running.to_json(complete=not interrupted)
+    write_atomic(plan.reports / "fuzz.json", json.dumps(data, indent=1))
+    write_atomic(plan.reports / "fuzz.html", render_campaign(from_json(data, "fuzz.json")))
     if record is not None and not interrupted:
         write_baseline(record, plan.target, running.result.counts)
     summarize(running, console)
+    console.print(f"report: {plan.reports / 'fuzz.html'}")
     if interrupted:
         print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
         return 130
@@ -243,7 +248,8 @@ def summarize(running: Campaign, console: Console) -> None:
     groups = sorted(running.groups.values(), key=lambda group: -len(group.numbers))
     for at, group in enumerate(groups):
         finding = group.finding
-        console.rule(f"{finding.kind} in {len(group.numbers)} of {running.result.done} programs: {finding.group}")
+        programs = counted(running.result.done, "program")
+        console.rule(f"{finding.kind} in {len(group.numbers)} of {programs}: {finding.group}")
         if at < MOST_SCRIPTS:
             console.print(running.script(group))
         if group.elsewhere:

@@ -100,7 +100,7 @@ class Shard:
     @property
     def running(self) -> Path:
         """The file that says which program is being run."""
-        return Path(self.notes) / f"running-{self.campaign}-{self.first}.json"
+        return Path(self.notes) / f"running-{self.campaign}-{self.first}.note"
 
     def found(self, number: int) -> Path:
         """The file of a failure that nobody has taken over yet."""

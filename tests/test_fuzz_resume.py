@@ -77,7 +77,7 @@ class TestResume:
         """The worker killed -9: its program is a finding, every other finding is there, and all programs ran."""
         running = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(tmp_path, 40)
-        while not (notes := list((tmp_path / "failures").glob("running-*.json"))):
+        while not (notes := list((tmp_path / "failures").glob("running-*"))):
             time.sleep(0.01)
         for child in children(running.pid):
             line = Path(f"/proc/{child}/cmdline").read_bytes()
@@ -100,7 +100,7 @@ class TestResume:
         wait_for(tmp_path, 20)
         [worker] = [child for child in children(running.pid)
                     if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-        while not list((tmp_path / "failures").glob("running-*.json")):
+        while not list((tmp_path / "failures").glob("running-*")):
             time.sleep(0.01)
         running.send_signal(signal.SIGKILL)
         running.wait()
@@ -108,7 +108,7 @@ class TestResume:
         while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
             assert time.monotonic() < deadline, "the worker goes on"
             time.sleep(0.02)
-        assert list((tmp_path / "failures").glob("running-*.json")), "it went on to the end of its shard"
+        assert list((tmp_path / "failures").glob("running-*")), "it went on to the end of its shard"
 
     def test_another_campaign_is_not_resumed(self, tmp_path, capsys):
         """Exit code 2 and one sentence when the options are others, or the file is damaged."""
