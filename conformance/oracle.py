@@ -30,6 +30,9 @@ from conformance.target import (
 MAX_SHOWN = 64
 """Values of at most this many elements are shown whole in a mismatch."""
 
+BITS = "bits"
+"""The rule of what was only moved, in a mismatch's detail."""
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -40,6 +43,11 @@ class Mismatch:
     expected: str
     actual: str
     detail: str = ""
+
+    @property
+    def by_bits(self) -> bool:
+        """Whether it is one of values that had to agree to the bit."""
+        return f"({BITS})" in self.detail
 
     def __str__(self) -> str:
         text = f"{self.oracle} of {self.where}: expected {self.expected}, got {self.actual}"
@@ -371,7 +379,7 @@ def _values(oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits:
         return []
     at = tuple(wrong.nonzero()[0].tolist())
     where = f"at {at}: expected {want[at].item()}, got {got[at].item()}" if at else "of a 0-dim tensor"
-    rule = "bits" if bits else "tolerance"
+    rule = BITS if bits else "tolerance"
     return [Mismatch(oracle, name, show(want), show(got),
                      f"{count} of {wrong.numel()} elements differ ({rule}), first {where}")]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ def _raising(program: Program) -> Iterator[str]:
     for number, step in enumerate(program.steps, 1):
         if step.raises:
             written = table()[step.op].form in (SETITEM, AUGMENT, SET_DATA)
-            call = f"{'' if written else 'return '}{_call(replace(step, out=()))}"
+            call = f"{'' if written else 'return '}{table()[step.op].show(step)}"
             yield f"def step_{number}({', '.join(_named(step))}):\n    {call}\n\n\n"
 
 
@@ -51,16 +50,11 @@ def _steps(program: Program) -> Iterator[str]:
     for number, step in enumerate(program.steps, 1):
         if step.op == LOOP:
             yield f"for i in range({step.times}):"
-            yield from (f"    {_call(inner)}" for inner in step.body)
+            yield from (f"    {table()[inner.op].line(inner)}" for inner in step.body)
         elif step.raises:
             yield f"answer_{number} = attempt({', '.join([f'step_{number}', *_named(step)])})"
         else:
-            yield (f"answer_{number} = " if _answers(step) else "") + _call(step)
-
-
-def _call(step: Step) -> str:
-    call = table()[step.op].show(step)
-    return f"{', '.join(step.out)}{' = ' if table()[step.op].results else ', = '}{call}" if step.out else call
+            yield (f"answer_{number} = " if _answers(step) else "") + table()[step.op].line(step)
 
 
 def _answers(step: Step) -> bool:

@@ -68,7 +68,7 @@ class TestCampaign:
         target = "mutant:slice drops the offset"
         assert fuzz("--target", target, "--programs", 20, reports=tmp_path) == 1
         shown = capsys.readouterr().out
-        assert "def program(device):" in shown
+        assert "def program(a):" in shown
         done = result(tmp_path)
         assert done["findings"][0]["steps"] == 1
         saved = sorted((tmp_path / "failures").glob("*.json"))

@@ -13,7 +13,7 @@ from conformance.faults import FAULTS, Fault
 from conformance.mutants import MutantTarget, Planted
 from conformance.oracle import Mismatch, Raised
 from conformance.program import Input, Program, ProgramError, Storage, dump, read_program, run
-from conformance.script import picture, script
+from conformance.script import script
 from conformance.shadow import Shadow, reference
 from conformance.steps.op import Step, StepError, decode, render, render_index
 from conformance.steps.table import OPS
@@ -263,6 +263,15 @@ class TestVerdict:
             assert verdict.bad_step == 1
 
 
+class Negative(Target):
+    """Every tensor arrives negated."""
+
+    name = "negative"
+
+    def upload(self, flats):
+        return [-flat for flat in flats]
+
+
 class TestScript:
     def test_it_runs_alone_and_shows_both_answers(self, tmp_path):
         """The script needs torch only, here with cpu as the target."""
@@ -293,11 +302,47 @@ class TestScript:
         compile(script(noted, load_target("cpu")), "script", "exec")
         assert "\x1b" not in script(noted, load_target("cpu"))
 
-    def test_the_picture_shows_where_elements_lie(self):
-        """Cells in a row, each view's elements beneath, gaps as dots."""
-        base = torch.arange(6.)
-        assert list(picture(Storage("float32", 6), {"b": base[1::2]})) == [
-            "# cell    0 1 2 3 4 5", "# b (3,)  . 0 . 1 . 2"]
+    @pytest.mark.parametrize(("factor", "marked"), [(1.001, True), (1.0000001, False)])
+    def test_what_a_script_prints_of_a_wrong_target(self, factor, marked, tmp_path):
+        """Both answers of what differs, and where its elements lie on either side. A rounding within the tolerance was
+        marked, and the picture was a comment."""
+        class Wrong(Target):
+            name, whole = "wrong", True
+
+            def script(self):
+                return ("DEVICE = 'wrong'\n\n\ndef transform(function):\n    def wrong(a):\n"
+                        f"        return {{key: made.contiguous() * {factor} for key, made in function(a).items()}}\n"
+                        "    return wrong")
+        written = program(Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)), cells=8)
+        path = tmp_path / "shown.py"
+        path.write_text(script(written, Wrong()))
+        shown = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        assert "b stride: cpu (1, 3)\n  wrong: (2, 1)   <-- DIFFERS\n" in shown
+        assert "c values: cpu [[1.0" in shown
+        assert ("  wrong: [[1.00" in shown) == marked
+        assert """\
+where the elements of a lie in their storage before the first step:
+    cell      0 1 2 3 4 5 6 7
+    a (2, 3)  0 1 2 3 4 5 . .
+where the elements of b lie after the last step:
+    cell          0 1 2 3 4 5 6 7
+    cpu (3, 2)    0 2 4 1 3 5 . .
+    wrong (3, 2)  0 1 2 3 4 5 . .
+""" in shown
+
+    @pytest.mark.parametrize("make", [lambda: MutantTarget("transpose is stale"), Negative])
+    def test_a_script_that_cannot_show_it_says_so(self, make, capsys):
+        """A planted fault or a target's own moves are not in the script, which printed nothing and left its reader to
+        wonder."""
+        target = make()
+        written = program(Step("t", (t("a"),), out=("b",)), Step("add_", (t("b"), 1)))
+        verdict = judge(written, target)
+        assert verdict.mismatches
+        text = script(written, target, verdict.mismatches)
+        exec(compile(text, "<script>", "exec"), {"__name__": "script"})  # noqa: S102
+        assert capsys.readouterr().out.splitlines()[-1].startswith(
+            "no difference here: target answers as cpu does, so either it is mended, or what was found lies in what a "
+            "script lacks")
 
     @pytest.mark.parametrize(("index", "text"), [
         (3, "3"), ({"slice": [None, None, 2]}, "::2"), ({"tuple": [{"slice": [1, -1, None]}, None, {"ellipsis": 0}]},

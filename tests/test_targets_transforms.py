@@ -107,7 +107,7 @@ class TestWhole:
         assert said.returncode == 0, said.stderr
         assert "a values: cpu [1.0, 1.0, 3.0, 3.0, 5.0]\n" in said.stdout
         assert "  functionalize: [1.0, 0.0, 3.0, 0.0, 5.0]   <-- DIFFERS" in said.stdout
-        assert "stride" not in said.stdout
+        assert "stride: cpu" not in said.stdout
 
     def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path):
         """The error, and not each of the CPU's answers beside a nothing."""
@@ -117,19 +117,25 @@ class TestWhole:
         path.write_text(script(counts, load_target("functionalize")))
         said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stderr
-        [line] = said.stdout.splitlines()
-        assert line.startswith("functionalize raises, and cpu does not: RuntimeError: !value_.key_set()")
+        lines = said.stdout.splitlines()
+        assert lines[0].startswith("functionalize raises, and cpu does not: RuntimeError: !value_.key_set()")
+        assert "DIFFERS" not in "".join(lines[1:])
+        assert "no difference" not in said.stdout
 
     @pytest.mark.parametrize("spec", ["cpu", "functionalize", "meta"])
     def test_scripts_of_drawn_programs_run(self, spec, capsys):
-        """Whatever was drawn, torch CPU answers in the script. One with `from_host_view` lacked a function that it
-        calls."""
+        """Whatever was drawn, torch CPU answers in the script, and a difference is shown where the verdict has one. One
+        with `from_host_view` lacked a function that it calls."""
         target, ran = load_target(spec), 0
         for number in range(40):
             program = Drawing(without=not_drawn(target)).numbered(31, number)
-            if left_out(program, target):
+            verdict = judge(program, target, locate=False)
+            if verdict.unsupported:
                 continue
-            exec(compile(script(program, target), "<script>", "exec"), {"__name__": "script"})  # noqa: S102
+            text = script(program, target, verdict.mismatches)
+            exec(compile(text, "<script>", "exec"), {"__name__": "script"})  # noqa: S102
+            said = capsys.readouterr().out
+            assert ("DIFFERS" in said, "no difference here" in said) == (not verdict.passed, verdict.passed), number
             ran += 1
         assert ran > 15
 

@@ -296,6 +296,11 @@ class Op:
         """The call as Python."""
         return self.form.show(self.call or self.name, step.args, step.kwargs)
 
+    def line(self, step: Step) -> str:
+        """The call with its results' names before it, as a line of Python."""
+        return f"{', '.join(step.out)}{' = ' if self.results else ', = '}{self.show(step)}" if step.out \
+            else self.show(step)
+
 
 def definitions_of(names: Iterable[str]) -> list[str]:
     """The sources of these functions, which steps call and torch does not have, and of those that they call, each
