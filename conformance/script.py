@@ -90,6 +90,7 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
                         f"inputs={_by_storage(program)}",
                         f"judged={sorted(target.oracles - {'kernels'})}",
                         f"exact={sorted({one.where for one in mismatches if one.by_bits})}"])
+    carried = f"\n\n# What follows runs the program on both and prints what differs.\n{carried}"
     return "\n".join([*head, "", setup, *(f"\n\n{text}" for text in definitions_of(used)), *attempt, "\n",
                       "def inputs():", given, "\n", source(program), run, carried, "",
                       f"compare({called})\n"])
