@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.fuzz import main
+from conformance.program import read_program
+from conformance.steps.op import Step
 from conformance.target import Target, TargetError, load_target, storage_key, whole_storage
+from conformance.verdict import judge
 
 CORPUS = Path(__file__).parent.parent / "conformance" / "corpus"
 
@@ -178,3 +182,17 @@ class TestLoadTarget:
         target = load_target("device:cpu,import=a_backend")
         assert target.send(torch.ones(2)).tolist() == [1, 1]
         assert target.script() == "import a_backend\nDEVICE = 'cpu'"
+
+    def test_any_device_counts_its_writes(self):
+        """A write that a device counts twice is seen under `device:NAME`, where version counters were left out."""
+        class Twice(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func is torch.ops.aten.neg_.default:
+                    torch.autograd.graph.increment_version(args[0])
+                return func(*args, **(kwargs or {}))
+
+        target, program = load_target("device:cpu"), read_program(CORPUS / "swap-rows.json")
+        program = program.with_steps((Step("neg_", ({"t": program.inputs[0].name},)),))
+        assert judge(program, target).passed
+        target.active = Twice
+        assert {mismatch.oracle for mismatch in judge(program, target).mismatches} == {"version"}
