@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import struct
 from typing import Any
@@ -25,7 +26,7 @@ from tinygrad.renderer.isa.x86 import X86Renderer
 from tinygrad.renderer.llvmir import LLVMRenderer
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 from tinygrad.uop import Ops, symbolic, upat, weak
-from tinygrad.uop.ops import GroupOp, PatternMatcher, UOp, UPat, python_alu
+from tinygrad.uop.ops import GroupOp, PatternMatcher, UOp, UPat, graph_rewrite, python_alu
 
 
 def _python_division(a: float, b: float) -> float:
@@ -409,7 +410,32 @@ def _lifted_differ(x: UOp, y: UOp, c: UOp) -> UOp | None:
     return _LIFTED_DIFFER(x, y, c) if _lifts(x, y, c) else None
 
 
+# Two loops become one, by a list of pairs made beforehand: a loop that was merged already was merged once more, with
+# one that the index does not need, which then ran as often as both. A sum over a repeat counted each copy twice.
+_MERGED = simplify.simplify_merge_adjacent
+
+
+def _merged(u: UOp) -> UOp | None:
+    loops = u.ended_ranges
+    if any(loop.op is not Ops.RANGE for loop in loops):
+        return None
+    sums = [inner.ranges for inner in u.backward_slice_with_self if inner.op is Ops.REDUCE]
+    for outer, inner in itertools.pairwise(loops) if u.op is Ops.END else itertools.permutations(loops, 2):
+        left = {*u.ended_ranges}
+        alike = outer.arg[-1] == inner.arg[-1] and all((outer in within) == (inner in within) for within in sums)
+        if not (alike and outer in left and inner in left):
+            continue
+        (times, each), name = (outer.src[0], inner.src[0]), f"merge {outer.arg[0]} {inner.arg[0]}"
+        both = outer.replace(src=(times * each,))
+        rules = simplify._substitute + symbolic.symbolic + simplify.pm_flatten_range
+        merged = graph_rewrite(u, rules, ctx={outer: both // each, inner: both % each}, name=name)
+        if simplify.count_divmod(merged) <= simplify.count_divmod(u):
+            u = merged
+    return u
+
+
 _INSTEAD = {
+    _MERGED: _merged,
     _LIFTED_LESS: _lifted_less,
     _LIFTED_DIFFER: _lifted_differ,
     _TIMES_ZERO: _zero_if_exact,

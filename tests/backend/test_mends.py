@@ -230,3 +230,13 @@ def test_a_sum_over_what_is_compared_with_a_sum():
     agrees(lambda t: ((torch.arange(7, device=t.device) * 0.1 + t[0]) < 0.1 + 0.2).sum(), torch.tensor([0.2]).double())
     agrees(lambda t: ((torch.arange(9, device=t.device).to(torch.int8) + t[0]) < -120).sum(),
            torch.tensor([125], dtype=torch.int8))
+
+
+def test_sums_over_what_is_repeated():
+    """Two loops were merged with a third that was merged before: each of two copies counted twice."""
+    x = torch.arange(1.0, 7.0).view(2, 3)
+    for reduce in (torch.sum, torch.mean, torch.prod, lambda t: t.sum(0), lambda t: t.amax(1).sum()):
+        for times in ((1, 2), (2, 1), (3, 2), (2, 1, 2)):
+            agrees(lambda t, times=times, reduce=reduce: reduce(t.repeat(times)), x)
+    agrees(lambda t: (t.repeat(2, 2) + t.repeat_interleave(2, 0).repeat_interleave(2, 1)).sum(), x)
+    agrees(lambda t: t.expand(2, 2, 3).sum() + t.unsqueeze(1).expand(2, 2, 3).sum(), x)
