@@ -37,7 +37,7 @@ DTYPES = ("float32", "int64", "float32", "float32", "int32", "bool", "float64", 
 """dtypes that are drawn, the often drawn ones repeatedly and first."""
 
 FAMILY_WEIGHT = {"view": 10, "setitem": 6, "arithmetic": 5, "copy": 4, "copies": 4, "indexed write": 3, "out=": 3,
-                 "metadata in place": 2, "setitem loop": 1, "autograd": 4}
+                 "metadata in place": 2, "setitem loop": 1, "autograd": 4, "layers": 3}
 """How often a family is drawn; 1 where it is not named. Views and writes, whose interaction is the subject, lead."""
 
 WRITES = ("setitem", "arithmetic", "copy", "indexed write", "out=")
@@ -55,6 +55,9 @@ CLASSES = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expande
            "0-d", "empty")
 """The layout classes of `layout_class`, all of them names in the catalogue too."""
 
+
+TRIED = 20
+"""So many layouts of a class are tried to see whether a row takes one of them: two were enough for every cell."""
 
 PROBED = 100
 """So many programs are drawn to see whether a family can be drawn at all: what can be, was among the first 20."""
@@ -180,8 +183,9 @@ class Drawing:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell that a step can be aimed at: family, layout class of its first tensor, dtype."""
-        return _cells(tuple(self.families), tuple(dict.fromkeys(self.dtypes)))
+        """Every cell that a step can be aimed at: family, layout class of its first tensor, dtype, of which some row of
+        the family takes a tensor."""
+        return _cells(self.only, self.without, self.biased, tuple(dict.fromkeys(self.dtypes)))
 
     def aim(self, seed: int, number: int) -> Cell | None:
         """The cell that a program of this seed is aimed at: every second program, and each cell once before any is
@@ -206,13 +210,16 @@ class Drawing:
         least, most = self.steps
         for _ in range(4 * most):
             drawn = len(shadow.steps)
-            if drawn >= most or (drawn >= least and d.integer(0, most) == 0):
+            ends = drawn >= least and d.integer(0, most) == 0
+            if drawn >= most or (ends and aim is None):
                 break
             try:
-                if aim is None or drawn + 1 < aimed or not draw_aimed(k, self.families, aim, tally):
-                    draw_step(k, self.families, weighted, tally)
-                else:
+                if aim and (ends or drawn + 1 >= aimed) and draw_aimed(k, self.families, aim, tally):
                     aim = None
+                elif ends:
+                    break
+                else:
+                    draw_step(k, self.families, weighted, tally)
             except Broken:
                 break
         if tally is not None:
@@ -273,9 +280,17 @@ def choose(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str]
 
 
 @functools.cache
-def _cells(families: tuple[str, ...], dtypes: tuple[str, ...]) -> tuple[Cell, ...]:
-    return tuple((family, layout, dtype) for family in families for layout in CLASSES for dtype in dtypes
-                 if not (family == "autograd" and not dtype_of(dtype).is_floating_point))
+def _cells(only: tuple[str, ...], without: tuple[str, ...], biased: bool, dtypes: tuple[str, ...]) -> tuple[Cell, ...]:
+    d = Draw(random.Random(0).randint)
+    tried = {(layout, dtype): [_laid_out(LAYOUTS[layout](d), dtype) for _ in range(TRIED)]
+             for layout in CLASSES for dtype in dtypes}
+    return tuple((family, layout, dtype) for family, ops in _families(only, without, biased).items()
+                 for (layout, dtype), tensors in tried.items()
+                 if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors))
+
+
+def _laid_out(layout: Layout, dtype: str) -> torch.Tensor:
+    return torch.zeros(layout.cells, dtype=dtype_of(dtype)).as_strided(layout.size, layout.stride, layout.offset)
 
 
 def _cell(op: Op, first: torch.Tensor) -> Cell:
