@@ -26,7 +26,7 @@ from conformance.program import ProgramError, dump, read_program
 from conformance.report.campaign import counted, from_json
 from conformance.report.html import render_campaign
 from conformance.report.model import ReportError, write_atomic
-from conformance.script import script
+from conformance.script import script, without_carried
 from conformance.steps.table import FAMILIES
 from conformance.support import not_drawn
 from conformance.target import TargetError, describe_target
@@ -251,7 +251,7 @@ def summarize(running: Campaign, console: Console) -> None:
         programs = counted(running.result.done, "program")
         console.rule(f"{finding.kind} in {len(group.numbers)} of {programs}: {finding.group}")
         if at < MOST_SCRIPTS:
-            console.print(running.script(group))
+            console.print(without_carried(running.script(group)))
         if group.elsewhere:
             console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in group.elsewhere.items()))
         console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
@@ -322,14 +322,16 @@ def replay(path: Path, given: argparse.Namespace) -> int:
     saved = Path(given.reports) / "failures" / f"{path.stem}-minimal.json"
     again = ["python", "-m", "conformance.fuzz", "--target", given.target, "--replay",
              str(saved if given.minimize else path)]
+    text = script(small.program, describe_target(given.target), small.mismatches,
+                  [f"{small.kind}: {small.group}", f"Again: {shlex.join(again)}"], small.step)
     print(dump(small.program))
-    print(script(small.program, describe_target(given.target), small.mismatches,
-                 [f"{small.kind}: {small.group}", f"Again: {shlex.join(again)}"], small.step))
+    print(without_carried(text))
     for about in small.mismatches or [small.group]:
         print(f"# {about}")
     if given.minimize:  # after all is shown, since there may be no room to save it
         write_atomic(saved, json.dumps({**small.to_json(), "target": given.target}, indent=1))
-        print(f"# {len(program.steps)} steps became {len(small.program.steps)}; saved as {saved}")
+        write_atomic(saved.with_suffix(".py"), text)
+        print(f"# {len(program.steps)} steps became {len(small.program.steps)}; saved as {saved}, beside its script")
     return 1
 
 

@@ -17,6 +17,9 @@ from conformance.steps.op import DEFINED, Step, definitions_of
 from conformance.target import Target
 from conformance.whole import source
 
+CARRIED = "# What follows runs the program on both and prints what differs."
+"""Stands between a script's own part and the functions that each script carries."""
+
 ATTEMPT = '''
 def attempt(step, *tensors):
     try:
@@ -90,10 +93,15 @@ def script(program: Program, target: Target, mismatches: Sequence[Mismatch] = ()
                         f"inputs={_by_storage(program)}",
                         f"judged={sorted(target.oracles - {'kernels'})}",
                         f"exact={sorted({one.where for one in mismatches if one.by_bits})}"])
-    carried = f"\n\n# What follows runs the program on both and prints what differs.\n{carried}"
+    carried = f"\n\n{CARRIED}\n{carried}"
     return "\n".join([*head, "", setup, *(f"\n\n{text}" for text in definitions_of(used)), *attempt, "\n",
                       "def inputs():", given, "\n", source(program), run, carried, "",
                       f"compare({called})\n"])
+
+
+def without_carried(text: str) -> str:
+    """The part of a script that is its own: what differs, and the program."""
+    return text.partition(CARRIED)[0].rstrip("\n")
 
 
 def _inert(text: str) -> str:
