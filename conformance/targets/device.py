@@ -5,8 +5,7 @@ import importlib
 
 import torch
 
-from conformance.oracle import ORACLES
-from conformance.target import Target, TargetError
+from conformance.target import ORACLES, Target, TargetError
 
 
 class DeviceTarget(Target):
