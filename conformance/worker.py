@@ -22,11 +22,12 @@ from typing import Any
 from conformance.fuzz_views import Drawing, Tally
 from conformance.kernel_baseline import digest, read_baseline
 from conformance.oracle import Mismatch
+from conformance.probing import probed
 from conformance.program import Program, ProgramError, read_program
 from conformance.reduce import reduce_program
 from conformance.report.model import write_atomic
 from conformance.steps.op import Json
-from conformance.target import Target, TargetError, load_target
+from conformance.target import Target, TargetError, describe_target, load_target
 from conformance.verdict import Verdict, gist, judge, leading, signature
 
 FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY", "INVALID"
@@ -232,8 +233,18 @@ def run_shard(shard: Shard) -> Result:
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
-    """The shard's program of this number: drawn, or from its corpus."""
-    return read_program(Path(shard.corpus[number])) if number < 0 else shard.drawing.numbered(shard.seed, number, tally)
+    """The shard's program of this number: from its corpus, or drawn, and then with writes at its end that show who
+    shares memory with whom where the target does not."""
+    if number < 0:
+        return read_program(Path(shard.corpus[number]))
+    program, target = shard.drawing.numbered(shard.seed, number, tally), described(shard.target)
+    return program if target.storages else probed(program, target.without)
+
+
+@functools.cache
+def described(spec: str) -> Target:
+    """The target, not prepared, made once a process."""
+    return describe_target(spec)
 
 
 def out_of_memory(verdict: Verdict) -> bool:
