@@ -140,9 +140,9 @@ def _either(test: Callable[[UOp], UOp]) -> Callable[[Pair], UOp]:
 elementwise(
     {
         "add.Tensor": lambda a, b, alpha=None: pairs.plus(a, pairs.scaled(b, alpha)),
-        "sub.Tensor": lambda a, b, alpha=None: pairs.minus(a, pairs.scaled(b, alpha)),
-        "rsub.Tensor": lambda a, b, alpha=None: pairs.minus(b, pairs.scaled(a, alpha)),
-        "rsub.Scalar": lambda a, b, alpha=None: pairs.minus(b, pairs.scaled(a, alpha)),
+        "sub.Tensor": lambda a, b, alpha=None: pairs.less(a, b, alpha),
+        "rsub.Tensor": lambda a, b, alpha=None: pairs.less(b, a, alpha),
+        "rsub.Scalar": lambda a, b, alpha=None: pairs.less(b, a, alpha),
         "mul.Tensor": pairs.times,
         "div.Tensor": pairs.over,
         "addcmul": lambda a, b, c, value=None: pairs.plus(a, pairs.times(pairs.scaled(b, value), c)),

@@ -3,9 +3,9 @@
 Defines `Pair`, `parts` and `joined`, which take a value with a last dimension of 2 apart and put it together, and the
 functions of one or two Pairs.
 
-The key insight: what is inexact or infinite in one part must not reach the other but where mathematics says so, hence
-the published algorithms in place of the formulas. Branch cuts are those of C99's Annex G, by W. Kahan, Branch Cuts for
-Complex Elementary Functions, 1987.
+The key insight: what is inexact or infinite in one part must not reach the other but where mathematics, or torch, says
+so, hence the published algorithms in place of the formulas. Branch cuts are those of C99's Annex G, by W. Kahan, Branch
+Cuts for Complex Elementary Functions, 1987.
 Must not know torch or operators.
 """
 
@@ -49,6 +49,12 @@ def plus(a: Pair, b: Pair) -> Pair:
     return Pair(a.re + b.re, a.im + b.im)
 
 
+def less(a: Pair, b: Pair, factor: Pair | None) -> Pair:
+    """a minus b times a factor, which torch adds with the factor's negative."""
+    one = Pair(b.re.const_like(1.0), b.re.const_like(0.0))
+    return plus(a, times(negative(one if factor is None else factor), b))
+
+
 def minus(a: Pair, b: Pair) -> Pair:
     """a - b."""
     return Pair(subtract(a.re, b.re), subtract(a.im, b.im))
@@ -60,8 +66,9 @@ def times(a: Pair, b: Pair) -> Pair:
 
 
 def scaled(z: Pair, factor: Pair | None) -> Pair:
-    """z times a factor, or z where there is none."""
-    return z if factor is None else times(factor, z)
+    """z times a factor, which is 1 + 0i where there is none: torch multiplies by that one too, and so an infinite part
+    makes the other nan (pytorch#82510)."""
+    return times(Pair(z.re.const_like(1.0), z.re.const_like(0.0)) if factor is None else factor, z)
 
 
 def negative(z: Pair) -> Pair:
