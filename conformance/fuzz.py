@@ -59,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TargetError, DrawingError, ProgramError, ReportError) as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # a campaign answers it itself, with what it has found
+        print("interrupted: the saved programs are as they were", file=sys.stderr)
+        return 130
     except OSError as error:
         print(f"conformance.fuzz: {error.filename or given.reports} cannot be written or read ({error.strerror}); "
               "make room or choose another --reports", file=sys.stderr)

@@ -95,7 +95,8 @@ def place(tensor: torch.Tensor, judged: Collection[str]) -> Place:
 
 
 def same(one: Any, two: Any, bits: bool) -> bool:
-    """Whether two answers agree: tensors within torch.testing's tolerances for their dtype, or to the bit."""
+    """Whether two answers agree: tensors within torch.testing's tolerances for their dtype, or to the bit; a Python
+    number within those for float32, since most are read off such a tensor."""
     if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
         if bits:
             return (one.dtype, repr(one.tolist())) == (two.dtype, repr(two.tolist()))
@@ -105,7 +106,9 @@ def same(one: Any, two: Any, bits: bool) -> bool:
             return False
         return True
     if isinstance(one, (float, complex)) and type(one) is type(two):
-        return bool(torch.isclose(torch.tensor(two), torch.tensor(one), rtol=1.3e-6, atol=1e-5, equal_nan=True))
+        dtype = torch.complex128 if isinstance(one, complex) else torch.float64
+        left, right = (torch.tensor(number, dtype=dtype) for number in (one, two))
+        return bool(torch.isclose(right, left, rtol=1.3e-6, atol=1e-5, equal_nan=True))
     return repr(one) == repr(two)
 
 

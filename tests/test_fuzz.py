@@ -1,4 +1,4 @@
-"""The command: exit codes, what is on disk, several workers, crashes, hangs and interruption."""
+"""The command: exit codes, what is on disk, several workers, and interruption."""
 from __future__ import annotations
 
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -24,32 +23,6 @@ def fuzz(*words: object, reports: Path) -> int:
 
 def result(reports: Path) -> dict:
     return json.loads((reports / "fuzz.json").read_text())
-
-
-@pytest.fixture
-def targets(tmp_path, monkeypatch) -> str:
-    """A module with targets that die, hang or exit in some step."""
-    (tmp_path / "bad_targets.py").write_text(textwrap.dedent("""
-        import contextlib, os, time
-        from conformance.mutants import MutantTarget, Planted
-        from conformance.faults import Fault
-
-        class Bad(MutantTarget):
-            def __init__(self, argument=""):
-                super().__init__("zero_ clears the storage")
-                self.mode = Planted(Fault("unfold", self.act, "test"))
-
-        class Dies(Bad):
-            def act(self, call): os.abort()
-
-        class Exits(Bad):
-            def act(self, call): os._exit(3)
-
-        class Hangs(Bad):
-            def act(self, call): time.sleep(1000)
-    """))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return "class:bad_targets."
 
 
 class TestCampaign:
@@ -101,26 +74,7 @@ class TestCampaign:
         assert "40/40 programs" in capsys.readouterr().out
 
 
-class TestIsolation:
-    @pytest.mark.parametrize("name", ["Dies", "Exits"])
-    def test_a_crash_is_a_finding_and_the_campaign_goes_on(self, name, targets, tmp_path):
-        """The program that killed the worker is known, shrunk outside, and the other programs ran."""
-        words = ("--seed", 5, "--programs", 8, "--only", "setitem")
-        assert fuzz("--target", targets + name, *words, reports=tmp_path) == 1
-        done = result(tmp_path)
-        assert done["programs"] == 8
-        [crash] = [one for one in done["findings"] if one["kind"] == "CRASH"]
-        assert crash["signature"] == "crash / unfold"
-        assert crash["steps"] == 1
-
-    def test_a_hang_is_a_finding(self, targets, tmp_path):
-        """A program that runs too long is a TIMEOUT."""
-        words = ("--seed", 5, "--programs", 8, "--limit", 10, "--only", "setitem")
-        assert fuzz("--target", targets + "Hangs", *words, reports=tmp_path) == 1
-        done = result(tmp_path)
-        assert done["programs"] == 8
-        assert {one["kind"] for one in done["findings"]} == {"TIMEOUT"}
-
+class TestInterruption:
     def test_ctrl_c_leaves_what_was_found(self, tmp_path):
         """Exit code 130, one sentence, and the findings are on disk."""
         running = subprocess.Popen(

@@ -146,29 +146,6 @@ class TestMemory:
         assert (found["kind"], found["signature"], found["steps"]) == ("MEMORY", "memory / unfold", 1)
 
 
-class TestExit:
-    def test_the_end_of_the_interpreter_is_a_finding(self, tmp_path, monkeypatch):
-        """A step that calls sys.exit ends its worker: a CRASH with its step, and every program ran."""
-        (tmp_path / "leaving_target.py").write_text(textwrap.dedent("""
-            import sys
-            from conformance.mutants import MutantTarget, Planted
-            from conformance.faults import Fault
-
-            class Leaves(MutantTarget):
-                def __init__(self, argument=""):
-                    super().__init__("zero_ clears the storage")
-                    self.mode = Planted(Fault("unfold", lambda call: sys.exit(0), "test"))
-        """))
-        monkeypatch.syspath_prepend(str(tmp_path))
-        words = ("--target", "class:leaving_target.Leaves", "--programs", "30", "--only", "setitem",
-                 "--reports", str(tmp_path))
-        assert main(words) == 1
-        done = json.loads((tmp_path / "fuzz.json").read_text())
-        assert done["programs"] == 30
-        assert [(one["kind"], one["signature"], one["steps"]) for one in done["findings"]] == [
-            ("CRASH", "crash / unfold", 1)]
-
-
 class TestCorpus:
     def test_the_programs_of_a_folder_run_first(self, tmp_path, capsys):
         """A fault that only a program of the corpus shows is found, under a number below 0."""

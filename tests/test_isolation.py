@@ -37,6 +37,9 @@ def targets(tmp_path, monkeypatch) -> str:
         class Aborts(Ending):
             def act(self, call): os.abort()
 
+        class Exits(Ending):
+            def act(self, call): os._exit(3)
+
         class Leaves(Ending):
             def act(self, call): sys.exit(0)
 
@@ -65,6 +68,17 @@ def findings(reports: Path) -> list[dict]:
 
 
 class TestDeaths:
+    @pytest.mark.parametrize(("name", "kind", "limit"), [
+        ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"), ("Sleeps", "TIMEOUT", "5"),
+    ])  # fmt: skip
+    def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
+        """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
+        monkeypatch.setattr(isolation, "MOST_DEATHS", 2)
+        assert main(["--target", targets + name, *SETITEM, "--limit", limit, "--reports", str(tmp_path)]) == 1
+        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
+        assert [(one["kind"], one["signature"], one["steps"]) for one in findings(tmp_path)] == [
+            (kind, f"{kind.lower()} / unfold", 1)]
+
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
         monkeypatch.setattr(isolation, "SILENCE", 1.0)
@@ -171,6 +185,19 @@ class TestWhatIsResumed:
         assert main(["--target", "device:nodev", *reports]) == 2
         assert main([*self.WORDS, "--resume", *reports]) == 1
         assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 40
+
+    def test_ctrl_c(self, tmp_path, monkeypatch, capsys):
+        """One sentence and exit code 130: the saved program lies as it did, and a traceback says nothing more."""
+        path = tmp_path / "program.json"
+        path.write_text(dump(PROGRAM))
+
+        def interrupted(workers, shard):
+            raise KeyboardInterrupt
+        monkeypatch.setattr(isolation.Workers, "run", interrupted)
+        for option in ("--replay", "--minimize"):
+            assert main(["--target", "cpu", option, str(path), "--reports", str(tmp_path)]) == 130
+            assert capsys.readouterr().err == "interrupted: the saved programs are as they were\n"
+        assert path.read_text() == dump(PROGRAM)
 
     def test_a_program_alone_names_no_target(self, tmp_path, capsys):
         """Then the default is meant, as ever."""

@@ -49,12 +49,6 @@ def plus(a: Pair, b: Pair) -> Pair:
     return Pair(a.re + b.re, a.im + b.im)
 
 
-def less(a: Pair, b: Pair, factor: Pair | None) -> Pair:
-    """a minus b times a factor, which torch adds with the factor's negative."""
-    one = Pair(b.re.const_like(1.0), b.re.const_like(0.0))
-    return plus(a, times(negative(one if factor is None else factor), b))
-
-
 def minus(a: Pair, b: Pair) -> Pair:
     """a - b."""
     return Pair(subtract(a.re, b.re), subtract(a.im, b.im))
@@ -68,7 +62,16 @@ def times(a: Pair, b: Pair) -> Pair:
 def scaled(z: Pair, factor: Pair | None) -> Pair:
     """z times a factor, which is 1 + 0i where there is none: torch multiplies by that one too, and so an infinite part
     makes the other nan (pytorch#82510)."""
-    return times(Pair(z.re.const_like(1.0), z.re.const_like(0.0)) if factor is None else factor, z)
+    return times(_or_one(factor, z), z)
+
+
+def less(a: Pair, b: Pair, factor: Pair | None) -> Pair:
+    """a minus b times a factor, which torch adds with the factor's negative."""
+    return plus(a, scaled(b, negative(_or_one(factor, b))))
+
+
+def _or_one(factor: Pair | None, like: Pair) -> Pair:
+    return Pair(like.re.const_like(1.0), like.re.const_like(0.0)) if factor is None else factor
 
 
 def negative(z: Pair) -> Pair:
