@@ -141,7 +141,8 @@ def attempt(session: nox.Session, *command: str) -> list[str]:
 
 @nox.session(python=False)
 def lint(session: nox.Session) -> None:
-    """Style, types, import cycles and who may import whom."""
+    """Format, style, types, import cycles and who may import whom."""
+    python(session, "-m", "ruff", "format", "--diff", ".")
     python(session, "-m", "ruff", "check", ".")
     python(session, "-m", "mypy")
     python(session, "scripts/check_imports.py")

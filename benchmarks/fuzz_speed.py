@@ -9,6 +9,7 @@ another seed run first, unmeasured, for what a process imports late. Time is the
 included, so that a busy machine changes it little. Memory is looked at after each quarter of the programs, or with
 `--minutes` of so many minutes, in which as many programs run as can.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -57,14 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rates: dict[tuple[str, str, str], float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for target in given.targets.split(","):
-            ways = [(naive, cache) for naive in (False, True) for cache in ("cold", "warm")] if target == "tiny" else [
-                (False, "")]
+            ways = (
+                [(naive, cache) for naive in (False, True) for cache in ("cold", "warm")]
+                if target == "tiny"
+                else [(False, "")]
+            )
             for naive, cache in ways:
                 done = elsewhere(target, naive, Path(folder) / f"{naive}.db", given)
                 rates[target, cache, "each step" if naive else "end"] = done["rate"]
-                print(f"| {target} | {cache} | {'after each step' if naive else 'at the end'} | {done['programs']} | "
-                      f"{done['rate']:.1f} | {done['kernels']} | {done['schedules']} | "
-                      f"{', '.join(f'{size:.0f}' for size in done['memory'])} |", flush=True)
+                print(
+                    f"| {target} | {cache} | {'after each step' if naive else 'at the end'} | {done['programs']} | "
+                    f"{done['rate']:.1f} | {done['kernels']} | {done['schedules']} | "
+                    f"{', '.join(f'{size:.0f}' for size in done['memory'])} |",
+                    flush=True,
+                )
     for cache in ("cold", "warm"):
         if ("tiny", cache, "end") in rates:
             ratio = rates["tiny", cache, "end"] / rates["tiny", cache, "each step"]
@@ -74,11 +81,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def elsewhere(target: str, naive: bool, cache: Path, given: argparse.Namespace) -> dict[str, Any]:
     """One row, measured in a fresh process."""
-    command = [sys.executable, "-W", "ignore", __file__, "--one", target, "--seed", str(given.seed), "--programs",
-               str(given.programs), "--steps", f"{given.steps[0]}..{given.steps[1]}",
-               *(["--minutes", str(given.minutes)] if given.minutes else []), *(["--naive"] if naive else [])]
-    done = subprocess.run(command, env={**os.environ, "CACHEDB": str(cache)}, check=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        __file__,
+        "--one",
+        target,
+        "--seed",
+        str(given.seed),
+        "--programs",
+        str(given.programs),
+        "--steps",
+        f"{given.steps[0]}..{given.steps[1]}",
+        *(["--minutes", str(given.minutes)] if given.minutes else []),
+        *(["--naive"] if naive else []),
+    ]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "CACHEDB": str(cache)},
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 
@@ -99,12 +125,19 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         kernels += way(program, target)
         ran += not left_out(program, target)
         number += 1
-        before, done = done, ((time.monotonic() - started) / (60 * given.minutes) if given.minutes
-                              else number / given.programs)
+        before, done = (
+            done,
+            ((time.monotonic() - started) / (60 * given.minutes) if given.minutes else number / given.programs),
+        )
         if int(4 * before) < int(4 * done):
             memory.append(resident())
-    return {"programs": ran, "rate": number / (processor_seconds() - began), "kernels": kernels,
-            "schedules": schedules_of(target) - schedules, "memory": memory}
+    return {
+        "programs": ran,
+        "rate": number / (processor_seconds() - began),
+        "kernels": kernels,
+        "schedules": schedules_of(target) - schedules,
+        "memory": memory,
+    }
 
 
 def as_a_worker(program: Program, target: Target) -> int:
@@ -148,7 +181,7 @@ def processor_seconds() -> float:
 def resident() -> float:
     """MiB of memory that this process holds; 0 where the system does not say."""
     path = Path("/proc/self/statm")
-    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2 ** 20 if path.exists() else 0.0
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if path.exists() else 0.0
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ program after the one that killed it, and the result does not depend on how many
 signature: a campaign shows several distinct bugs, each once and small, not one bug a hundred times. All that a campaign
 leaves on disk bears its name, so that what is resumed is its own and nothing else.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -45,6 +46,7 @@ AXES: dict[str, Json] = {"families": [*FAMILIES], "layouts": [*CLASSES], "dtypes
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -109,8 +111,20 @@ class Plan:
 
     def shard(self, campaign: str, first: int, count: int) -> Shard:
         """So many programs from this one on."""
-        return Shard(self.target, self.drawing, self.seed, first, count, str(self.failures), self.limit, self.corpus,
-                     self.kernels, self.record, campaign, self.stop_at_first)
+        return Shard(
+            self.target,
+            self.drawing,
+            self.seed,
+            first,
+            count,
+            str(self.failures),
+            self.limit,
+            self.corpus,
+            self.kernels,
+            self.record,
+            campaign,
+            self.stop_at_first,
+        )
 
 
 @dataclass
@@ -173,8 +187,13 @@ class Campaign:
                 if relative in group.elsewhere or not group.finding.program.inputs:
                     continue
                 try:
-                    answer = workers.ask(worker.elsewhere, relative, group.finding.program, self.plan.limit,
-                                         seconds=2 * self.plan.limit + 60)
+                    answer = workers.ask(
+                        worker.elsewhere,
+                        relative,
+                        group.finding.program,
+                        self.plan.limit,
+                        seconds=2 * self.plan.limit + 60,
+                    )
                 except ProcessExpired:
                     answer = "fails (crash)"
                 except TimeoutError:
@@ -208,11 +227,20 @@ class Campaign:
                 self.tell(self)
 
     def _note_progress(self) -> None:
-        write_atomic(self.plan.progress, json.dumps({
-            "schema": PROGRESS, "campaign": self.name, **self.plan.identity(),
-            "following": self.following, "seconds": self.running_seconds,
-            "unfinished": [[shard.first, shard.count] for shard in self.unfinished.values()],
-            "result": self.result.to_json()}))
+        write_atomic(
+            self.plan.progress,
+            json.dumps(
+                {
+                    "schema": PROGRESS,
+                    "campaign": self.name,
+                    **self.plan.identity(),
+                    "following": self.following,
+                    "seconds": self.running_seconds,
+                    "unfinished": [[shard.first, shard.count] for shard in self.unfinished.values()],
+                    "result": self.result.to_json(),
+                }
+            ),
+        )
 
     def _restore(self) -> None:
         """Take up what an earlier run of this campaign left: how far it was, its groups, and what no one took over."""
@@ -228,11 +256,15 @@ class Campaign:
             self.unfinished = {first: self.plan.shard(self.name, first, count) for first, count in data["unfinished"]}
             self.following, self.earlier_seconds = int(data["following"]), float(data["seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProgramError(f"{path} does not say how far a campaign is ({error}): run without --resume, or choose "
-                               "another --reports") from error
+            raise ProgramError(
+                f"{path} does not say how far a campaign is ({error}): run without --resume, or choose "
+                "another --reports"
+            ) from error
         if identity != self.plan.identity():
-            raise ProgramError(f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
-                               "steps and corpus that it was started with")
+            raise ProgramError(
+                f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
+                "steps and corpus that it was started with"
+            )
         untaken: list[Finding] = []
         for note in self.plan.failures.glob(f"running-{self.name}-*"):
             note.unlink()
@@ -245,8 +277,13 @@ class Campaign:
             if saved.name.startswith(f"found-{self.name}-"):
                 untaken.append(finding)
             elif found.get("campaign") == self.name:
-                self.groups[finding.group] = Group(finding, set(found["numbers"]), {finding.group, *found["found_as"]},
-                                                   found["shrunk"], found["elsewhere"])
+                self.groups[finding.group] = Group(
+                    finding,
+                    set(found["numbers"]),
+                    {finding.group, *found["found_as"]},
+                    found["shrunk"],
+                    found["elsewhere"],
+                )
         self.groups = dict(sorted(self.groups.items(), key=lambda item: min(item[1].numbers)))
         for finding in sorted(untaken, key=lambda one: one.number):
             self.add(finding)
@@ -308,9 +345,15 @@ class Campaign:
 
     def _save(self, group: Group) -> None:
         data, text = self._paths(group)
-        found = {"campaign": self.name, "target": self.plan.target, "count": len(group.numbers),
-                 "numbers": sorted(group.numbers), "found_as": sorted(group.found_as), "shrunk": group.shrunk,
-                 "elsewhere": group.elsewhere}
+        found = {
+            "campaign": self.name,
+            "target": self.plan.target,
+            "count": len(group.numbers),
+            "numbers": sorted(group.numbers),
+            "found_as": sorted(group.found_as),
+            "shrunk": group.shrunk,
+            "elsewhere": group.elsewhere,
+        }
         write_atomic(data, json.dumps({**group.finding.to_json(), **found}, indent=1))
         write_atomic(text, self.script(group))
 
@@ -320,16 +363,25 @@ class Campaign:
 
     def again(self, group: Group) -> str:
         """The command that runs the group's program again."""
-        return shlex.join(["python", "-m", "conformance.fuzz", "--target", self.plan.target, "--replay",
-                           str(self._paths(group)[0])])
+        return shlex.join(
+            ["python", "-m", "conformance.fuzz", "--target", self.plan.target, "--replay", str(self._paths(group)[0])]
+        )
 
     def script(self, group: Group) -> str:
         """The group's program as a standalone script."""
         finding, versions = group.finding, ", ".join(f"{name} {value}" for name, value in self.environment.items())
-        notes = [f"{finding.kind} in {counted(len(group.numbers), 'program')}: {finding.group}",
-                 f"Again: {self.again(group)}", f"Found by: {self.plan.command}  (program {finding.number})"]
-        return script(finding.program, describe_target(self.plan.target), finding.mismatches,
-                      [*notes, *([f"With: {versions}"] if versions else [])], finding.step)
+        notes = [
+            f"{finding.kind} in {counted(len(group.numbers), 'program')}: {finding.group}",
+            f"Again: {self.again(group)}",
+            f"Found by: {self.plan.command}  (program {finding.number})",
+        ]
+        return script(
+            finding.program,
+            describe_target(self.plan.target),
+            finding.mismatches,
+            [*notes, *([f"With: {versions}"] if versions else [])],
+            finding.step,
+        )
 
     def to_json(self, complete: bool = True) -> dict[str, Json]:
         """The campaign's result for `reports/fuzz.json`; not `complete` when it was interrupted."""
@@ -341,21 +393,43 @@ class Campaign:
             cells.setdefault(family, {}).setdefault(layout, {})[dtype] = count
         groups = sorted(self.groups.values(), key=lambda group: -len(group.numbers))
         return {
-            "schema": 1, "kind": "fuzz", "target": self.plan.target, "seed": self.plan.seed,
-            "complete": complete, "command": self.plan.command, "axes": AXES,
-            "programs": self.result.done, "steps": tally.steps, "seconds": round(self.running_seconds, 2),
+            "schema": 1,
+            "kind": "fuzz",
+            "target": self.plan.target,
+            "seed": self.plan.seed,
+            "complete": complete,
+            "command": self.plan.command,
+            "axes": AXES,
+            "programs": self.result.done,
+            "steps": tally.steps,
+            "seconds": round(self.running_seconds, 2),
             "programs_per_second": round(self.result.done / max(self.running_seconds, 1e-9), 2),
-            "jobs": self.plan.jobs, "failing_programs": sum(len(group.numbers) for group in groups),
-            "kernels": self.result.kernels, "kernels_allowed": self.result.allowed,
-            "kernels_compared": self.result.compared, "arbitrated": self.result.arbitrated,
-            "coverage_cells": len(tally.cells), "undefined_avoided": sum(
-                count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")),
+            "jobs": self.plan.jobs,
+            "failing_programs": sum(len(group.numbers) for group in groups),
+            "kernels": self.result.kernels,
+            "kernels_allowed": self.result.allowed,
+            "kernels_compared": self.result.compared,
+            "arbitrated": self.result.arbitrated,
+            "coverage_cells": len(tally.cells),
+            "undefined_avoided": sum(
+                count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")
+            ),
             "unsupported": dict(self.result.unsupported.most_common()),
-            "environment": self.environment, "avoided": dict(tally.avoided.most_common()),
-            "coverage": {family: dict(layouts) for family, layouts in coverage.items()}, "cells": cells,
-            "findings": [{"signature": group.finding.group, "kind": group.finding.kind, "count": len(group.numbers),
-                          "program": group.finding.number, "steps": len(group.finding.program.steps),
-                          "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",
-                          "elsewhere": group.elsewhere,
-                          "script": self.script(group)} for group in groups],
+            "environment": self.environment,
+            "avoided": dict(tally.avoided.most_common()),
+            "coverage": {family: dict(layouts) for family, layouts in coverage.items()},
+            "cells": cells,
+            "findings": [
+                {
+                    "signature": group.finding.group,
+                    "kind": group.finding.kind,
+                    "count": len(group.numbers),
+                    "program": group.finding.number,
+                    "steps": len(group.finding.program.steps),
+                    "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",
+                    "elsewhere": group.elsewhere,
+                    "script": self.script(group),
+                }
+                for group in groups
+            ],
         }

@@ -4,6 +4,7 @@ The key insight: the power of a fuzzer can be measured only against faults that 
 at run time in torch's dispatcher, between autograd and the device, so one row spoils torch CPU and the tiny device
 alike; in torch CPU the fault is known to be the only thing that is wrong.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class Call:
 
     def having(self, at: int, value: Any) -> Any:
         """The answer with one argument replaced."""
-        return self.func(*self.args[:at], value, *self.args[at + 1:], **self.kwargs)
+        return self.func(*self.args[:at], value, *self.args[at + 1 :], **self.kwargs)
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,10 @@ def _roll_mask(call: Call) -> Any:
 def _step_lost(call: Call) -> Any:
     view = call.run()
     step = call.args[4] if len(call.args) > 4 else 1
-    return view.as_strided(view.size(), tuple(
-        st // step if dim == (call.args[1] % view.dim()) else st for dim, st in enumerate(view.stride())))
+    return view.as_strided(
+        view.size(),
+        tuple(st // step if dim == (call.args[1] % view.dim()) else st for dim, st in enumerate(view.stride())),
+    )
 
 
 def _third_write_lost(call: Call) -> Any:
@@ -155,6 +158,7 @@ def view_key(t: torch.Tensor) -> tuple[Any, ...]:
 
 def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
     """Spoil writes through a view that was made before its storage was last written through something else."""
+
     def act(call: Call) -> Any:
         t, memory = call.first, call.memory
         if not call.writes:
@@ -168,11 +172,13 @@ def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
         memory[storage_key(t)] = memory.get(storage_key(t), 0) + 1
         memory[view_key(t)] = memory[storage_key(t)] if seen is not None else memory.get(view_key(t))
         return call.run()
+
     return act
 
 
 def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
     """Spoil writes through a view of a view, `deep` views away from the tensor that owns the storage."""
+
     def spoiled(call: Call) -> Any:
         if not call.writes:
             view = call.run()
@@ -180,6 +186,7 @@ def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
                 call.memory.setdefault(view_key(view), call.memory.get(view_key(call.first), 0) + 1)
             return view
         return act(call) if call.memory.get(view_key(call.first), 0) >= deep else call.run()
+
     return spoiled
 
 
@@ -220,7 +227,8 @@ def _old_strides_after_t(call: Call) -> Any:
     if before is None or sorted(before) != sorted(t.stride()) or before == t.stride():
         return call.run()
     call.having(0, t.as_strided(t.size(), before)) if all(
-        n == m for n, m in zip(t.size(), reversed(t.size()), strict=True)) else None
+        n == m for n, m in zip(t.size(), reversed(t.size()), strict=True)
+    ) else None
     return t
 
 
@@ -249,7 +257,7 @@ def _strides_kept(call: Call) -> Any:
     t = call.first
     before = t.stride()
     call.run()
-    return t.as_strided_(t.size(), before[:t.dim()]) if len(before) == t.dim() and t.numel() else t
+    return t.as_strided_(t.size(), before[: t.dim()]) if len(before) == t.dim() and t.numel() else t
 
 
 def _alias_when(aliases: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any]:
@@ -269,8 +277,11 @@ def _saturate(call: Call) -> Any:
     t = call.first
     if t.dtype is not torch.uint8:
         return call.run()
-    wide = call.func(t.to(torch.int64), *[arg.to(torch.int64) if isinstance(arg, torch.Tensor) else arg
-                                           for arg in call.args[1:]], **call.kwargs)
+    wide = call.func(
+        t.to(torch.int64),
+        *[arg.to(torch.int64) if isinstance(arg, torch.Tensor) else arg for arg in call.args[1:]],
+        **call.kwargs,
+    )
     return t.copy_(wide.clamp(0, 255))
 
 
@@ -311,8 +322,9 @@ FAULTS: dict[str, Fault] = {
     "as_strided takes offset 0 for unspecified": Fault("as_strided", _offset_unspecified, "tinygrad#17195"),
     "as_strided ignores the offset": Fault("as_strided", _offset_ignored, "tinygrad#17195"),
     "as_strided_ leaves stale strides": Fault("as_strided_ t_ transpose_ swapdims_", _strides_kept, "pytorch#185888"),
-    "empty_strided is contiguous": Fault("empty_strided", lambda call: torch.empty(call.first, **call.kwargs),
-                                         "peer: empty_strided drops its strides"),
+    "empty_strided is contiguous": Fault(
+        "empty_strided", lambda call: torch.empty(call.first, **call.kwargs), "peer: empty_strided drops its strides"
+    ),
     "copy_ clobbers the gap": Fault("copy_", _clobber, "pytorch#189961"),
     "copy_ into gaps is lost": Fault("copy_", _not_when(_gappy), "tinygrad#17855"),
     "copy_ broadcasts one row short": Fault("copy_", _last_row_missing, "peer: copy_ into a slice with broadcast"),
@@ -323,18 +335,23 @@ FAULTS: dict[str, Fault] = {
     "addcmul_ is wrong on gaps": Fault("addcmul_ addcdiv_", _not_when(_gappy), "pytorch#118115"),
     "fill_ ignores the offset": Fault("fill_", _fill_at_start, "pytorch PR#95113"),
     "zero_ clears the storage": Fault("zero_", _whole_storage, "write outside the view"),
-    "out= ignores strides": Fault("add mul neg exp cat mm sum cumsum gather", lambda call: (
-        _onto_contiguous(call) if isinstance(call.kwargs.get("out"), torch.Tensor) else call.run()), "tinygrad#17210"),
+    "out= ignores strides": Fault(
+        "add mul neg exp cat mm sum cumsum gather",
+        lambda call: _onto_contiguous(call) if isinstance(call.kwargs.get("out"), torch.Tensor) else call.run(),
+        "tinygrad#17210",
+    ),
     "mask is off by one": Fault("masked_fill_ masked_scatter_", _roll_mask, "mask write off by one"),
     "index_put_ does not accumulate": Fault("index_put_", lambda call: call.func(*call.args[:3]), "index_put_"),
-    "scatter_add_ overwrites": Fault("scatter_add_", lambda call: torch.ops.aten.scatter_.src(*call.args),
-                                     "scatter_add_"),
+    "scatter_add_ overwrites": Fault(
+        "scatter_add_", lambda call: torch.ops.aten.scatter_.src(*call.args), "scatter_add_"
+    ),
     "item ignores the offset": Fault("_local_scalar_dense", _scalar_at_start, "pytorch#187117"),
     "clone of a transpose aliases": Fault("clone", _alias_when(_gappy), "peer: a.t().contiguous() aliases"),
     "clone always aliases": Fault("clone", _alias_when(lambda t: True), "write after read"),
     "clone is always contiguous": Fault("clone", _contiguous, "pytorch#133512"),
-    "arithmetic results are contiguous": Fault("add mul neg sub", lambda call: (
-        call.run() if "out" in call.kwargs else _contiguous(call)), "pytorch#170175"),
+    "arithmetic results are contiguous": Fault(
+        "add mul neg sub", lambda call: call.run() if "out" in call.kwargs else _contiguous(call), "pytorch#170175"
+    ),
     "diag_embed ignores the offset": Fault("diag_embed", lambda call: call.func(call.first), "diag_embed"),
     "size-1 dims get stride 1": Fault("slice unsqueeze expand", _size_one_stride, "stride of size-1 dims"),
     "flip forgets the last dim": Fault("flip", lambda call: call.having(1, call.args[1][:-1]), "flip"),
@@ -342,20 +359,28 @@ FAULTS: dict[str, Fault] = {
     "uint8 saturates": Fault("add_ sub_ mul_", _saturate, "integer overflow"),
     "float to int rounds": Fault("_to_copy", _round_to_int, "casts truncate"),
     "alpha is ignored": Fault("add_ sub_", _without("alpha"), "add_(alpha=)"),
-    "tril_ is off by one": Fault("tril_ triu_", lambda call: call.func(
-        call.first, (call.args[1] if len(call.args) > 1 else 0) + 1), "pytorch tril"),
-    "diagonal ignores the offset": Fault("diagonal", lambda call: call.func(call.first, 0, *call.args[2:]),
-                                         "tinygrad#10945"),
+    "tril_ is off by one": Fault(
+        "tril_ triu_",
+        lambda call: call.func(call.first, (call.args[1] if len(call.args) > 1 else 0) + 1),
+        "pytorch tril",
+    ),
+    "diagonal ignores the offset": Fault(
+        "diagonal", lambda call: call.func(call.first, 0, *call.args[2:]), "tinygrad#10945"
+    ),
     "a write through a view is lost once its base was written": Fault(
-        f"{EVERY_VIEW} {WRITES}", _after_base_write(lambda call: call.first), "xla#7304"),
+        f"{EVERY_VIEW} {WRITES}", _after_base_write(lambda call: call.first), "xla#7304"
+    ),
     "a fill through a view goes to its base once that was written": Fault(
-        f"{EVERY_VIEW} fill_ zero_ copy_ add_", _after_base_write(_fill_at_start), "xla#7304"),
+        f"{EVERY_VIEW} fill_ zero_ copy_ add_", _after_base_write(_fill_at_start), "xla#7304"
+    ),
     "a write through a view of a view is lost": Fault(
-        f"{EVERY_VIEW} {ARITHMETIC}", _depth(lambda call: call.first, 3), "pytorch#104505"),
+        f"{EVERY_VIEW} {ARITHMETIC}", _depth(lambda call: call.first, 3), "pytorch#104505"
+    ),
     "a view read twice is read once": Fault(READS, _stale_read, "xla#7304"),
     "a result follows a write after the read": Fault(f"{READS} {WRITES}", _write_after_read, "peer: write after read"),
     "a write after t_ goes by the old strides": Fault(
-        f"t_ transpose_ swapdims_ swapaxes_ {WRITES}", _old_strides_after_t, "pytorch#185888"),
+        f"t_ transpose_ swapdims_ swapaxes_ {WRITES}", _old_strides_after_t, "pytorch#185888"
+    ),
     "the second write through a view is lost": Fault(WRITES, _twice_through_one_view, "long chains cut wrongly"),
     "cumsum_ is lost on gaps": Fault("cumsum_", _not_when(_gappy), "in-place on a view"),
 }

@@ -3,6 +3,7 @@
 It only reads options, shows progress and chooses the exit code: 0 when all agreed, 1 when something differs, 2 for bad
 usage, 130 when interrupted; what was found by then is on disk. The campaign itself is `conformance.campaign`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -63,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted: the saved programs are as they were", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"conformance.fuzz: {error.filename or given.reports} cannot be written or read ({error.strerror}); "
-              "make room or choose another --reports", file=sys.stderr)
+        print(
+            f"conformance.fuzz: {error.filename or given.reports} cannot be written or read ({error.strerror}); "
+            "make room or choose another --reports",
+            file=sys.stderr,
+        )
         return 2
 
 
@@ -74,33 +78,57 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
     parser.add_argument("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
     parser.add_argument("--minutes", type=positive, metavar="M", help="stop drawing after so many minutes")
-    parser.add_argument("--target", help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
-                        "functionalize, aot_eager, inductor, device:NAME[,import=MODULE], tinygrad-upstream:PATH, "
-                        f"mutant:FAULT, class:MODULE.CLASS (default: {TARGET}; of a saved finding the "
-                        "target that it was found on)")
+    parser.add_argument(
+        "--target",
+        help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
+        "functionalize, aot_eager, inductor, device:NAME[,import=MODULE], tinygrad-upstream:PATH, "
+        f"mutant:FAULT, class:MODULE.CLASS (default: {TARGET}; of a saved finding the "
+        "target that it was found on)",
+    )
     parser.add_argument("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
-    parser.add_argument("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX",
-                        help=f"steps of a program (default: {STEPS[0]}..{STEPS[1]})")
-    parser.add_argument("--only", action="append", default=[], metavar="FAMILY",
-                        help="only these families, beside views")
+    parser.add_argument(
+        "--steps",
+        type=steps_range,
+        default=STEPS,
+        metavar="MIN..MAX",
+        help=f"steps of a program (default: {STEPS[0]}..{STEPS[1]})",
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FAMILY", help="only these families, beside views"
+    )
     parser.add_argument("--without", action="append", default=[], metavar="FAMILY", help="not these families")
     parser.add_argument("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
-    parser.add_argument("--limit", type=positive, default=60.0, metavar="SECONDS", help="that a program may take "
-                        "(default: 60)")
-    parser.add_argument("--memory", type=positive, default=8.0, metavar="GIB", help="that a worker may take; more is a "
-                        "finding (default: 8; Linux only)")
+    parser.add_argument(
+        "--limit", type=positive, default=60.0, metavar="SECONDS", help="that a program may take (default: 60)"
+    )
+    parser.add_argument(
+        "--memory",
+        type=positive,
+        default=8.0,
+        metavar="GIB",
+        help="that a worker may take; more is a finding (default: 8; Linux only)",
+    )
     parser.add_argument("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
-    parser.add_argument("--resume", action="store_true", help="go on where the campaign in --reports stopped, with "
-                        "the same options")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where the campaign in --reports stopped, with the same options"
+    )
     parser.add_argument("--stop-at-first-failure", action="store_true", help="end with the first program that fails")
     parser.add_argument("--reports", default="reports", metavar="DIR", help="where results go (default: reports)")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a "
-                        "folder, again")
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a folder, again"
+    )
     parser.add_argument("--minimize", type=Path, metavar="FILE", help="make the failing program in a JSON file smaller")
-    parser.add_argument("--kernels", type=Path, metavar="FILE", help="the kernels that programs took before: more is a "
-                        f"finding (default: {BASELINE}, where it is there)")
-    parser.add_argument("--record-kernels", action="store_true", help="write the kernels of this run's programs to the "
-                        "file of --kernels, and compare with none")
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        metavar="FILE",
+        help=f"the kernels that programs took before: more is a finding (default: {BASELINE}, where it is there)",
+    )
+    parser.add_argument(
+        "--record-kernels",
+        action="store_true",
+        help="write the kernels of this run's programs to the file of --kernels, and compare with none",
+    )
     parser.add_argument("--families", action="store_true", help="list the step families")
     return parser
 
@@ -159,9 +187,22 @@ def plan_of(given: argparse.Namespace) -> Plan:
     drawing = Drawing(given.steps, tuple(given.only), without, given.dtype)
     if given.jobs < 1:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
-    return Plan(given.target, given.seed, programs, given.minutes, drawing, given.jobs, Path(given.reports),
-                given.limit, given.stop_at_first_failure, memory=given.memory, corpus=corpus_of(given.corpus),
-                resume=given.resume, kernels=kernels_of(given), record=given.record_kernels)
+    return Plan(
+        given.target,
+        given.seed,
+        programs,
+        given.minutes,
+        drawing,
+        given.jobs,
+        Path(given.reports),
+        given.limit,
+        given.stop_at_first_failure,
+        memory=given.memory,
+        corpus=corpus_of(given.corpus),
+        resume=given.resume,
+        kernels=kernels_of(given),
+        record=given.record_kernels,
+    )
 
 
 def kernels_of(given: argparse.Namespace) -> str:
@@ -222,8 +263,10 @@ def line(running: Campaign) -> str:
     wanted = None if wanted is None else wanted + len(running.plan.corpus)
     rate = done / max(running.running_seconds, 1e-9)
     failing = sum(len(group.numbers) for group in running.groups.values())
-    return (f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} programs, "
-            f"{rate:.1f} programs/s, {failing} failing, {len(running.groups)} distinct")
+    return (
+        f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} programs, "
+        f"{rate:.1f} programs/s, {failing} failing, {len(running.groups)} distinct"
+    )
 
 
 def plain_lines(console: Console) -> Callable[[Campaign], None]:
@@ -234,6 +277,7 @@ def plain_lines(console: Console) -> Callable[[Campaign], None]:
         if time.monotonic() - last[0] >= 5:
             last[0] = time.monotonic()
             console.print(line(running))
+
     return tell
 
 
@@ -260,15 +304,29 @@ def summarize(running: Campaign, console: Console) -> None:
         console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
     tally, result = running.result.tally, running.result
     undefined = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
-    kernels = (f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}; programs compared with the "
-               f"baseline: {result.compared}); ") if result.allowed else ""
-    console.print(f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
-                  f"{kernels}{undefined} undefined or rejected steps not run"
-                  + (f"; {result.arbitrated} programs differ from torch CPU and pass by its answer in float64"
-                     if result.arbitrated else "")
-                  + (f"; {result.unsupported.total()} programs not run, since the target leaves out: "
-                     f"{', '.join(f'{name} ({count})' for name, count in result.unsupported.most_common())}"
-                     if result.unsupported else ""))
+    kernels = (
+        (
+            f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}; programs compared with the "
+            f"baseline: {result.compared}); "
+        )
+        if result.allowed
+        else ""
+    )
+    console.print(
+        f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
+        f"{kernels}{undefined} undefined or rejected steps not run"
+        + (
+            f"; {result.arbitrated} programs differ from torch CPU and pass by its answer in float64"
+            if result.arbitrated
+            else ""
+        )
+        + (
+            f"; {result.unsupported.total()} programs not run, since the target leaves out: "
+            f"{', '.join(f'{name} ({count})' for name, count in result.unsupported.most_common())}"
+            if result.unsupported
+            else ""
+        )
+    )
 
 
 @contextmanager
@@ -286,6 +344,7 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
             if finding is not None and finding.kind == INVALID:
                 raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
             return finding, "".join(+result.unsupported)
+
         yield workers, rerun
 
 
@@ -303,8 +362,10 @@ def replay_folder(folder: Path, given: argparse.Namespace) -> int:
                 print(f"{finding.kind} {path.stem}\n     {about}")
             else:
                 print(f"SKIP {path.stem}: {given.target} leaves out {lacks}" if lacks else f"ok   {path.stem}")
-    print(f"{len(paths) - failed - skipped} of {len(paths)} programs agree with torch CPU"
-          + (f", {skipped} were not run" if skipped else ""))
+    print(
+        f"{len(paths) - failed - skipped} of {len(paths)} programs agree with torch CPU"
+        + (f", {skipped} were not run" if skipped else "")
+    )
     if skipped == len(paths):
         raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
     return 1 if failed else 0
@@ -323,10 +384,22 @@ def replay(path: Path, given: argparse.Namespace) -> int:
             return 0
         small = workers.shrink(finding, MINIMIZE_TRIALS) if given.minimize else finding
     saved = Path(given.reports) / "failures" / f"{path.stem}-minimal.json"
-    again = ["python", "-m", "conformance.fuzz", "--target", given.target, "--replay",
-             str(saved if given.minimize else path)]
-    text = script(small.program, describe_target(given.target), small.mismatches,
-                  [f"{small.kind}: {small.group}", f"Again: {shlex.join(again)}"], small.step)
+    again = [
+        "python",
+        "-m",
+        "conformance.fuzz",
+        "--target",
+        given.target,
+        "--replay",
+        str(saved if given.minimize else path),
+    ]
+    text = script(
+        small.program,
+        describe_target(given.target),
+        small.mismatches,
+        [f"{small.kind}: {small.group}", f"Again: {shlex.join(again)}"],
+        small.step,
+    )
     print(dump(small.program))
     print(without_carried(text))
     for about in small.mismatches or [small.group]:

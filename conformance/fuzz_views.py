@@ -13,6 +13,7 @@ engine varies earlier examples: of 1,000 programs drawn by it 317 were distinct 
 
 It knows programs and the step table; targets, oracles and reports are not its business.
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,18 +33,45 @@ from conformance.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
 from conformance.steps.op import Json, Op, dtype_name, dtype_of
 from conformance.steps.table import FAMILIES, OPS
 
-DTYPES = ("float32", "int64", "float32", "float32", "int32", "bool", "float64", "complex64", "uint8", "float16",
-          "bfloat16", "int8", "int16")
+DTYPES = (
+    "float32",
+    "int64",
+    "float32",
+    "float32",
+    "int32",
+    "bool",
+    "float64",
+    "complex64",
+    "uint8",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+)
 """dtypes that are drawn, the often drawn ones repeatedly and first."""
 
-FAMILY_WEIGHT = {"view": 10, "setitem": 6, "arithmetic": 5, "copy": 4, "copies": 4, "indexed write": 3, "out=": 3,
-                 "metadata in place": 2, "setitem loop": 1, "autograd": 4, "layers": 3}
+FAMILY_WEIGHT = {
+    "view": 10,
+    "setitem": 6,
+    "arithmetic": 5,
+    "copy": 4,
+    "copies": 4,
+    "indexed write": 3,
+    "out=": 3,
+    "metadata in place": 2,
+    "setitem loop": 1,
+    "autograd": 4,
+    "layers": 3,
+}
 """How often a family is drawn; 1 where it is not named. Views and writes, whose interaction is the subject, lead."""
 
 WRITES = ("setitem", "arithmetic", "copy", "indexed write", "out=")
 READS = ("copies", "out of place", "reduction", "questions")
-FOLLOWS = {"view": (*WRITES, *WRITES), **dict.fromkeys(WRITES, ("view", "view", *READS)),
-           **dict.fromkeys(READS, ("view", *WRITES))}
+FOLLOWS = {
+    "view": (*WRITES, *WRITES),
+    **dict.fromkeys(WRITES, ("view", "view", *READS)),
+    **dict.fromkeys(READS, ("view", *WRITES)),
+}
 """What half of the steps are drawn from, by the family of the step before: bugs of views and writes are interactions,
 a write after a view after a write, a read of what was viewed before."""
 
@@ -51,8 +79,18 @@ STEPS = (1, 8)
 
 
 Cell = tuple[str, str, str]
-CLASSES = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expanded", "overlapping", "non-divisible",
-           "0-d", "empty")
+CLASSES = (
+    "contiguous",
+    "window",
+    "permuted",
+    "gaps",
+    "permuted gaps",
+    "expanded",
+    "overlapping",
+    "non-divisible",
+    "0-d",
+    "empty",
+)
 """The layout classes of `layout_class`, all of them names in the catalogue too."""
 
 
@@ -89,8 +127,12 @@ class Tally:
 
     def to_json(self) -> dict[str, Json]:
         """The tally as JSON."""
-        return {"programs": self.programs, "steps": self.steps, "avoided": dict(self.avoided),
-                "cells": [[*cell, count] for cell, count in self.cells.items()]}
+        return {
+            "programs": self.programs,
+            "steps": self.steps,
+            "avoided": dict(self.avoided),
+            "cells": [[*cell, count] for cell, count in self.cells.items()],
+        }
 
     @classmethod
     def from_json(cls, data: Json) -> Tally:
@@ -99,8 +141,14 @@ class Tally:
         return cls(data["programs"], data["steps"], Counter(data["avoided"]), cells)
 
 
-def programs(*, steps: tuple[int, int] = STEPS, only: Collection[str] = (), without: Collection[str] = (),
-             dtypes: Collection[str] = DTYPES, tally: Tally | None = None) -> st.SearchStrategy[Program]:
+def programs(
+    *,
+    steps: tuple[int, int] = STEPS,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    dtypes: Collection[str] = DTYPES,
+    tally: Tally | None = None,
+) -> st.SearchStrategy[Program]:
     """A strategy of programs that have a defined meaning on torch CPU.
 
     steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always drawn).
@@ -125,9 +173,16 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 
 @functools.cache
 def _families(only: tuple[str, ...], without: tuple[str, ...], biased: bool) -> dict[str, list[Op]]:
-    drawn = {family: [op for op in OPS.values() if op.family == family and op.name not in without
-                      for _ in range(op.weight if biased else 1)]
-             for family in FAMILIES if (not only or family in only or family == "view") and family not in without}
+    drawn = {
+        family: [
+            op
+            for op in OPS.values()
+            if op.family == family and op.name not in without
+            for _ in range(op.weight if biased else 1)
+        ]
+        for family in FAMILIES
+        if (not only or family in only or family == "view") and family not in without
+    }
     return {family: ops for family, ops in drawn.items() if ops}
 
 
@@ -155,9 +210,11 @@ class Drawing:
         if not self.cells:
             raise DrawingError("there is no step to draw: too many families are left out for these dtypes")
         for family in self._never_drawn():
-            raise DrawingError(f"the family {family!r} cannot be drawn: of {PROBED} programs with the dtypes "
-                               f"{', '.join(dict.fromkeys(self.dtypes))} and without what is left out none has a step "
-                               "of it")
+            raise DrawingError(
+                f"the family {family!r} cannot be drawn: of {PROBED} programs with the dtypes "
+                f"{', '.join(dict.fromkeys(self.dtypes))} and without what is left out none has a step "
+                "of it"
+            )
 
     def _never_drawn(self) -> list[str]:
         """The families of `only` that are missing from the first programs. Whether a step fits is known only once it
@@ -205,8 +262,9 @@ class Drawing:
         shadow = Shadow(program)
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         aimed = d.integer(1, self.steps[1]) if aim else 0
-        weighted = [family for family in self.families
-                    for _ in range(FAMILY_WEIGHT.get(family, 1) if self.biased else 1)]
+        weighted = [
+            family for family in self.families for _ in range(FAMILY_WEIGHT.get(family, 1) if self.biased else 1)
+        ]
         least, most = self.steps
         for _ in range(4 * most):
             drawn = len(shadow.steps)
@@ -235,6 +293,7 @@ def draw_aimed(k: Situation, by_family: dict[str, list[Op]], aim: Cell, tally: T
 
     def in_cell(t: torch.Tensor) -> bool:
         return dtype_name(t.dtype) == dtype and layout_class(t) == layout
+
     k.only = in_cell
     ops = list(dict.fromkeys(op for op in by_family[family] if op.fits is not None and k.holds(op.fits)))
     found = bool(ops)
@@ -282,11 +341,17 @@ def choose(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str]
 @functools.cache
 def _cells(only: tuple[str, ...], without: tuple[str, ...], biased: bool, dtypes: tuple[str, ...]) -> tuple[Cell, ...]:
     d = Draw(random.Random(0).randint)
-    tried = {(layout, dtype): [_laid_out(LAYOUTS[layout](d), dtype) for _ in range(TRIED)]
-             for layout in CLASSES for dtype in dtypes}
-    return tuple((family, layout, dtype) for family, ops in _families(only, without, biased).items()
-                 for (layout, dtype), tensors in tried.items()
-                 if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors))
+    tried = {
+        (layout, dtype): [_laid_out(LAYOUTS[layout](d), dtype) for _ in range(TRIED)]
+        for layout in CLASSES
+        for dtype in dtypes
+    }
+    return tuple(
+        (family, layout, dtype)
+        for family, ops in _families(only, without, biased).items()
+        for (layout, dtype), tensors in tried.items()
+        if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
+    )
 
 
 def _laid_out(layout: Layout, dtype: str) -> torch.Tensor:
@@ -314,8 +379,18 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None
             storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
         else:
             at = len(storages)
-            values = d.choice(("arange", {"seed": d.integer(0, 99)}, {"seed": d.integer(0, 99)}, "arange", "arange",
-                               {"seed": d.integer(0, 99)}, {"seed": d.integer(0, 99)}, {"special": d.integer(0, 99)}))
+            values = d.choice(
+                (
+                    "arange",
+                    {"seed": d.integer(0, 99)},
+                    {"seed": d.integer(0, 99)},
+                    "arange",
+                    "arange",
+                    {"seed": d.integer(0, 99)},
+                    {"seed": d.integer(0, 99)},
+                    {"special": d.integer(0, 99)},
+                )
+            )
             storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
         grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))

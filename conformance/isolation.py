@@ -4,6 +4,7 @@ Defines `Workers`. The key insight: a worker writes down what it does before it 
 file that it keeps is its pulse and its last words: a worker whose file stands still hangs where no alarm is heard, and
 the file of a dead one says which program, and which step of it, it died of.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -76,8 +77,9 @@ class Workers:
     def __init__(self, target: str, limit: float, memory: float | None = None, jobs: int = 1) -> None:
         self.target, self.limit, self.jobs = target, limit, jobs
         self.running: dict[Future[Any], Pulse] = {}
-        self._pool = ProcessPool(jobs, context=multiprocessing.get_context("spawn"), initializer=worker.start,
-                                 initargs=[memory])
+        self._pool = ProcessPool(
+            jobs, context=multiprocessing.get_context("spawn"), initializer=worker.start, initargs=[memory]
+        )
 
     def __enter__(self) -> Workers:
         return self
@@ -95,8 +97,10 @@ class Workers:
             environment: dict[str, str] = self.ask(worker.environment, self.target)
             return environment
         except ProcessExpired as death:
-            raise TargetError(f"target {self.target!r} cannot be used: its process died while it was loaded, with exit "
-                              f"code {death.exitcode}") from death
+            raise TargetError(
+                f"target {self.target!r} cannot be used: its process died while it was loaded, with exit "
+                f"code {death.exitcode}"
+            ) from death
 
     def ask(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
         """A function's answer in a worker. Raises what it raises, pebble's ProcessExpired when the worker dies, and
@@ -183,6 +187,7 @@ class Workers:
             fate = self.fate(candidate)
             deaths += fate in (CRASH, TIMEOUT)
             return fate in same
+
         small = reduce_program(finding.program, dies, CRASH_TRIALS)
         last = finding.step and min(finding.step, len(small.steps))
         return replace(finding, program=small, step=last)

@@ -6,6 +6,7 @@ only, torch CPU's own ops.
 
 It knows programs; which runs are counted, and what a rise means, is the business of others.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -38,11 +39,15 @@ def _read(path: Path) -> dict[str, dict[str, int]]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
             raise ValueError(f"it has schema {data['schema']!r}, and this version reads schema {SCHEMA}")
-        return {str(target): {str(key): int(kernels) for key, kernels in counts.items()}
-                for target, counts in data["kernels"].items()}
+        return {
+            str(target): {str(key): int(kernels) for key, kernels in counts.items()}
+            for target, counts in data["kernels"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProgramError(f"{path}: cannot be read as a baseline of kernels ({type(error).__name__}: {error}); "
-                           "--record-kernels writes one") from error
+        raise ProgramError(
+            f"{path}: cannot be read as a baseline of kernels ({type(error).__name__}: {error}); "
+            "--record-kernels writes one"
+        ) from error
 
 
 def write_baseline(path: Path, target: str, counts: Mapping[str, int]) -> None:

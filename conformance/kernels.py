@@ -93,9 +93,9 @@ class Count:
 def count() -> Iterator[Count]:
     """Count what the block runs on the device; blocks may nest.
 
-        with conformance.kernels.count() as k:
-            step()
-        assert k.kernels <= 12
+    with conformance.kernels.count() as k:
+        step()
+    assert k.kernels <= 12
     """
     counted = Count()
     trace.LISTENERS.append(counted.add)

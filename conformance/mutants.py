@@ -6,6 +6,7 @@ A fault that is not found is a hole in the drawing or in the oracles. `--plain` 
 bias buys. Faults are planted in torch CPU, or with `--on tiny` in the tiny device. As a target, `mutant:NAME` is torch
 CPU with that fault planted, and `mutant:NAME@tiny` the tiny device.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -62,8 +63,10 @@ class MutantTarget(Target):
             raise TargetError(f"there is no fault {fault!r}: choose from {', '.join(FAULTS)}")
         self.beneath = describe_target(beneath or "cpu")
         if self.beneath.whole or not self.beneath.storages:
-            raise TargetError(f"a fault cannot be planted in {beneath!r}: only in a device that runs step by step and "
-                              "shows its storages")
+            raise TargetError(
+                f"a fault cannot be planted in {beneath!r}: only in a device that runs step by step and "
+                "shows its storages"
+            )
         self.spec, self.mode = f"mutant:{argument}", Planted(FAULTS[fault])
         self.oracles = self.beneath.oracles - {"kernels", "version"}
         self.dtypes, self.without = self.beneath.dtypes, self.beneath.without
@@ -136,8 +139,12 @@ def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, be
                 hunts[name].programs, hunts[name].oracle, hunts[name].small = number + 1, found[0].oracle, program
     for name, one in hunts.items():
         if one.small is not None:
-            one.small = reduce_program(one.small, lambda candidate, name=name: bool(  # type: ignore[misc]
-                differences_on(candidate, targets[name]) and not differences_on(candidate, sound)))
+            one.small = reduce_program(
+                one.small,
+                lambda candidate, name=name: bool(  # type: ignore[misc]
+                    differences_on(candidate, targets[name]) and not differences_on(candidate, sound)
+                ),
+            )
     return hunts
 
 
@@ -170,8 +177,15 @@ def print_table(hunts: dict[str, Hunt]) -> None:
     """One row a fault, and the medians."""
     table = Table("fault", "modelled on", "programs", "seconds", "oracle", "steps", "inputs")
     for name, one in hunts.items():
-        table.add_row(name, FAULTS[name].like, str(one.programs or "not found"), f"{one.seconds:.2f}", one.oracle,
-                      str(len(one.small.steps)) if one.small else "", str(len(one.small.inputs)) if one.small else "")
+        table.add_row(
+            name,
+            FAULTS[name].like,
+            str(one.programs or "not found"),
+            f"{one.seconds:.2f}",
+            one.oracle,
+            str(len(one.small.steps)) if one.small else "",
+            str(len(one.small.inputs)) if one.small else "",
+        )
     console = Console(width=140)
     console.print(table)
     found = [one for one in hunts.values() if one.programs and one.small]

@@ -7,6 +7,7 @@ an oracle with a name of its own. An observation lives on the host and holds no 
 Tolerances are torch.testing's for the dtype, or the caller's (OpInfo's own); none is invented here. "Not implemented"
 never equals anything. This module knows nothing of programs, OpInfo or reports.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
@@ -124,8 +125,15 @@ def versions_of(tree: Any) -> dict[int, int]:
     return versions
 
 
-def observe(outcome: Any = None, inputs: Any = (), *, target: Target | None = None, error: BaseException | None = None,
-            kernels: int | None = None, versions: Mapping[int, int] | None = None) -> Observation:
+def observe(
+    outcome: Any = None,
+    inputs: Any = (),
+    *,
+    target: Target | None = None,
+    error: BaseException | None = None,
+    kernels: int | None = None,
+    versions: Mapping[int, int] | None = None,
+) -> Observation:
     """Everything that can be seen of an outcome and of its inputs after it, fetched with one copy a storage.
 
     `outcome` and `inputs` are trees of tensors and plain values; a `Raised` among them is an error that was expected.
@@ -141,8 +149,17 @@ def observe(outcome: Any = None, inputs: Any = (), *, target: Target | None = No
     leaves = {name: tensors[name] for name in kept if tensors[name].is_leaf and tensors[name].requires_grad}
     grads = {name: leaf.grad for name, leaf in sorted(leaves.items())}
     fetched, host_grads = target.fetch((tensors, grads)) if target else rebuild((tensors, grads), copied_to_host)
-    return _seen(tensors, fetched, kept, others, host_grads, Raised.of(error) if error else None, kernels,
-                 versions, target.key if target else storage_key)
+    return _seen(
+        tensors,
+        fetched,
+        kept,
+        others,
+        host_grads,
+        Raised.of(error) if error else None,
+        kernels,
+        versions,
+        target.key if target else storage_key,
+    )
 
 
 def _rooted(tree: Any, root: str) -> dict[str, Any]:
@@ -151,18 +168,34 @@ def _rooted(tree: Any, root: str) -> dict[str, Any]:
     return names_of(tree, root) if not (isinstance(tree, (tuple, list)) and not tree) else {}
 
 
-def _seen(tensors: dict[str, torch.Tensor], fetched: dict[str, torch.Tensor], kept: set[str], others: dict[str, Any],
-          grads: dict[str, torch.Tensor | None], error: Raised | None, kernels: int | None,
-          versions: Mapping[int, int] | None, key_of: Callable[[torch.Tensor], int]) -> Observation:
+def _seen(
+    tensors: dict[str, torch.Tensor],
+    fetched: dict[str, torch.Tensor],
+    kept: set[str],
+    others: dict[str, Any],
+    grads: dict[str, torch.Tensor | None],
+    error: Raised | None,
+    kernels: int | None,
+    versions: Mapping[int, int] | None,
+    key_of: Callable[[torch.Tensor], int],
+) -> Observation:
     first: dict[int, str] = {}
     seen: dict[str, Seen] = {}
     storages: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         alias = first.setdefault(key_of(tensor), name)
         host = fetched[name].detach()
-        seen[name] = Seen(host, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()),
-                          contiguity(tensor), alias, tensor.requires_grad,
-                          tensor._version - versions.get(id(tensor), 0) if versions is not None else None)
+        seen[name] = Seen(
+            host,
+            tensor.dtype,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            contiguity(tensor),
+            alias,
+            tensor.requires_grad,
+            tensor._version - versions.get(id(tensor), 0) if versions is not None else None,
+        )
         if name in kept:
             storages.setdefault(alias, _flat(host))
     return Observation(seen, others, storages, grads, error, kernels)
@@ -175,15 +208,25 @@ def _flat(host: torch.Tensor) -> torch.Tensor:
 
 def contiguity(tensor: torch.Tensor) -> str:
     """The layout flags that torch derives from the geometry, and the lazy conj and neg bits, as words."""
-    flags = {"contiguous": tensor.is_contiguous(),
-             "channels_last": tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last),
-             "channels_last_3d": tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d),
-             "conj": tensor.is_conj(), "neg": tensor.is_neg()}
+    flags = {
+        "contiguous": tensor.is_contiguous(),
+        "channels_last": tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last),
+        "channels_last_3d": tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d),
+        "conj": tensor.is_conj(),
+        "neg": tensor.is_neg(),
+    }
     return " ".join(word for word, holds in flags.items() if holds) or "strided"
 
 
-def compare(expected: Observation, actual: Observation, *, oracles: Collection[str] = ORACLES,
-            exact: Collection[str] | bool = (), rtol: float | None = None, atol: float | None = None) -> list[Mismatch]:
+def compare(
+    expected: Observation,
+    actual: Observation,
+    *,
+    oracles: Collection[str] = ORACLES,
+    exact: Collection[str] | bool = (),
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> list[Mismatch]:
     """The differences between CPU's observation and the target's, in the order of `ORACLES`.
 
     `exact` names the tensors whose bits must agree (pure data movement), or is True for all; NaNs agree whatever their
@@ -196,9 +239,12 @@ def compare(expected: Observation, actual: Observation, *, oracles: Collection[s
     for name in expected.tensors.keys() & actual.tensors.keys():
         want, got = expected.tensors[name], actual.tensors[name]
         bits = exact is True or (exact is not False and name in exact)
-        metadata = [mismatch for oracle, attribute in METADATA if
-                    (mismatch := _attribute(oracle, name, getattr(want, attribute), getattr(got, attribute)))
-                    and not (oracle == "stride" and loose and want.significant_stride == got.significant_stride)]
+        metadata = [
+            mismatch
+            for oracle, attribute in METADATA
+            if (mismatch := _attribute(oracle, name, getattr(want, attribute), getattr(got, attribute)))
+            and not (oracle == "stride" and loose and want.significant_stride == got.significant_stride)
+        ]
         found += metadata
         if want.dtype == got.dtype and want.shape == got.shape:
             found += _values("value", name, want.value, got.value, bits, rtol, atol)
@@ -207,16 +253,32 @@ def compare(expected: Observation, actual: Observation, *, oracles: Collection[s
         found += _values("storage", alias, expected.storages[alias], actual.storages[alias], bits, rtol, atol)
     found += _grads(expected.grads, actual.grads, rtol, atol)
     if expected.kernels is not None and actual.kernels is not None and actual.kernels > expected.kernels:
-        found.append(Mismatch("kernels", "the whole run", f"at most {expected.kernels}", str(actual.kernels),
-                              "more kernels than aten ops on CPU"))
+        found.append(
+            Mismatch(
+                "kernels",
+                "the whole run",
+                f"at most {expected.kernels}",
+                str(actual.kernels),
+                "more kernels than aten ops on CPU",
+            )
+        )
     order = {oracle: rank for rank, oracle in enumerate(ORACLES)}
     names = {name: rank for rank, name in enumerate((*expected.tensors, *expected.others))}
-    return sorted((mismatch for mismatch in found if mismatch.oracle in oracles),
-                  key=lambda mismatch: (order[mismatch.oracle], names.get(mismatch.where, len(names))))
+    return sorted(
+        (mismatch for mismatch in found if mismatch.oracle in oracles),
+        key=lambda mismatch: (order[mismatch.oracle], names.get(mismatch.where, len(names))),
+    )
 
 
-def arbitrate(found: list[Mismatch], expected: Observation, actual: Observation, truth: Observation, *,
-              rtol: float | None = None, atol: float | None = None) -> list[Mismatch]:
+def arbitrate(
+    found: list[Mismatch],
+    expected: Observation,
+    actual: Observation,
+    truth: Observation,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> list[Mismatch]:
     """The differences that are left of `found` once a run in wider floating dtypes, `truth`, has said who is right.
 
     None is left when all of `found` are floating values, gradients or storages in which the target agrees with the
@@ -232,8 +294,12 @@ def arbitrate(found: list[Mismatch], expected: Observation, actual: Observation,
         if any(side is None for side in sides):
             return found
         want, got, wide = (side.resolve_conj().resolve_neg() for side in sides if side is not None)
-        if (want.dtype, want.shape) != (got.dtype, got.shape) or want.shape != wide.shape \
-                or wide.dtype != widened(want.dtype) or wide.dtype == want.dtype:
+        if (
+            (want.dtype, want.shape) != (got.dtype, got.shape)
+            or want.shape != wide.shape
+            or wide.dtype != widened(want.dtype)
+            or wide.dtype == want.dtype
+        ):
             return found
         right = wide.to(want.dtype)
         tolerances = zip((rtol, atol), _defaults(want.dtype), strict=True)
@@ -241,8 +307,12 @@ def arbitrate(found: list[Mismatch], expected: Observation, actual: Observation,
         errors = [_error(right, side, *allowed) for side in (want, got)]
         agrees = not bool(differing(right, got, False, rtol, atol).any())
         note = "from the answer in float64 CPU is off by {:.2g} and the target by {:.2g} tolerances".format(*errors)
-        judged.append((agrees and errors[1] <= errors[0],
-                       replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note))))))
+        judged.append(
+            (
+                agrees and errors[1] <= errors[0],
+                replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))),
+            )
+        )
     return [] if all(right for right, _ in judged) else [mismatch for _, mismatch in judged]
 
 
@@ -273,8 +343,16 @@ def _error(right: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> 
     return ratio.where(~same, 0).max().item() if ratio.numel() else 0.0
 
 
-METADATA = (("dtype", "dtype"), ("shape", "shape"), ("stride", "stride"), ("storage_offset", "storage_offset"),
-            ("contiguity", "contiguity"), ("alias", "alias"), ("version", "version"), ("grad", "requires_grad"))
+METADATA = (
+    ("dtype", "dtype"),
+    ("shape", "shape"),
+    ("stride", "stride"),
+    ("storage_offset", "storage_offset"),
+    ("contiguity", "contiguity"),
+    ("alias", "alias"),
+    ("version", "version"),
+    ("grad", "requires_grad"),
+)
 """Oracle -> the attribute of `Seen` that must be equal."""
 
 
@@ -282,15 +360,24 @@ def _attribute(oracle: str, name: str, want: Any, got: Any) -> Mismatch | None:
     return None if want == got else Mismatch(oracle, name, str(want), str(got), DETAIL.get(oracle, ""))
 
 
-DETAIL = {"alias": "the first tensor seen with the same storage",
-          "version": "in-place writes counted",
-          "grad": "requires_grad"}
+DETAIL = {
+    "alias": "the first tensor seen with the same storage",
+    "version": "in-place writes counted",
+    "grad": "requires_grad",
+}
 
 
 def _errors(want: Raised | None, got: Raised | None, where: str = "the whole run") -> list[Mismatch]:
     if got is not None and got.not_implemented:
-        return [Mismatch("error", where, want.kind if want else "no error", got.kind,
-                         f"not implemented is never a pass: {_line(got.text)}")]
+        return [
+            Mismatch(
+                "error",
+                where,
+                want.kind if want else "no error",
+                got.kind,
+                f"not implemented is never a pass: {_line(got.text)}",
+            )
+        ]
     if (want.kind if want else None) == (got.kind if got else None):
         return []
     text = " | ".join(_line(raised.text) for raised in (want, got) if raised)
@@ -335,8 +422,9 @@ def _same_plain(want: Any, got: Any) -> bool:
     return bool(want == got)
 
 
-def differing(want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None,
-              atol: float | None) -> torch.Tensor:
+def differing(
+    want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None, atol: float | None
+) -> torch.Tensor:
     """A bool tensor, true where two CPU tensors of one shape and dtype disagree under the rules of `compare`."""
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         return want != got
@@ -365,11 +453,19 @@ def same_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     return want.signbit() == got.signbit()
 
 
-def _values(oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None,
-            atol: float | None) -> list[Mismatch]:
+def _values(
+    oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None, atol: float | None
+) -> list[Mismatch]:
     if want.shape != got.shape or want.dtype != got.dtype:
-        return [Mismatch(oracle, name, f"{want.numel()} x {want.dtype}", f"{got.numel()} x {got.dtype}",
-                         "the storages differ in size")]
+        return [
+            Mismatch(
+                oracle,
+                name,
+                f"{want.numel()} x {want.dtype}",
+                f"{got.numel()} x {got.dtype}",
+                "the storages differ in size",
+            )
+        ]
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
     if not bits and want.dtype in _FLOATS and torch.equal(want, got):
         return []  # a hundred times faster than isclose, for what agrees to the bit anyway
@@ -380,8 +476,11 @@ def _values(oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits:
     at = tuple(wrong.nonzero()[0].tolist())
     where = f"at {at}: expected {want[at].item()}, got {got[at].item()}" if at else "of a 0-dim tensor"
     rule = BITS if bits else "tolerance"
-    return [Mismatch(oracle, name, show(want), show(got),
-                     f"{count} of {wrong.numel()} elements differ ({rule}), first {where}")]
+    return [
+        Mismatch(
+            oracle, name, show(want), show(got), f"{count} of {wrong.numel()} elements differ ({rule}), first {where}"
+        )
+    ]
 
 
 def show(tensor: torch.Tensor) -> str:
@@ -391,16 +490,23 @@ def show(tensor: torch.Tensor) -> str:
     return f"{tensor.numel()} elements, first {tensor.reshape(-1)[:8].tolist()}"
 
 
-def _grads(expected: Mapping[str, torch.Tensor | None], actual: Mapping[str, torch.Tensor | None], rtol: float | None,
-           atol: float | None) -> list[Mismatch]:
+def _grads(
+    expected: Mapping[str, torch.Tensor | None],
+    actual: Mapping[str, torch.Tensor | None],
+    rtol: float | None,
+    atol: float | None,
+) -> list[Mismatch]:
     found = []
     for name in sorted(expected.keys() | actual.keys()):
         want, got = expected.get(name), actual.get(name)
         where = f"grad of {name}"
         if want is None or got is None:
             if (want is None) != (got is None):
-                found.append(Mismatch("grad", where, "none" if want is None else show(want),
-                                      "none" if got is None else show(got)))
+                found.append(
+                    Mismatch(
+                        "grad", where, "none" if want is None else show(want), "none" if got is None else show(got)
+                    )
+                )
         elif (want.dtype, want.shape) != (got.dtype, got.shape):
             found.append(Mismatch("grad", where, *(f"{grad.dtype} {tuple(grad.shape)}" for grad in (want, got))))
         else:

@@ -3,6 +3,7 @@
 Defines `probed`. The key insight: two tensors share memory exactly if a write to one is seen in the other. So each is
 written in turn, each with another number, and what all of them hold at the end tells which of them were one.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection

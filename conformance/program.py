@@ -5,6 +5,7 @@ compared between targets and printed as a script. It is never a pickle and never
 
 It knows targets and the oracle's `observe`; how programs are drawn, judged and reported is not its business.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -101,10 +102,13 @@ class Program:
     def to_json(self) -> dict[str, Json]:
         """The program as JSON, with the schema's version."""
         return {
-            "schema": SCHEMA, **({"note": self.note} if self.note else {}),
+            "schema": SCHEMA,
+            **({"note": self.note} if self.note else {}),
             "storages": [vars(storage) for storage in self.storages],
-            "inputs": [{key: list(value) if isinstance(value, tuple) else value for key, value in vars(one).items()}
-                       for one in self.inputs],
+            "inputs": [
+                {key: list(value) if isinstance(value, tuple) else value for key, value in vars(one).items()}
+                for one in self.inputs
+            ],
             "steps": [step.to_json() for step in self.steps],
         }
 
@@ -114,15 +118,18 @@ class Program:
         if not isinstance(data, dict) or "schema" not in data:
             raise ProgramError("this is not a program: it has no 'schema'")
         if data["schema"] != SCHEMA:
-            raise ProgramError(f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
-                               "draw it again, or use the version that wrote it")
+            raise ProgramError(
+                f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
+                "draw it again, or use the version that wrote it"
+            )
         unknown = data.keys() - {"schema", "note", "storages", "inputs", "steps"}
         if unknown:
             raise ProgramError(f"the program has unknown parts: {', '.join(sorted(unknown))}")
         try:
             storages = tuple(Storage(**storage) for storage in data["storages"])
-            inputs = tuple(Input(**{**one, "size": tuple(one["size"]), "stride": tuple(one["stride"])})
-                           for one in data["inputs"])
+            inputs = tuple(
+                Input(**{**one, "size": tuple(one["size"]), "stride": tuple(one["stride"])}) for one in data["inputs"]
+            )
             steps = tuple(Step.from_json(step) for step in data["steps"])
         except (TypeError, KeyError, AttributeError) as error:
             raise ProgramError(f"the program's data is damaged: {error}") from error
@@ -164,10 +171,15 @@ def _check_storage(storage: Storage) -> None:
     if not _is_whole(storage.size) or not 0 <= storage.size <= LARGEST_STORAGE:
         raise ProgramError(f"a storage has {storage.size!r} cells: give a whole number of at most {LARGEST_STORAGE}")
     seeded = isinstance(storage.values, dict) and storage.values.keys() in ({"seed"}, {"special"})
-    if not (storage.values == "arange" or isinstance(storage.values, list)
-            or (seeded and all(map(_is_whole, storage.values.values())))):
-        raise ProgramError(f"a storage has the values {str(storage.values)[:80]}: give \"arange\", a list, or "
-                           "{\"seed\": n} or {\"special\": n} with a whole number n")
+    if not (
+        storage.values == "arange"
+        or isinstance(storage.values, list)
+        or (seeded and all(map(_is_whole, storage.values.values())))
+    ):
+        raise ProgramError(
+            f'a storage has the values {str(storage.values)[:80]}: give "arange", a list, or '
+            '{"seed": n} or {"special": n} with a whole number n'
+        )
     if len(storage.make()) != storage.size:
         raise ProgramError(f"a storage of {storage.size} cells is given {len(storage.make())} values")
 
@@ -218,6 +230,7 @@ def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
 def table() -> Mapping[str, Op]:
     """The step table: every op by name."""
     from conformance.steps.table import OPS
+
     return OPS
 
 
@@ -304,8 +317,12 @@ class Execution:
         """All that can be seen now."""
         made = {name: value for name, value in self.env.items() if name not in self.inputs}
         versions = self.versions if self.target is None or "version" in self.target.oracles else None
-        seen = observe({**made, **self.answers}, {name: self.env[name] for name in self.inputs}, target=self.target,
-                       versions=versions)
+        seen = observe(
+            {**made, **self.answers},
+            {name: self.env[name] for name in self.inputs},
+            target=self.target,
+            versions=versions,
+        )
         return replace(seen, kernels=kernels, error=Raised.of(error) if error else None)
 
 
@@ -329,8 +346,14 @@ class Outcome:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(program: Program, target: Target, *, eager: bool = False, count: bool = False,
-        watch: Callable[[int], None] = lambda number: None) -> Outcome:
+def run(
+    program: Program,
+    target: Target,
+    *,
+    eager: bool = False,
+    count: bool = False,
+    watch: Callable[[int], None] = lambda number: None,
+) -> Outcome:
     """Run a program on a target and observe it at the end, or, when `eager`, after each step.
 
     The target first forgets what earlier programs taught it, so that a program's kernels follow from it alone.

@@ -4,6 +4,7 @@ The key insight: a smaller program is worth trying only if it still means someth
 again for each candidate, also which errors its steps now raise. Whether it still fails is asked of a function, so that
 the same reducer works for a wrong value, in this process, and for a segfault, in another.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -90,14 +91,20 @@ def without(program: Program, dropped: range, instead: dict[str, str]) -> Progra
 
 def rename(step: Step, names: dict[str, str]) -> Step:
     """The step with tensors renamed."""
+
     def swap(value: Json) -> Json:
         if isinstance(value, dict):
             return {key: names.get(part, part) if key == "t" else swap(part) for key, part in value.items()}
         return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
+
     if not names:
         return step
-    return replace(step, args=tuple(swap(list(step.args))), kwargs=swap(dict(step.kwargs)),
-                   body=tuple(rename(inner, names) for inner in step.body))
+    return replace(
+        step,
+        args=tuple(swap(list(step.args))),
+        kwargs=swap(dict(step.kwargs)),
+        body=tuple(rename(inner, names) for inner in step.body),
+    )
 
 
 def fewer_inputs(program: Program) -> Iterator[Program]:
@@ -120,26 +127,30 @@ def _cut(values: Json, size: int) -> Json:
 
 def with_storage(program: Program, number: int, storage: Storage) -> Program:
     """The program with one storage replaced."""
-    return replace(program, storages=(*program.storages[:number], storage, *program.storages[number + 1:]))
+    return replace(program, storages=(*program.storages[:number], storage, *program.storages[number + 1 :]))
 
 
 def tidy(program: Program) -> Program:
     """Without storages that no input lies in."""
     kept = sorted({one.storage for one in program.inputs})
-    return replace(program, storages=tuple(program.storages[number] for number in kept),
-                   inputs=tuple(replace(one, storage=kept.index(one.storage)) for one in program.inputs))
+    return replace(
+        program,
+        storages=tuple(program.storages[number] for number in kept),
+        inputs=tuple(replace(one, storage=kept.index(one.storage)) for one in program.inputs),
+    )
 
 
 def plainer_inputs(program: Program) -> Iterator[Program]:
     """With one input's geometry, dtype or requires_grad made plainer."""
     for at, one in enumerate(program.inputs):
         for plainer in plainer_input(one):
-            yield replace(program, inputs=(*program.inputs[:at], plainer, *program.inputs[at + 1:]))
+            yield replace(program, inputs=(*program.inputs[:at], plainer, *program.inputs[at + 1 :]))
         if one.dtype != "float32":
             for dtype in ("float32", "int64"):
                 storage = program.storages[one.storage]
-                inputs = tuple(replace(other, dtype=dtype) if other.storage == one.storage else other
-                               for other in program.inputs)
+                inputs = tuple(
+                    replace(other, dtype=dtype) if other.storage == one.storage else other for other in program.inputs
+                )
                 yield with_storage(replace(program, inputs=inputs), one.storage, replace(storage, dtype=dtype))
 
 
@@ -153,11 +164,11 @@ def plainer_input(one: Input) -> Iterator[Input]:
         yield replace(one, offset=0)
         yield replace(one, offset=1)
     for dim, n in enumerate(one.size):
-        others, strides = (*one.size[:dim], *one.size[dim + 1:]), (*one.stride[:dim], *one.stride[dim + 1:])
+        others, strides = (*one.size[:dim], *one.size[dim + 1 :]), (*one.stride[:dim], *one.stride[dim + 1 :])
         yield replace(one, size=others, stride=dense(others) if one.stride == dense(one.size) else strides)
         if n > 1:
             for fewer in {2, n - 1} - {n}:
-                size = (*one.size[:dim], fewer, *one.size[dim + 1:])
+                size = (*one.size[:dim], fewer, *one.size[dim + 1 :])
                 yield replace(one, size=size, stride=dense(size) if one.stride == dense(one.size) else one.stride)
 
 
@@ -165,7 +176,7 @@ def plainer_steps(program: Program) -> Iterator[Program]:
     """With one argument of one step made plainer, or a loop made shorter or taken apart."""
     for at, step in enumerate(program.steps):
         for plainer in plainer_step(step):
-            yield program.with_steps((*program.steps[:at], plainer, *program.steps[at + 1:]))
+            yield program.with_steps((*program.steps[:at], plainer, *program.steps[at + 1 :]))
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
@@ -183,7 +194,7 @@ def plainer_step(step: Step) -> Iterator[Step]:
             yield replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
     for at, arg in enumerate(step.args):
         for plainer in plainer_argument(arg):
-            yield replace(step, args=(*step.args[:at], plainer, *step.args[at + 1:]))
+            yield replace(step, args=(*step.args[:at], plainer, *step.args[at + 1 :]))
 
 
 def plainer_argument(arg: Json) -> Iterator[Json]:
@@ -194,8 +205,8 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
         yield from (number for number in (0, 1, int(arg) // 2) if abs(number) < abs(arg))
     elif isinstance(arg, list):
         for at, part in enumerate(arg):
-            yield [*arg[:at], *arg[at + 1:]]
-            yield from ([*arg[:at], plainer, *arg[at + 1:]] for plainer in plainer_argument(part))
+            yield [*arg[:at], *arg[at + 1 :]]
+            yield from ([*arg[:at], plainer, *arg[at + 1 :]] for plainer in plainer_argument(part))
     elif isinstance(arg, dict) and "tuple" in arg:
         parts = arg["tuple"]
         if len(parts) == 1:
@@ -203,8 +214,11 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
         yield from ({"tuple": plainer} for plainer in plainer_argument(parts))
     elif isinstance(arg, dict) and "slice" in arg:
         start, stop, step = arg["slice"]
-        yield from ({"slice": parts} for parts in ([None, stop, step], [start, None, step], [start, stop, None])
-                    if parts != arg["slice"])
+        yield from (
+            {"slice": parts}
+            for parts in ([None, stop, step], [start, None, step], [start, stop, None])
+            if parts != arg["slice"]
+        )
     elif isinstance(arg, dict) and "tensor" in arg:
         if "host" in arg:
             yield {key: value for key, value in arg.items() if key != "host"}

@@ -5,6 +5,7 @@ A write whose cells overlap each other or what it reads has no meaning unless to
 not reach an integer, a comparison or bits. So the shadow holds for each storage a *level*: bits only moved, whole
 numbers computed exactly, or rounded. Drawing, shrinking and replaying all use this one judge.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -25,8 +26,14 @@ MOVED, EXACT, ROUNDED = 0, 1, 2
 """Levels of a storage: its bits were only moved; whole numbers were computed exactly; rounding may have happened."""
 
 LEVEL = {COMPUTE: EXACT, LOSSY: ROUNDED}
-WHOLE = {torch.float64: 2.0 ** 53, torch.float32: 2.0 ** 24, torch.float16: 2.0 ** 11, torch.bfloat16: 2.0 ** 8,
-         torch.complex64: 2.0 ** 24, torch.complex128: 2.0 ** 53}
+WHOLE = {
+    torch.float64: 2.0**53,
+    torch.float32: 2.0**24,
+    torch.float16: 2.0**11,
+    torch.bfloat16: 2.0**8,
+    torch.complex64: 2.0**24,
+    torch.complex128: 2.0**53,
+}
 """Up to here each dtype holds every whole number."""
 
 
@@ -118,8 +125,10 @@ class Shadow(Execution):
 
     def cells(self) -> dict[str, Any]:
         """Each tensor's geometry, and the bytes of its storage."""
-        return {name: (t.size(), t.stride(), t.storage_offset(), whole_storage(t).view(torch.uint8).tolist())
-                for name, t in self.env.items()}
+        return {
+            name: (t.size(), t.stride(), t.storage_offset(), whole_storage(t).view(torch.uint8).tolist())
+            for name, t in self.env.items()
+        }
 
     def judge(self, step: Step) -> Step:
         """The step, with `raises` when torch rejects an overlap. Raises Undefined when it has no defined meaning."""
@@ -182,8 +191,11 @@ class Shadow(Execution):
                 if layouts.overlap(read, written):
                     return "write over what is read"
             for read in _tensors([args, kwargs]):
-                if read.dtype.is_floating_point and not written.dtype.is_floating_point and (
-                        not written.dtype.is_complex and not self.converts(read, written.dtype)):
+                if (
+                    read.dtype.is_floating_point
+                    and not written.dtype.is_floating_point
+                    and (not written.dtype.is_complex and not self.converts(read, written.dtype))
+                ):
                     return "float to integer"
         return None
 
@@ -194,7 +206,7 @@ class Shadow(Execution):
         if dtype is torch.bool or not tensor.numel():
             return True
         info, values = torch.iinfo(dtype), tensor.detach().double()
-        return bool((values >= info.min).all() and (values <= min(info.max, 2 ** 52)).all())
+        return bool((values >= info.min).all() and (values <= min(info.max, 2**52)).all())
 
     def perform(self, step: Step, i: int = 0) -> None:
         """Run the step, and follow what it did to the levels."""
@@ -226,11 +238,15 @@ class Shadow(Execution):
                 raise Undefined("rounded values in a dtype that rounds less")
             self.levels[key] = max(self.levels.get(key, MOVED), reached)
             if self.levels[key] == ROUNDED and any(
-                    other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()):
+                other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()
+            ):
                 raise Undefined("rounded values, or nan, seen as bits of another dtype")
         if op.writes is not None:
-            self.written += [name for name in step.names() if name in self.env and any(
-                storage_key(self.env[name]) == storage_key(to) for to in written)][:1]
+            self.written += [
+                name
+                for name in step.names()
+                if name in self.env and any(storage_key(self.env[name]) == storage_key(to) for to in written)
+            ][:1]
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call torch, counting its aten ops."""
@@ -308,11 +324,14 @@ def reference(program: Program, *, count: bool = False) -> Reference:
             answer = shadow.answers.get(f"step {number}")
             kind = getattr(answer, "kind", None)
             if step.raises is not None and kind != step.raises:
-                raise ProgramError(f"step {number} ({step.op}) declares {step.raises}, but on CPU there is "
-                                   f"{kind or 'no error'}")
+                raise ProgramError(
+                    f"step {number} ({step.op}) declares {step.raises}, but on CPU there is {kind or 'no error'}"
+                )
     except StepFailed as failed:
-        raise ProgramError(f"{failed} raises {type(failed.__cause__).__name__} on CPU, which it does not declare: "
-                           f"{str(failed.__cause__).partition(chr(10))[0]}") from failed
+        raise ProgramError(
+            f"{failed} raises {type(failed.__cause__).__name__} on CPU, which it does not declare: "
+            f"{str(failed.__cause__).partition(chr(10))[0]}"
+        ) from failed
     except Undefined as reason:
         raise ProgramError(f"step {shadow.done + 1} has no defined meaning: {reason}") from reason
     except (StepError, RuntimeError, OverflowError) as error:  # the last two: a constant that its dtype cannot hold

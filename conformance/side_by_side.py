@@ -6,6 +6,7 @@ other, and travels as its source. It needs torch only; what it compares is what 
 It knows neither programs nor targets: a `run` is a function of a device that yields names and what they stand for, the
 inputs first.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,8 +22,9 @@ Place = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """Size, strides and offset, and the cells of the storage; 0 where the target shows no storages."""
 
 
-def answers(run: Run, device: str, inputs: Collection[str], judged: Collection[str]) -> tuple[dict[str, Any],
-                                                                                              dict[str, Any]]:
+def answers(
+    run: Run, device: str, inputs: Collection[str], judged: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the run yields, by name: of a tensor the facts that are judged, of an error its text; and where the tensors
     lie in their storages, the inputs also before the first step."""
     seen: dict[str, Any] = {}
@@ -127,13 +129,21 @@ def picture(rows: dict[str, Place], most: int = 48) -> str:
     table["cell"] = {cell: str(cell) for cell in range(count)}
     left = max(map(len, table))
     width = [max(len(line.get(cell, ".")) for line in table.values()) for cell in range(min(count, most))]
-    lines = [f"    {name:<{left}}  " + " ".join(line.get(cell, ".").rjust(n) for cell, n in enumerate(width))
-             for name, line in table.items()]
+    lines = [
+        f"    {name:<{left}}  " + " ".join(line.get(cell, ".").rjust(n) for cell, n in enumerate(width))
+        for name, line in table.items()
+    ]
     return "\n".join([*lines, *([f"    and {count - most} cells more"] if count > most else [])])
 
 
-def compare(run: Run, target_run: Run, device: str, inputs: Sequence[Sequence[str]], judged: Collection[str],
-            exact: Collection[str] = ()) -> None:
+def compare(
+    run: Run,
+    target_run: Run,
+    device: str,
+    inputs: Sequence[Sequence[str]],
+    judged: Collection[str],
+    exact: Collection[str] = (),
+) -> None:
     """Run both, and print all values, every answer that differs, and where the inputs and what differs lie in their
     storages. `inputs` are grouped by storage; `exact` names what must agree to the bit."""
     names = [name for group in inputs for name in group]
@@ -169,8 +179,10 @@ def compare(run: Run, target_run: Run, device: str, inputs: Sequence[Sequence[st
             print(f"where the elements of {name} lie after the last step:")
             print(picture(rows))
     if not differs and "error" not in target:
-        print(f"no difference here: {device} answers as cpu does, so either it is mended, or what was found lies in "
-              "what a script lacks, such as kernel counts, a planted fault and a target's own moves")
+        print(
+            f"no difference here: {device} answers as cpu does, so either it is mended, or what was found lies in "
+            "what a script lacks, such as kernel counts, a planted fault and a target's own moves"
+        )
 
 
 SOURCES = (contiguity, whole_storage, on_host, place, facts, answers, same, picture, compare)

@@ -4,6 +4,7 @@ The key insight: "unsupported" read off an exception hides bugs, since every bug
 target names families, steps and traits of programs beforehand, and a program that has one of them is counted apart: it
 is neither run nor passed.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from conformance.target import Target, TargetError
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),
-    "a write that raises": lambda program: any(step.raises and OPS[step.op].writes is not None
-                                               for step in program.steps),
+    "a write that raises": lambda program: any(
+        step.raises and OPS[step.op].writes is not None for step in program.steps
+    ),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
@@ -48,6 +50,7 @@ def dtypes_of(program: Program) -> list[str]:
     def visit(marker: dict[str, Json]) -> None:
         if "dtype" in marker and not marker.get("host"):
             found.append(marker["dtype"])
+
     for step in program.steps:
         for inner in (step, *step.body):
             walk((list(inner.args), dict(inner.kwargs)), visit)
@@ -63,5 +66,7 @@ def not_drawn(target: Target) -> tuple[str, ...]:
 def _check(target: Target) -> None:
     unknown = sorted(map(str, {*target.without} - {*FAMILIES, *OPS, *TRAITS}))
     if unknown:
-        raise TargetError(f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of "
-                          f"{', '.join((*FAMILIES, *TRAITS))}")
+        raise TargetError(
+            f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of "
+            f"{', '.join((*FAMILIES, *TRAITS))}"
+        )

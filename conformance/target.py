@@ -7,6 +7,7 @@ one copy a storage, however many views there are, and bytes outside all views ca
 A target says *beforehand* what it can be judged by (`oracles`), which dtypes it holds and which step families it leaves
 out: an exception is never read as "unsupported". This module knows nothing of programs, OpInfo or reports.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -18,8 +19,21 @@ from typing import Any
 
 import torch
 
-ORACLES = ("structure", "dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "value", "storage",
-           "error", "grad", "version", "kernels")
+ORACLES = (
+    "structure",
+    "dtype",
+    "shape",
+    "stride",
+    "storage_offset",
+    "contiguity",
+    "alias",
+    "value",
+    "storage",
+    "error",
+    "grad",
+    "version",
+    "kernels",
+)
 
 SIGNIFICANT_STRIDE = "significant_stride"
 """In place of `stride`, for what follows PyTorch's own rule: the strides of dimensions of length 1 and of tensors that
@@ -181,8 +195,11 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
 
 
-def rebuild(tree: Any, move: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
-            lay_out: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> Any:
+def rebuild(
+    tree: Any,
+    move: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+    lay_out: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+) -> Any:
     """The tree with all of its storages moved at once by `move`, and each tensor rebuilt on its moved storage.
 
     A tensor object that occurs twice stays one object. Size, stride, offset, dtype, `requires_grad` and the conj and
@@ -246,8 +263,10 @@ def describe_target(spec: str) -> Target:
     module, _, attribute = path.partition(":")
     if not module or not attribute:
         known = ", ".join(sorted({*BUILTIN, *_registered()}))
-        raise TargetError(f"unknown target {spec!r}: choose one of {known}, write class:MODULE.CLASS, or install a "
-                          f"package that registers it under the entry points {ENTRY_POINTS!r}")
+        raise TargetError(
+            f"unknown target {spec!r}: choose one of {known}, write class:MODULE.CLASS, or install a "
+            f"package that registers it under the entry points {ENTRY_POINTS!r}"
+        )
     try:
         made = getattr(importlib.import_module(module), attribute)
         if not (isinstance(made, type) and issubclass(made, Target)):
@@ -278,5 +297,6 @@ def _check(spec: str, target: Target) -> None:
         raise TargetError(f"target {spec!r} names {said}: choose from {', '.join((*ORACLES, SIGNIFICANT_STRIDE))}")
     for dtype in target.dtypes or ():
         if not isinstance(dtype, torch.dtype):
-            raise TargetError(f"target {spec!r} holds the dtype {dtype!r}, which is no torch.dtype: write for example "
-                              "torch.float32")
+            raise TargetError(
+                f"target {spec!r} holds the dtype {dtype!r}, which is no torch.dtype: write for example torch.float32"
+            )

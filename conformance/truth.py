@@ -24,8 +24,9 @@ from conformance.target import storage_key
 from conformance.wide import Wide
 
 
-def differences(program: Program, expected: Reference, actual: Observation,
-                oracles: Collection[str]) -> tuple[list[Mismatch], bool]:
+def differences(
+    program: Program, expected: Reference, actual: Observation, oracles: Collection[str]
+) -> tuple[list[Mismatch], bool]:
     """The mismatches between CPU's answer and the target's, and whether there is none only because the target agrees
     with the program's answer in float64, to which the CPU is no nearer. Bits that were only moved are never a matter of
     rounding."""
@@ -68,9 +69,12 @@ def _both(narrow: Execution, wide: Execution, step: Step) -> None:
 
 def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bool:
     """Whether what the CPU has at the end is bit by bit what it had when float64 was asked."""
-    return before is not None and at_the_end is not None and \
-        (before.dtype, before.shape) == (at_the_end.dtype, at_the_end.shape) and \
-        not bool(differing(before, at_the_end, True, None, None).any())
+    return (
+        before is not None
+        and at_the_end is not None
+        and (before.dtype, before.shape) == (at_the_end.dtype, at_the_end.shape)
+        and not bool(differing(before, at_the_end, True, None, None).any())
+    )
 
 
 class _InFloat64(Execution):

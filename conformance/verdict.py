@@ -5,6 +5,7 @@ it is wrong, a second run that observes after each step says where. A failure th
 of its own kind: the steps are right one by one, and wrong together. Then the program's beginnings are run, each lazily,
 and the last step of the first that is wrong is the first bad step.
 """
+
 from __future__ import annotations
 
 import re
@@ -75,8 +76,14 @@ WATCHED = "a program that means something else when nobody looks between its ste
 somebody does, in one function nobody."""
 
 
-def judge(program: Program, target: Target, *, locate: bool = True,
-          watch: Callable[[int], None] = lambda number: None, baseline: Mapping[str, int] | None = None) -> Verdict:
+def judge(
+    program: Program,
+    target: Target,
+    *,
+    locate: bool = True,
+    watch: Callable[[int], None] = lambda number: None,
+    baseline: Mapping[str, int] | None = None,
+) -> Verdict:
     """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure;
     `watch` is told each step before the target runs it; `baseline` has the kernels that programs took before, by
     digest.
@@ -87,21 +94,41 @@ def judge(program: Program, target: Target, *, locate: bool = True,
         return Verdict(unsupported=unsupported)
     count = "kernels" in target.oracles
     expected = reference(program, count=count)
-    if target.whole and compare(expected.observation, run_whole(program, CpuFunction()).observations[-1],
-                                oracles=CpuFunction.oracles, exact=expected.exact):
+    if target.whole and compare(
+        expected.observation,
+        run_whole(program, CpuFunction()).observations[-1],
+        oracles=CpuFunction.oracles,
+        exact=expected.exact,
+    ):
         return Verdict(unsupported=WATCHED)
     outcome = run_whole(program, target) if target.whole else run(program, target, count=count, watch=watch)
     actual = outcome.observations[-1]
     mismatches, arbitrated = differences(program, expected, actual, target.oracles)
     if actual.error is not None and outcome.failed_step is not None:
-        mismatches = [replace(mismatch, where=f"step {outcome.failed_step}") if mismatch.oracle == "error" else mismatch
-                      for mismatch in mismatches]
+        mismatches = [
+            replace(mismatch, where=f"step {outcome.failed_step}") if mismatch.oracle == "error" else mismatch
+            for mismatch in mismatches
+        ]
     before = baseline.get(digest(program)) if baseline and count else None
     if before is not None and actual.kernels is not None and actual.kernels > before:
-        mismatches.append(Mismatch("kernels", "the whole run", f"at most {before}", str(actual.kernels),
-                                   "more kernels than in the baseline"))
-    verdict = Verdict(tuple(mismatches), outcome.failed_step, False, actual.kernels, expected.observation.kernels,
-                      baseline=before, arbitrated=arbitrated)
+        mismatches.append(
+            Mismatch(
+                "kernels",
+                "the whole run",
+                f"at most {before}",
+                str(actual.kernels),
+                "more kernels than in the baseline",
+            )
+        )
+    verdict = Verdict(
+        tuple(mismatches),
+        outcome.failed_step,
+        False,
+        actual.kernels,
+        expected.observation.kernels,
+        baseline=before,
+        arbitrated=arbitrated,
+    )
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
     found = first_bad_step(program, target)
@@ -148,8 +175,9 @@ def first_bad_beginning(program: Program, target: Target) -> tuple[int, Mismatch
     return None
 
 
-def _differences(program: Program, number: int, shadow: Shadow, actual: Observation,
-                 oracles: Collection[str]) -> list[Mismatch]:
+def _differences(
+    program: Program, number: int, shadow: Shadow, actual: Observation, oracles: Collection[str]
+) -> list[Mismatch]:
     """How a run of the program's first steps differs from the shadow's."""
     expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
     return differences(program.with_steps(program.steps[:number]), expected, actual, oracles)[0]
@@ -170,10 +198,11 @@ def signature(program: Program, verdict: Verdict) -> Signature:
     if said:
         return Signature(first.oracle, "only together" if verdict.lazy_only else "", error=error)
     if error or verdict.lazy_only:
-        return Signature(first.oracle, together + (table()[step.op].family if step.op in table() else step.op),
-                         error=error)
+        return Signature(
+            first.oracle, together + (table()[step.op].family if step.op in table() else step.op), error=error
+        )
     shadow = Shadow(program)
-    for earlier in program.steps[:verdict.bad_step - 1]:
+    for earlier in program.steps[: verdict.bad_step - 1]:
         shadow.step(earlier)
     names = [name for name in step.names() if name in shadow.env]
     return Signature(first.oracle, step.op, layout_class(shadow.env[names[0]]) if names else "")

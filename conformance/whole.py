@@ -9,6 +9,7 @@ after an exception within the function that they were given.
 
 It knows programs and targets; what differs is the oracle's and the verdict's business.
 """
+
 from __future__ import annotations
 
 import textwrap
@@ -96,7 +97,10 @@ def _observed(program: Program, target: Target) -> Observation:
     try:
         with target.active():
             outcome = target.transform(function(program, target))(*inputs.values())
-        return observe({name: Raised.of(value) if isinstance(value, Exception) else value
-                        for name, value in outcome.items()}, inputs, target=target)
+        return observe(
+            {name: Raised.of(value) if isinstance(value, Exception) else value for name, value in outcome.items()},
+            inputs,
+            target=target,
+        )
     except Exception as error:
         return Observation(error=Raised.of(error))

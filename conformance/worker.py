@@ -3,6 +3,7 @@
 The key insight: the machine under test may take the process with it, so a program is written down *before* it runs and
 a failure the moment it is seen. What a dead worker knew is then on disk, and what it drew can be drawn again.
 """
+
 from __future__ import annotations
 
 import functools
@@ -65,15 +66,28 @@ class Finding:
 
     def to_json(self) -> dict[str, Json]:
         """The finding as JSON; `--replay` reads it as it reads a program."""
-        return {"kind": self.kind, "seed": self.seed, "number": self.number, "signature": self.group,
-                "first_bad_step": self.step, "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
-                "program": self.program.to_json()}
+        return {
+            "kind": self.kind,
+            "seed": self.seed,
+            "number": self.number,
+            "signature": self.group,
+            "first_bad_step": self.step,
+            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
+            "program": self.program.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Json) -> Finding:
         """The finding that `to_json` wrote."""
-        return cls(data["kind"], data["seed"], data["number"], data["signature"], Program.from_json(data["program"]),
-                   tuple(Mismatch(**mismatch) for mismatch in data["mismatches"]), data["first_bad_step"])
+        return cls(
+            data["kind"],
+            data["seed"],
+            data["number"],
+            data["signature"],
+            Program.from_json(data["program"]),
+            tuple(Mismatch(**mismatch) for mismatch in data["mismatches"]),
+            data["first_bad_step"],
+        )
 
 
 @dataclass(frozen=True)
@@ -142,16 +156,32 @@ class Result:
 
     def to_json(self) -> dict[str, Json]:
         """The counts; findings have files of their own."""
-        return {"done": self.done, "kernels": self.kernels, "allowed": self.allowed,
-                "unsupported": dict(self.unsupported), "tally": self.tally.to_json(), "compared": self.compared,
-                "counts": self.counts, "arbitrated": self.arbitrated}
+        return {
+            "done": self.done,
+            "kernels": self.kernels,
+            "allowed": self.allowed,
+            "unsupported": dict(self.unsupported),
+            "tally": self.tally.to_json(),
+            "compared": self.compared,
+            "counts": self.counts,
+            "arbitrated": self.arbitrated,
+        }
 
     @classmethod
     def from_json(cls, data: Json) -> Result:
         """The counts that `to_json` wrote."""
-        return cls(data["done"], Tally.from_json(data["tally"]), [], data["kernels"], data["allowed"], [],
-                   Counter(data["unsupported"]), data.get("arbitrated", 0), data.get("compared", 0),
-                   data.get("counts", {}))
+        return cls(
+            data["done"],
+            Tally.from_json(data["tally"]),
+            [],
+            data["kernels"],
+            data["allowed"],
+            [],
+            Counter(data["unsupported"]),
+            data.get("arbitrated", 0),
+            data.get("compared", 0),
+            data.get("counts", {}),
+        )
 
 
 def start(memory: float | None = None) -> None:
@@ -161,7 +191,7 @@ def start(memory: float | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     if memory is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (int(memory * 2 ** 30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (int(memory * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 @functools.cache
@@ -249,8 +279,12 @@ def described(spec: str) -> Target:
 
 def out_of_memory(verdict: Verdict) -> bool:
     """Whether the target failed for want of memory."""
-    return any(word in f"{mismatch.actual} {mismatch.detail}" for mismatch in verdict.mismatches
-               if mismatch.oracle == "error" for word in OUT_OF_MEMORY)
+    return any(
+        word in f"{mismatch.actual} {mismatch.detail}"
+        for mismatch in verdict.mismatches
+        if mismatch.oracle == "error"
+        for word in OUT_OF_MEMORY
+    )
 
 
 def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> Finding:
@@ -287,7 +321,7 @@ def shrink(spec: str, finding: Finding, trials: int) -> Finding:
 
     program, wrong = finding.program, finding.mismatches
     if finding.step:
-        beginning = program.with_steps(program.steps[:finding.step])
+        beginning = program.with_steps(program.steps[: finding.step])
         cut = verdict_of(beginning)
         program, wrong = (beginning, cut.mismatches) if cut.mismatches else (program, wrong)
     first = leading(wrong)
@@ -300,8 +334,15 @@ def shrink(spec: str, finding: Finding, trials: int) -> Finding:
     verdict = judge(small, target)
     if not verdict.mismatches:
         return finding
-    return Finding(finding.kind, finding.seed, finding.number, str(signature(small, verdict)), small,
-                   verdict.mismatches, verdict.bad_step)
+    return Finding(
+        finding.kind,
+        finding.seed,
+        finding.number,
+        str(signature(small, verdict)),
+        small,
+        verdict.mismatches,
+        verdict.bad_step,
+    )
 
 
 def _alike(one: Mismatch, two: Mismatch) -> bool:
@@ -346,6 +387,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
     def ring(*_: Any) -> None:
         raise ProgramTimeout(f"ran longer than {seconds:g} s")
+
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:

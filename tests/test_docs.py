@@ -25,7 +25,7 @@ def printed(page: Path, block: str) -> list[str] | None:
     """What a block of the findings says that it printed: its last lines, which are comments."""
     lines = block.splitlines()
     code = max(number for number, line in enumerate(lines) if not line.startswith("# "))
-    return [line.removeprefix("# ") for line in lines[code + 1:]] if page == FINDINGS else None
+    return [line.removeprefix("# ") for line in lines[code + 1 :]] if page == FINDINGS else None
 
 
 BLOCKS = [
@@ -43,9 +43,7 @@ class TestBlocks:
     @pytest.mark.parametrize(("block", "says"), BLOCKS)
     def test_runs(self, block, says, tmp_path):
         """The block runs as it stands in a fresh process; a finding prints what its comments say."""
-        said = subprocess.run(
-            [sys.executable, "-c", block], check=False, capture_output=True, text=True, cwd=tmp_path
-        )
+        said = subprocess.run([sys.executable, "-c", block], check=False, capture_output=True, text=True, cwd=tmp_path)
         assert said.returncode == 0, said.stderr
         assert says is None or (says and said.stdout.splitlines() == says)
 

@@ -1,4 +1,5 @@
 """The command: exit codes, what is on disk, several workers, and interruption."""
+
 from __future__ import annotations
 
 import json
@@ -78,9 +79,23 @@ class TestInterruption:
     def test_ctrl_c_leaves_what_was_found(self, tmp_path):
         """Exit code 130, one sentence, and the findings are on disk."""
         running = subprocess.Popen(
-            [sys.executable, "-m", "conformance.fuzz", "--target", "mutant:clone always aliases", "--programs",
-             "100000", "--reports", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=CORPUS.parent.parent, start_new_session=True)
+            [
+                sys.executable,
+                "-m",
+                "conformance.fuzz",
+                "--target",
+                "mutant:clone always aliases",
+                "--programs",
+                "100000",
+                "--reports",
+                str(tmp_path),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=CORPUS.parent.parent,
+            start_new_session=True,
+        )
         until = time.monotonic() + 60
         while not list(tmp_path.glob("failures/mutant-*.json")) and time.monotonic() < until:
             time.sleep(0.1)
@@ -91,20 +106,38 @@ class TestInterruption:
         assert "interrupted: what was found is in" in errors
         assert result(tmp_path)["findings"]
 
-
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     @pytest.mark.parametrize("command", [["conformance", "fuzz"], ["conformance.fuzz"]])
     def test_ctrl_c_while_the_workers_start(self, command, tmp_path):
         """Exit code 130 and one sentence: a worker was torn from its imports, and said so at length."""
         running = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", *command, "--target", "cpu", "--programs", "100000", "-n", "2",
-             "--reports", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=CORPUS.parent.parent, start_new_session=True)
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                *command,
+                "--target",
+                "cpu",
+                "--programs",
+                "100000",
+                "-n",
+                "2",
+                "--reports",
+                str(tmp_path),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=CORPUS.parent.parent,
+            start_new_session=True,
+        )
         task = Path(f"/proc/{running.pid}/task/{running.pid}/children")
         started = 0
         while started < 2 and running.poll() is None:
-            started = sum(b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-                          for child in task.read_text().split())
+            started = sum(
+                b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes() for child in task.read_text().split()
+            )
         time.sleep(0.3)
         os.killpg(running.pid, signal.SIGINT)
         _, errors = running.communicate(timeout=60)
@@ -114,17 +147,23 @@ class TestInterruption:
 
 
 class TestBadUsage:
-    @pytest.mark.parametrize(("words", "message"), [
-        (["--target", "nonsense"], "unknown target 'nonsense'"),
-        (["--target", "mutant:nonsense"], "there is no fault 'nonsense'"),
-        (["--only", "nonsense"], "unknown step family 'nonsense'"),
-        (["--replay", "no/such/file.json"], "no/such/file.json"),
-        (["--target", "cpu", "--programs", "0"], "nothing was compared"),
-        (["-n", "0"], "no worker"),
-        (["--target", "cpu", "--only", "setitem", "--without", "setitem"], "'setitem', which --without leaves out"),
-        (["--target", "cpu", "--only", "autograd", "--dtype", "uint8"], "family 'autograd' cannot be drawn"),
-        (["--target", "functionalize", "--only", "questions", "--only", "nonsense"], "unknown step family 'nonsense'"),
-    ])
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--target", "nonsense"], "unknown target 'nonsense'"),
+            (["--target", "mutant:nonsense"], "there is no fault 'nonsense'"),
+            (["--only", "nonsense"], "unknown step family 'nonsense'"),
+            (["--replay", "no/such/file.json"], "no/such/file.json"),
+            (["--target", "cpu", "--programs", "0"], "nothing was compared"),
+            (["-n", "0"], "no worker"),
+            (["--target", "cpu", "--only", "setitem", "--without", "setitem"], "'setitem', which --without leaves out"),
+            (["--target", "cpu", "--only", "autograd", "--dtype", "uint8"], "family 'autograd' cannot be drawn"),
+            (
+                ["--target", "functionalize", "--only", "questions", "--only", "nonsense"],
+                "unknown step family 'nonsense'",
+            ),
+        ],
+    )
     def test_one_sentence_and_exit_code_2(self, words, message, tmp_path, capsys):
         """What is wrong is said, without a traceback."""
         assert fuzz(*words, reports=tmp_path) == 2
@@ -132,9 +171,19 @@ class TestBadUsage:
         assert message in said
         assert "Traceback" not in said
 
-    @pytest.mark.parametrize("words", [["--steps", "5"], ["--steps", "3..1"], ["--steps", "0..0"],
-                                       ["--dtype", "float99"], ["--seed", "x"],
-                                       ["--programs", "-1"], ["--minutes", "0"], ["--nonsense"]])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["--steps", "5"],
+            ["--steps", "3..1"],
+            ["--steps", "0..0"],
+            ["--dtype", "float99"],
+            ["--seed", "x"],
+            ["--programs", "-1"],
+            ["--minutes", "0"],
+            ["--nonsense"],
+        ],
+    )
     def test_options_are_checked(self, words, tmp_path):
         """argparse's own exit code is 2."""
         with pytest.raises(SystemExit) as caught:
@@ -145,7 +194,8 @@ class TestBadUsage:
         """Asked for by name, it is an error: what ran was views, and all of them passed."""
         (tmp_path / "quiet_target.py").write_text(
             "from conformance.targets.cpu import CpuTarget\n\n\nclass Quiet(CpuTarget):\n"
-            "    without = frozenset({'questions'})\n")
+            "    without = frozenset({'questions'})\n"
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
         words = ("--target", "class:quiet_target.Quiet", "--programs", 2)
         assert fuzz(*words, "--only", "questions", reports=tmp_path) == 2

@@ -1,4 +1,5 @@
 """No room on the disk: one clear sentence, exit code 2, and nothing lost; and program files of another version."""
+
 from __future__ import annotations
 
 import errno
@@ -39,8 +40,10 @@ class TestFullDisk:
         if not can_mount(disk):
             pytest.skip("this system lets nobody mount a small disk")
         fuzz = f"{sys.executable} -W ignore -m conformance.fuzz {' '.join(map(repr, OPTIONS))} --reports {disk}"
-        script = (f"mount -t tmpfs -o size=48k tmpfs {disk} && {fuzz} > /dev/null 2> {log}; echo $? && "
-                  f"mount -o remount,size=16m {disk} && {fuzz} --resume > /dev/null; echo $? && cp -r {disk} {kept}")
+        script = (
+            f"mount -t tmpfs -o size=48k tmpfs {disk} && {fuzz} > /dev/null 2> {log}; echo $? && "
+            f"mount -o remount,size=16m {disk} && {fuzz} --resume > /dev/null; echo $? && cp -r {disk} {kept}"
+        )
         done = subprocess.run([*SMALL_DISK, "sh", "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
         assert done.stdout.split() == ["2", "1"], done.stderr
         said = log.read_text()
@@ -61,6 +64,7 @@ class TestFullDisk:
             if left[0] < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             fsync(descriptor)
+
         monkeypatch.setattr("conformance.report.model.os.fsync", full)
         assert main([*OPTIONS, "--reports", str(tmp_path)]) == 2
         said = capsys.readouterr().err
@@ -87,9 +91,14 @@ class TestOtherVersions:
             assert said.count("\n") == 1
         assert path.read_text() == text
 
-    @pytest.mark.parametrize(("module", "message"), [
-        ("raise ImportError('libgpu.so: cannot open shared object file')", "libgpu.so"),
-        ("1 / 0", "ZeroDivisionError"), ("", "no attribute")])
+    @pytest.mark.parametrize(
+        ("module", "message"),
+        [
+            ("raise ImportError('libgpu.so: cannot open shared object file')", "libgpu.so"),
+            ("1 / 0", "ZeroDivisionError"),
+            ("", "no attribute"),
+        ],
+    )
     def test_a_target_that_fails_to_import(self, module, message, tmp_path, monkeypatch, capsys):
         """Whatever its module raises, it is one sentence and exit code 2."""
         (tmp_path / "broken_target.py").write_text(module)

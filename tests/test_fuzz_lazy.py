@@ -1,4 +1,5 @@
 """A failure that observing after each step hides is found, and its first bad step named."""
+
 from __future__ import annotations
 
 import json
@@ -12,19 +13,25 @@ from conformance.steps.op import Step, tensor
 from conformance.target import Target, load_target
 from conformance.verdict import judge, signature
 
-PROGRAM = Program((Storage("float32", 6),), (Input("a", 0, "float32", (2, 3), (3, 1)),), (
-    Step("t", (tensor("a"),), out=("b",)),
-    Step("fill_", (tensor("a"), 7)),
-    Step("select", (tensor("b"), 0, 1), out=("c",)),
-    Step("add_", (tensor("b"), 1)),
-    Step("mul_", (tensor("c"), 2)),
-    Step("sum.dim", (tensor("a"), 0, False), out=("d",))))
+PROGRAM = Program(
+    (Storage("float32", 6),),
+    (Input("a", 0, "float32", (2, 3), (3, 1)),),
+    (
+        Step("t", (tensor("a"),), out=("b",)),
+        Step("fill_", (tensor("a"), 7)),
+        Step("select", (tensor("b"), 0, 1), out=("c",)),
+        Step("add_", (tensor("b"), 1)),
+        Step("mul_", (tensor("c"), 2)),
+        Step("sum.dim", (tensor("a"), 0, False), out=("d",)),
+    ),
+)
 
 
 @pytest.fixture
 def forgetful(tmp_path, monkeypatch) -> str:
     """A lazy device that is wrong: of the writes that wait, it keeps the first only, so whoever looks sees nothing."""
-    (tmp_path / "forgetful.py").write_text(textwrap.dedent("""
+    (tmp_path / "forgetful.py").write_text(
+        textwrap.dedent("""
         from conformance.faults import Fault
         from conformance.mutants import MutantTarget, Planted
 
@@ -45,7 +52,8 @@ def forgetful(tmp_path, monkeypatch) -> str:
             def send(self, tree):
                 self.waiting = 0
                 return super().send(tree)
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     return "class:forgetful.Forgetful"
 

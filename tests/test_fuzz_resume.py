@@ -1,4 +1,5 @@
 """A campaign that is killed loses no finding, and goes on where it stopped; too much memory is a finding."""
+
 from __future__ import annotations
 
 import json
@@ -18,8 +19,20 @@ FAULT = "mutant:every third write is lost"
 
 
 def command(reports: Path, *words: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", "conformance.fuzz", "--target", FAULT, "--programs", "160",
-            "--reports", str(reports), *words]
+    return [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "conformance.fuzz",
+        "--target",
+        FAULT,
+        "--programs",
+        "160",
+        "--reports",
+        str(reports),
+        *words,
+    ]
 
 
 def progress(reports: Path) -> dict:
@@ -35,16 +48,21 @@ def wait_for(reports: Path, first: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()]
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def summary(reports: Path) -> tuple[object, ...]:
     """What must not depend on how often the campaign was killed: programs, coverage, and each finding's programs."""
     done = json.loads((reports / "fuzz.json").read_text())
     saved = [json.loads(path.read_text()) for path in sorted((reports / "failures").glob("*.json"))]
-    return (done["programs"], done["failing_programs"], done["cells"],
-            sorted((one["signature"], one["numbers"]) for one in saved))
+    return (
+        done["programs"],
+        done["failing_programs"],
+        done["cells"],
+        sorted((one["signature"], one["numbers"]) for one in saved),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +77,9 @@ class TestResume:
     def test_a_killed_campaign_goes_on_and_loses_nothing(self, tmp_path, undisturbed):
         """Killed -9 twice, at two moments, and resumed: the same programs, coverage and failing programs as without."""
         for first in (40, 100):
-            running = subprocess.Popen(command(tmp_path, "--resume"), stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL)
+            running = subprocess.Popen(
+                command(tmp_path, "--resume"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             wait_for(tmp_path, first)
             assert running.poll() is None, "it ended before it could be killed"
             running.send_signal(signal.SIGKILL)
@@ -89,17 +108,20 @@ class TestResume:
         assert programs == undisturbed[0]
         plain = {name: numbers for name, numbers in groups if not name.startswith("crash")}
         lost = {number for name, numbers in undisturbed[3] for number in numbers} - {
-            number for numbers in plain.values() for number in numbers}
+            number for numbers in plain.values() for number in numbers
+        }
         assert len(lost) <= 1, "only the program that the worker was killed in may be a crash instead"
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     def test_a_worker_ends_when_its_campaign_is_killed(self, tmp_path):
         """It begins no further program. One that went on wrote into the files of the campaign that was resumed."""
-        running = subprocess.Popen(command(tmp_path, "--programs", "100000"), stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)
+        running = subprocess.Popen(
+            command(tmp_path, "--programs", "100000"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         wait_for(tmp_path, 20)
-        [worker] = [child for child in children(running.pid)
-                    if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        [worker] = [
+            child for child in children(running.pid) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
         while not list((tmp_path / "failures").glob("running-*")):
             time.sleep(0.01)
         running.send_signal(signal.SIGKILL)
@@ -126,7 +148,8 @@ class TestMemory:
     @pytest.mark.parametrize("act", ["bytearray(3 << 30)", "torch.zeros(3 << 30, dtype=torch.uint8)"])
     def test_out_of_memory_is_a_finding_and_the_campaign_goes_on(self, act, tmp_path, monkeypatch):
         """A step that takes more than a worker may: kind MEMORY, shrunk to that step, and every program ran."""
-        (tmp_path / "hungry_target.py").write_text(textwrap.dedent(f"""
+        (tmp_path / "hungry_target.py").write_text(
+            textwrap.dedent(f"""
             import torch
             from conformance.mutants import MutantTarget, Planted
             from conformance.faults import Fault
@@ -135,10 +158,21 @@ class TestMemory:
                 def __init__(self, argument=""):
                     super().__init__("zero_ clears the storage")
                     self.mode = Planted(Fault("unfold", lambda call: ({act}, call.run())[1], "test"))
-        """))
+        """)
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
-        words = ("--target", "class:hungry_target.Hungry", "--programs", "30", "--only", "setitem", "--memory", "2",
-                 "--reports", str(tmp_path))
+        words = (
+            "--target",
+            "class:hungry_target.Hungry",
+            "--programs",
+            "30",
+            "--only",
+            "setitem",
+            "--memory",
+            "2",
+            "--reports",
+            str(tmp_path),
+        )
         assert main(words) == 1
         done = json.loads((tmp_path / "fuzz.json").read_text())
         assert done["programs"] == 30

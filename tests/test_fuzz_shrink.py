@@ -1,4 +1,5 @@
 """A harness that fails while it shrinks keeps the finding."""
+
 from __future__ import annotations
 
 import json
@@ -9,7 +10,8 @@ from conformance.fuzz import main
 
 def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
     """The campaign ends as it should, and the finding says why it is not smaller."""
-    (tmp_path / "odd_target.py").write_text(textwrap.dedent("""
+    (tmp_path / "odd_target.py").write_text(
+        textwrap.dedent("""
         import inspect
         from conformance.mutants import MutantTarget
 
@@ -26,7 +28,8 @@ def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
             @oracles.setter
             def oracles(self, judged):
                 self.judged = judged
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["--target", "class:odd_target.Odd", "--programs", "20", "--reports", str(tmp_path)]) == 1
     findings = json.loads((tmp_path / "fuzz.json").read_text())["findings"]

@@ -1,4 +1,5 @@
 """Targets that a process holds one of, tensors without storages, steering, and the documented pytest example."""
+
 from __future__ import annotations
 
 import json
@@ -36,8 +37,11 @@ class TestRenderers:
 
     def test_a_program_without_a_meaning_is_not_judged_there_either(self):
         """A fault of the drawing is a finding too; that its program could be judged nowhere ended the campaign."""
-        wrong = Program((Storage("float32", 2),), (Input("a", 0, "float32", (2,), (1,)),),
-                        (Step("neg", ({"t": "a"},), raises="RuntimeError"),))
+        wrong = Program(
+            (Storage("float32", 2),),
+            (Input("a", 0, "float32", (2,), (1,)),),
+            (Step("neg", ({"t": "a"},), raises="RuntimeError"),),
+        )
         assert elsewhere("cpu", wrong, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
 
     def test_a_finding_is_run_on_its_relatives(self, tmp_path, monkeypatch):
@@ -47,15 +51,31 @@ class TestRenderers:
             "class Faulty(MutantTarget):\n"
             "    relatives = ('cpu', 'mutant:flip forgets the last dim', 'mutant:nonsense')\n\n"
             "    def __init__(self, argument=''):\n"
-            "        super().__init__('flip forgets the last dim')\n")
+            "        super().__init__('flip forgets the last dim')\n"
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
         words = ["--target", "class:related.Faulty", "--programs", "0", "--corpus", str(tmp_path / "corpus")]
         (tmp_path / "corpus").mkdir()
-        (tmp_path / "corpus" / "flip.json").write_text(json.dumps({
-            "schema": 1, "storages": [{"dtype": "float32", "size": 4, "values": "arange"}],
-            "inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [4], "stride": [1], "offset": 0,
-                        "requires_grad": False}],
-            "steps": [{"op": "flip", "args": [{"t": "a"}, [0]], "out": ["b"]}]}))
+        (tmp_path / "corpus" / "flip.json").write_text(
+            json.dumps(
+                {
+                    "schema": 1,
+                    "storages": [{"dtype": "float32", "size": 4, "values": "arange"}],
+                    "inputs": [
+                        {
+                            "name": "a",
+                            "storage": 0,
+                            "dtype": "float32",
+                            "size": [4],
+                            "stride": [1],
+                            "offset": 0,
+                            "requires_grad": False,
+                        }
+                    ],
+                    "steps": [{"op": "flip", "args": [{"t": "a"}, [0]], "out": ["b"]}],
+                }
+            )
+        )
         assert main([*words, "--reports", str(tmp_path)]) == 1
         [found] = json.loads((tmp_path / "fuzz.json").read_text())["findings"]
         assert found["elsewhere"]["cpu"] == "agrees"
@@ -64,10 +84,13 @@ class TestRenderers:
 
 
 class TestUpstream:
-    @pytest.mark.parametrize(("spec", "message"), [
-        ("tinygrad-upstream", "write tinygrad-upstream:PATH"),
-        ("tinygrad-upstream:/no/such/place", "/no/such/place is no checkout of tinygrad"),
-    ])
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            ("tinygrad-upstream", "write tinygrad-upstream:PATH"),
+            ("tinygrad-upstream:/no/such/place", "/no/such/place is no checkout of tinygrad"),
+        ],
+    )
     def test_a_missing_checkout_is_one_sentence(self, spec, message, tmp_path, capsys):
         """Exit code 2."""
         assert main(["--target", spec, "--reports", str(tmp_path)]) == 2
@@ -78,9 +101,11 @@ class TestUpstream:
         backend = tmp_path / "extra" / "torch_backend"
         backend.mkdir(parents=True)
         (backend / "backend.py").write_text("raise RuntimeError('Ninja is required')")
-        code = (f"from conformance.target import load_target, TargetError\n"
-                f"try:\n    load_target('tinygrad-upstream:{tmp_path}')\n"
-                f"except TargetError as error:\n    print(error)\n")
+        code = (
+            f"from conformance.target import load_target, TargetError\n"
+            f"try:\n    load_target('tinygrad-upstream:{tmp_path}')\n"
+            f"except TargetError as error:\n    print(error)\n"
+        )
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
         assert "cannot be built or used" in said.stdout
         assert "Ninja is required" in said.stdout
@@ -112,7 +137,7 @@ class TestWithoutStorages:
 
     def test_aliasing_is_kept(self):
         """A write through one input is seen in the other."""
-        whole = torch.arange(4.)
+        whole = torch.arange(4.0)
         one, two = Hidden().send([whole[:3], whole[2:]])
         one.zero_()
         assert two.tolist() == [0.0, 3.0]
@@ -130,9 +155,11 @@ class TestSteering:
 
     def test_more_cells_are_reached(self):
         """The same number of programs reaches at least a tenth more cells than without an aim."""
+
         class Aimless(Drawing):
             def aim(self, seed, number):
                 return None
+
         reached = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -152,16 +179,23 @@ class TestDocumentedExample:
         """The page's pytest example passes on the CPU, and fails on a device with a fault."""
         [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "fuzzing.md").read_text(), re.DOTALL)
         (tmp_path / "test_example.py").write_text(block.replace('"cpu"', repr(target)))
-        said = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
-                              capture_output=True, text=True, check=False, cwd=tmp_path)
+        said = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
         assert said.returncode == code, said.stdout[-3000:]
 
 
 class TestLoaded:
     def test_another_tinygrad_is_refused(self):
         """A process that holds one renderer says that it cannot hold another."""
-        code = ("import tinygrad\nfrom conformance.target import load_target, TargetError\n"
-                "try:\n    load_target('tiny:X86')\nexcept TargetError as error:\n    print(error)\n")
+        code = (
+            "import tinygrad\nfrom conformance.target import load_target, TargetError\n"
+            "try:\n    load_target('tiny:X86')\nexcept TargetError as error:\n    print(error)\n"
+        )
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
         assert "needs a process of its own" in said.stdout
 

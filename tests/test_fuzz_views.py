@@ -1,4 +1,5 @@
 """Drawn programs have a meaning, cover what they should, and depend on nothing but their seed and number."""
+
 from __future__ import annotations
 
 import json
@@ -47,15 +48,20 @@ class TestStrategy:
         with pytest.raises(UnknownFamily, match="unknown step family 'nonsense': choose from view"):
             programs(only=["nonsense"])
 
-    @pytest.mark.parametrize(("words", "message"), [
-        ({"dtypes": []}, "there is no dtype to draw: choose from float32, int64"),
-        ({"dtypes": ["float32", "float99"]}, "unknown dtype 'float99': choose from float32, int64"),
-        ({"only": ["autograd"], "dtypes": ["uint8"]}, "family 'autograd' cannot be drawn: of 100 programs with the "
-                                                      "dtypes uint8"),
-        ({"only": ["autograd"], "dtypes": ["uint8"], "without": ["view"]}, "no step to draw"),
-        ({"only": ["setitem", "view"], "without": ["view"]}, "family 'view' cannot be drawn"),
-        ({"only": ["setitem"], "without": ["setitem", "view"]}, "no step to draw"),
-    ])
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ({"dtypes": []}, "there is no dtype to draw: choose from float32, int64"),
+            ({"dtypes": ["float32", "float99"]}, "unknown dtype 'float99': choose from float32, int64"),
+            (
+                {"only": ["autograd"], "dtypes": ["uint8"]},
+                "family 'autograd' cannot be drawn: of 100 programs with the dtypes uint8",
+            ),
+            ({"only": ["autograd"], "dtypes": ["uint8"], "without": ["view"]}, "no step to draw"),
+            ({"only": ["setitem", "view"], "without": ["view"]}, "family 'view' cannot be drawn"),
+            ({"only": ["setitem"], "without": ["setitem", "view"]}, "no step to draw"),
+        ],
+    )
     def test_what_cannot_be_drawn_is_one_sentence(self, words, message):
         """Before anything is drawn: an unknown dtype was met while drawing, no dtype and no family ended in an error of
         the drawing itself, and a family that no dtype fits was left out without a word."""
@@ -67,8 +73,11 @@ class TestStrategy:
     def test_every_dtype_alone_can_be_drawn(self, dtype):
         """With and without bias, and each asks for a family that once had nothing to choose from: bools alone ended
         `empty_filled` in an IndexError."""
-        for drawing in (Drawing(dtypes=(dtype,)), Drawing(dtypes=(dtype,), biased=False),
-                        Drawing(only=("empty_strided",), dtypes=(dtype,))):
+        for drawing in (
+            Drawing(dtypes=(dtype,)),
+            Drawing(dtypes=(dtype,), biased=False),
+            Drawing(only=("empty_strided",), dtypes=(dtype,)),
+        ):
             drawn = [drawing.numbered(5, number) for number in range(60)]
             assert {storage.dtype for program in drawn for storage in program.storages} == {dtype}
             assert sum(len(program.steps) for program in drawn) > 100
@@ -108,8 +117,18 @@ class TestNumbered:
         drawn = [Drawing().numbered(0, number, tally) for number in range(500)]
         assert {family for family, _, _ in tally.cells} == set(FAMILIES)
         layouts = {layout for _, layout, _ in tally.cells}
-        assert layouts >= {"0-d", "contiguous", "empty", "expanded", "gaps", "non-divisible", "overlapping", "permuted",
-                           "permuted gaps", "window"}
+        assert layouts >= {
+            "0-d",
+            "contiguous",
+            "empty",
+            "expanded",
+            "gaps",
+            "non-divisible",
+            "overlapping",
+            "permuted",
+            "permuted gaps",
+            "window",
+        }
         assert len({tuple(step.op for step in program.steps) for program in drawn}) > 450
         turned_down = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
         assert turned_down < 0.05 * tally.steps
@@ -119,8 +138,12 @@ class TestNumbered:
     @pytest.mark.slow
     def test_every_op_is_drawn(self):
         """No row of the table is dead."""
-        drawn = {inner.op for number in range(6000) for step in Drawing().numbered(1, number).steps
-                 for inner in (step, *step.body)}
+        drawn = {
+            inner.op
+            for number in range(6000)
+            for step in Drawing().numbered(1, number).steps
+            for inner in (step, *step.body)
+        }
         assert drawn == set(OPS)
 
     def test_families_and_dtypes_can_be_chosen(self):

@@ -1,4 +1,5 @@
 """Workers that die, hang where no alarm is heard, or serve another campaign: each says what became of its program."""
+
 from __future__ import annotations
 
 import json
@@ -16,15 +17,19 @@ from conformance.steps.op import Step
 from conformance.worker import FAIL, Finding, Shard
 
 SHARD = Shard("cpu", Drawing(), 0, 0, 20, "", 5.0)
-PROGRAM = Program((Storage("float32", 4, "arange"),), (Input("a", 0, "float32", (4,), (1,)),),
-                  (Step("neg_", ({"t": "a"},)), Step("unfold", ({"t": "a"}, 0, 2, 1), out=("b",))))
+PROGRAM = Program(
+    (Storage("float32", 4, "arange"),),
+    (Input("a", 0, "float32", (4,), (1,)),),
+    (Step("neg_", ({"t": "a"},)), Step("unfold", ({"t": "a"}, 0, 2, 1), out=("b",))),
+)
 SETITEM = ("--seed", "5", "--programs", "8", "--only", "setitem")
 
 
 @pytest.fixture
 def targets(tmp_path, monkeypatch) -> str:
     """A module with targets that end their process in `unfold`, each in its own way; `Once` does so a single time."""
-    (tmp_path / "ending_targets.py").write_text(textwrap.dedent("""
+    (tmp_path / "ending_targets.py").write_text(
+        textwrap.dedent("""
         import os, pathlib, signal, sys, time
         from conformance.mutants import MutantTarget, Planted
         from conformance.faults import Fault
@@ -58,7 +63,8 @@ def targets(tmp_path, monkeypatch) -> str:
                     return call.run()
                 mark.touch()
                 os.abort()
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     return "class:ending_targets."
 
@@ -77,7 +83,8 @@ class TestDeaths:
         assert main(["--target", targets + name, *SETITEM, "--limit", limit, "--reports", str(tmp_path)]) == 1
         assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
         assert [(one["kind"], one["signature"], one["steps"]) for one in findings(tmp_path)] == [
-            (kind, f"{kind.lower()} / unfold", 1)]
+            (kind, f"{kind.lower()} / unfold", 1)
+        ]
 
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
@@ -147,7 +154,11 @@ class TestReplay:
         (folder / "b.json").write_text(dump(PROGRAM.with_steps(())))
         assert main(["--target", targets + "Aborts", "--replay", str(folder)]) == 1
         assert capsys.readouterr().out.splitlines() == [
-            "CRASH a", "     crash / unfold", "ok   b", "1 of 2 programs agree with torch CPU"]
+            "CRASH a",
+            "     crash / unfold",
+            "ok   b",
+            "1 of 2 programs agree with torch CPU",
+        ]
 
 
 class TestWhatIsResumed:
@@ -193,6 +204,7 @@ class TestWhatIsResumed:
 
         def interrupted(workers, shard):
             raise KeyboardInterrupt
+
         monkeypatch.setattr(isolation.Workers, "run", interrupted)
         for option in ("--replay", "--minimize"):
             assert main(["--target", "cpu", option, str(path), "--reports", str(tmp_path)]) == 130

@@ -1,4 +1,5 @@
 """Kernels against the baseline: a rise is a finding, what was never counted is not compared."""
+
 from __future__ import annotations
 
 import json
@@ -18,15 +19,22 @@ from conformance.verdict import judge
 ROOT = Path(__file__).parent.parent
 CORPUS = ROOT / "conformance" / "corpus"
 TRACKED = ROOT / BASELINE
-TWO_READS = Program((Storage("float32", 6),), (Input("a", 0, "float32", (2, 3), (3, 1)),), (
-    Step("add", (tensor("a"), 1), out=("b",)), Step("mul", (tensor("b"), 2), out=("c",)),
-    Step("add_", (tensor("b"), tensor("c")))))
+TWO_READS = Program(
+    (Storage("float32", 6),),
+    (Input("a", 0, "float32", (2, 3), (3, 1)),),
+    (
+        Step("add", (tensor("a"), 1), out=("b",)),
+        Step("mul", (tensor("b"), 2), out=("c",)),
+        Step("add_", (tensor("b"), tensor("c"))),
+    ),
+)
 
 
 @pytest.fixture
 def wasteful(tmp_path, monkeypatch) -> str:
     """The tiny device, with one kernel more than it needs."""
-    (tmp_path / "wasteful.py").write_text(textwrap.dedent("""
+    (tmp_path / "wasteful.py").write_text(
+        textwrap.dedent("""
         import torch
         from conformance.targets.tiny import TinyTarget
 
@@ -38,7 +46,8 @@ def wasteful(tmp_path, monkeypatch) -> str:
             def download(self, flats):
                 torch.arange(3.).to(self.device).add(1).cpu()
                 return super().download(flats)
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     return "class:wasteful.Wasteful"
 
@@ -91,8 +100,17 @@ class TestFile:
         assert digest(TWO_READS) == digest(Program.from_json({**TWO_READS.to_json(), "note": "another"}))
         assert digest(TWO_READS) != digest(TWO_READS.with_steps(TWO_READS.steps[:2]))
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 0, "kernels": {}}', '{"schema": 1}',
-                                      '{"schema": 1, "kernels": {"tiny": {"a": "b"}}}'])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            '{"schema": 0, "kernels": {}}',
+            '{"schema": 1}',
+            '{"schema": 1, "kernels": {"tiny": {"a": "b"}}}',
+        ],
+    )
     def test_a_damaged_one_is_one_sentence(self, text, tmp_path, capsys):
         """Exit code 2, the file is named, and it stays as it is."""
         file = tmp_path / "kernels.json"

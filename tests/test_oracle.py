@@ -1,4 +1,5 @@
 """Each oracle sees its own kind of wrongness, and only that one."""
+
 from __future__ import annotations
 
 import pytest
@@ -17,16 +18,19 @@ class TestMetadata:
         tree = {"a": torch.ones(2, 3).t(), "b": [1, "x", None, torch.tensor(float("nan"))]}
         assert not compare(observe(tree), observe(tree), exact=True)
 
-    @pytest.mark.parametrize(("got", "oracles"), [
-        (torch.zeros(2, 3, dtype=torch.float64), ["dtype"]),
-        (torch.zeros(3, 2), ["shape", "stride"]),
-        (torch.zeros(3, 2).t(), ["stride", "contiguity"]),
-        (torch.zeros(7)[1:].view(2, 3), ["storage_offset"]),
-        (torch.zeros(2, 3, requires_grad=True), ["grad"]),
-        (torch.ones(2, 3), ["value"]),
-        (None, ["structure"]),
-        ([torch.zeros(2, 3)], ["structure", "structure"]),
-    ])
+    @pytest.mark.parametrize(
+        ("got", "oracles"),
+        [
+            (torch.zeros(2, 3, dtype=torch.float64), ["dtype"]),
+            (torch.zeros(3, 2), ["shape", "stride"]),
+            (torch.zeros(3, 2).t(), ["stride", "contiguity"]),
+            (torch.zeros(7)[1:].view(2, 3), ["storage_offset"]),
+            (torch.zeros(2, 3, requires_grad=True), ["grad"]),
+            (torch.ones(2, 3), ["value"]),
+            (None, ["structure"]),
+            ([torch.zeros(2, 3)], ["structure", "structure"]),
+        ],
+    )
     def test_each_oracle_sees_its_own(self, got, oracles):
         """A difference is reported by the oracle whose name it bears."""
         assert seen_by(torch.zeros(2, 3), got) == oracles
@@ -66,7 +70,7 @@ class TestValues:
 
     def test_integers_and_bools_are_exact(self):
         """A tolerance does not apply to integers."""
-        assert seen_by(torch.tensor(10 ** 9), torch.tensor(10 ** 9 + 1), rtol=1.0, atol=10.0) == ["value"]
+        assert seen_by(torch.tensor(10**9), torch.tensor(10**9 + 1), rtol=1.0, atol=10.0) == ["value"]
         assert seen_by(torch.tensor([True]), torch.tensor([False])) == ["value"]
 
     def test_exact_means_bits(self):
@@ -77,8 +81,10 @@ class TestValues:
         assert seen_by({"a": zeros}, {"a": -zeros}, exact={"a"}) == ["value"]
         assert seen_by(zeros, zeros.clone(), exact=True) == []
 
-    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.complex32,
-                                       torch.uint16, torch.bool, torch.int8])
+    @pytest.mark.parametrize(
+        "dtype",
+        [torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.complex32, torch.uint16, torch.bool, torch.int8],
+    )
     def test_every_dtype_can_be_compared(self, dtype):
         """Narrow and complex dtypes are compared, equal and not."""
         one, two = torch.ones(3).to(dtype), torch.zeros(3).to(dtype)
@@ -93,7 +99,7 @@ class TestValues:
 
     def test_the_detail_names_the_first_difference(self):
         """The report says how many elements differ and where the first is."""
-        [mismatch] = compare(observe(torch.zeros(2, 2)), observe(torch.tensor([[0., 0.], [5., 5.]])))
+        [mismatch] = compare(observe(torch.zeros(2, 2)), observe(torch.tensor([[0.0, 0.0], [5.0, 5.0]])))
         assert "2 of 4 elements differ" in mismatch.detail and "at (1, 0): expected 0.0, got 5.0" in mismatch.detail
 
 
@@ -130,11 +136,13 @@ class TestErrors:
 class TestGrads:
     def test_gradients_are_compared(self):
         """The gradient of a leaf input must be there and right."""
+
         def run(factor):
             leaf = torch.ones(2, requires_grad=True)
             if factor:
                 (leaf * factor).sum().backward()
             return observe((), {"a": leaf})
+
         assert not compare(run(2), run(2))
         assert [m.oracle for m in compare(run(2), run(3))] == ["grad"]
         assert [m.oracle for m in compare(run(2), run(0))] == ["grad"]

@@ -1,4 +1,5 @@
 """Who shares memory with whom is seen by writes where a device shows no storages."""
+
 from __future__ import annotations
 
 import json
@@ -20,11 +21,13 @@ def program(*steps: Step, dtype: str = "float32") -> Program:
 
 def test_each_tensor_is_written():
     """With another number; a mask is inverted; what overlaps itself or requires grad is left alone."""
-    steps = (Step("detach", (A,), out=("b",)), Step("eq", (A, 0), out=("c",)),
-             Step("expand", (A, 3, 2, 2), out=("d",)))
+    steps = (Step("detach", (A,), out=("b",)), Step("eq", (A, 0), out=("c",)), Step("expand", (A, 3, 2, 2), out=("d",)))
     added = probed(program(*steps)).steps[3:]
     assert [(step.op, step.args) for step in added] == [
-        ("add_", (A, 1)), ("add_", ({"t": "b"}, 2)), ("logical_not_", ({"t": "c"},))]
+        ("add_", (A, 1)),
+        ("add_", ({"t": "b"}, 2)),
+        ("logical_not_", ({"t": "c"},)),
+    ]
     assert [step.op for step in probed(program(*steps), {"add_"}).steps[3:]] == ["logical_not_"]
     leaf = Program((Storage("float32", 4, "arange"),), (Input("a", 0, "float32", (2, 2), (2, 1), 0, True),), ())
     assert probed(leaf) == leaf
@@ -36,7 +39,7 @@ def test_drawn_programs_keep_their_meaning():
     for number in range(60):
         drawn = Drawing().numbered(11, number)
         longer = probed(drawn)
-        assert longer.steps[:len(drawn.steps)] == drawn.steps
+        assert longer.steps[: len(drawn.steps)] == drawn.steps
         reference(longer)
         written += len(longer.steps) > len(drawn.steps)
     assert written > 50
@@ -45,7 +48,8 @@ def test_drawn_programs_keep_their_meaning():
 def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
     """It was found only by programs that happened to write to one of the two later. Shrunk, it is `detach` and a
     write."""
-    (tmp_path / "hiding_target.py").write_text(textwrap.dedent("""
+    (tmp_path / "hiding_target.py").write_text(
+        textwrap.dedent("""
         import contextlib
         from torch.utils._python_dispatch import TorchDispatchMode
         from conformance.target import ORACLES, Target
@@ -67,7 +71,8 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
             def active(self):
                 with Copies():
                     yield
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     main(["--target", "class:hiding_target.Hiding", "--programs", "60", "--reports", str(tmp_path)])
     found = json.loads((tmp_path / "fuzz.json").read_text())["findings"]

@@ -1,4 +1,5 @@
 """A program is data: it survives JSON, runs on a target, prints as a script, and bad data is one clear sentence."""
+
 from __future__ import annotations
 
 import ast
@@ -44,45 +45,81 @@ class TestJson:
         written = program(loop, Step("view.error", (t("a"), [7]), raises="RuntimeError"))
         assert Program.from_json(json.loads(dump(written))).to_json() == written.to_json()
 
-    @pytest.mark.parametrize(("change", "message"), [
-        ({"schema": 0}, "schema 0"),
-        ({"steps": [{"op": "no_such_op"}]}, "unknown op 'no_such_op'"),
-        ({"steps": [{"op": "t", "args": [{"t": "z"}]}]}, "'z', which is not defined"),
-        ({"steps": [{"op": "t", "args": 3}]}, "wrong type"),
-        ({"steps": ["t"]}, "a step is an object"),
-        ({"steps": [{"op": "t", "argz": []}]}, "unknown fields: argz"),
-        ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["a b"]}]}, "must be an identifier"),
-        ({"inputs": [{"name": "a"}]}, "damaged"),
-        ({"inputs": [{"name": "a", "storage": 3, "dtype": "float32", "size": [1], "stride": [1]}]},
-         "input 'a' lies on storage 3"),
-        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [9], "stride": [1]}]}, "reaches cell 8"),
-        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2], "stride": [-1]}]}, "negative"),
-        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float99", "size": [2], "stride": [1]}]}, "unknown dtype"),
-        ({"storages": [{"dtype": "float32", "size": 3, "values": [1]}]}, "3 cells is given 1 values"),
-        ({"storages": 3}, "damaged"),
-        ({"step": []}, "unknown parts: step"),
-        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2, 1], "stride": [1]}]},
-         "2 dimensions and 1 strides"),
-        # The following ended in a traceback: a name that cannot be looked up, arguments that a rule looks at.
-        ({"steps": [{"op": "t", "args": [{"t": ["x"]}]}]}, r"uses \['x'\], which is not defined"),
-        ({"steps": [{"op": "neg_"}]}, "has 0 arguments and needs 1"),
-        ({"steps": [{"op": "setitem", "args": [{"t": "a"}, 0]}]}, "has 2 arguments and needs 3"),
-        ({"inputs": [{"name": 3, "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]}, "named 3, which is"),
-        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "offset": True}]},
-         "not a whole number"),
-        ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "requires_grad": 3}]},
-         "give true or false"),
-        # These were read, and did not end, meant another program each time, or made a script that is no Python.
-        ({"steps": [{"op": "loop", "times": 10 ** 9, "body": []}]}, "runs 1000000000 times: give at most 1000"),
-        ({"steps": [{"op": "loop", "times": 2, "body": [{"op": "loop", "times": 2}]}]}, "a loop within a loop"),
-        ({"steps": [{"op": "t", "args": [{"t": "a"}], "body": [{"op": "t"}]}]}, "only a loop has one"),
-        ({"storages": [{"dtype": "float32", "size": 6, "values": {"seed": None}}]}, "with a whole number n"),
-        ({"storages": [{"dtype": "float32", "size": 6, "values": {"seed": 1, "special": 1}}]}, "with a whole number n"),
-        ({"storages": [{"dtype": "float32", "size": 10 ** 12}]}, "1000000000000 cells: give a whole number of at most"),
-        ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["for"]}]}, "must be an identifier"),
-        ({"inputs": 2 * [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]},
-         "two inputs are named 'a'"),
-    ])
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"schema": 0}, "schema 0"),
+            ({"steps": [{"op": "no_such_op"}]}, "unknown op 'no_such_op'"),
+            ({"steps": [{"op": "t", "args": [{"t": "z"}]}]}, "'z', which is not defined"),
+            ({"steps": [{"op": "t", "args": 3}]}, "wrong type"),
+            ({"steps": ["t"]}, "a step is an object"),
+            ({"steps": [{"op": "t", "argz": []}]}, "unknown fields: argz"),
+            ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["a b"]}]}, "must be an identifier"),
+            ({"inputs": [{"name": "a"}]}, "damaged"),
+            (
+                {"inputs": [{"name": "a", "storage": 3, "dtype": "float32", "size": [1], "stride": [1]}]},
+                "input 'a' lies on storage 3",
+            ),
+            (
+                {"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [9], "stride": [1]}]},
+                "reaches cell 8",
+            ),
+            ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2], "stride": [-1]}]}, "negative"),
+            (
+                {"inputs": [{"name": "a", "storage": 0, "dtype": "float99", "size": [2], "stride": [1]}]},
+                "unknown dtype",
+            ),
+            ({"storages": [{"dtype": "float32", "size": 3, "values": [1]}]}, "3 cells is given 1 values"),
+            ({"storages": 3}, "damaged"),
+            ({"step": []}, "unknown parts: step"),
+            (
+                {"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2, 1], "stride": [1]}]},
+                "2 dimensions and 1 strides",
+            ),
+            # The following ended in a traceback: a name that cannot be looked up, arguments that a rule looks at.
+            ({"steps": [{"op": "t", "args": [{"t": ["x"]}]}]}, r"uses \['x'\], which is not defined"),
+            ({"steps": [{"op": "neg_"}]}, "has 0 arguments and needs 1"),
+            ({"steps": [{"op": "setitem", "args": [{"t": "a"}, 0]}]}, "has 2 arguments and needs 3"),
+            (
+                {"inputs": [{"name": 3, "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]},
+                "named 3, which is",
+            ),
+            (
+                {
+                    "inputs": [
+                        {"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "offset": True}
+                    ]
+                },
+                "not a whole number",
+            ),
+            (
+                {
+                    "inputs": [
+                        {"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "requires_grad": 3}
+                    ]
+                },
+                "give true or false",
+            ),
+            # These were read, and did not end, meant another program each time, or made a script that is no Python.
+            ({"steps": [{"op": "loop", "times": 10**9, "body": []}]}, "runs 1000000000 times: give at most 1000"),
+            ({"steps": [{"op": "loop", "times": 2, "body": [{"op": "loop", "times": 2}]}]}, "a loop within a loop"),
+            ({"steps": [{"op": "t", "args": [{"t": "a"}], "body": [{"op": "t"}]}]}, "only a loop has one"),
+            ({"storages": [{"dtype": "float32", "size": 6, "values": {"seed": None}}]}, "with a whole number n"),
+            (
+                {"storages": [{"dtype": "float32", "size": 6, "values": {"seed": 1, "special": 1}}]},
+                "with a whole number n",
+            ),
+            (
+                {"storages": [{"dtype": "float32", "size": 10**12}]},
+                "1000000000000 cells: give a whole number of at most",
+            ),
+            ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["for"]}]}, "must be an identifier"),
+            (
+                {"inputs": 2 * [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]},
+                "two inputs are named 'a'",
+            ),
+        ],
+    )
     def test_bad_data_is_one_sentence(self, change, message, tmp_path):
         """Whatever is wrong, the file is named and the sentence says what."""
         path = tmp_path / "bad.json"
@@ -100,10 +137,9 @@ class TestJson:
         with pytest.raises(ProgramError, match="bad"):
             read_program(path)
 
-
     def test_a_constant_that_its_dtype_cannot_hold(self):
         """One sentence with the step's number: torch's refusal was a traceback."""
-        large = program(Step("add_", (t("a"), {"tensor": 10 ** 9, "dtype": "uint8"})))
+        large = program(Step("add_", (t("a"), {"tensor": 10**9, "dtype": "uint8"})))
         with pytest.raises(ProgramError, match="step 1: value cannot be converted to type uint8"):
             reference(large)
 
@@ -118,9 +154,11 @@ class TestRun:
 
     def test_inputs_may_share_a_storage(self, cpu):
         """A write to one input is seen through the other."""
-        shared = Program((Storage("float32", 4),), (Input("a", 0, "float32", (4,), (1,)),
-                                                    Input("b", 0, "int32", (2,), (1,), 2)),
-                         (Step("zero_", (t("b"),)),))
+        shared = Program(
+            (Storage("float32", 4),),
+            (Input("a", 0, "float32", (4,), (1,)), Input("b", 0, "int32", (2,), (1,), 2)),
+            (Step("zero_", (t("b"),)),),
+        )
         seen = run(shared, cpu).observations[0]
         assert seen.tensors["a"].value.tolist() == [0, 1, 0, 0]
         assert seen.tensors["b"].alias == "a"
@@ -147,6 +185,7 @@ class TestRun:
             before = tiny.backend.stats()["copies_in"]
             run(program(Step("mul_", (t("a"), number))), tiny)
             return tiny.backend.stats()["copies_in"] - before
+
         assert {copies(number) for number in (0.25, 0.5, 0.75, 1.25, 1.5)} == {1}
 
     def test_values_are_exact_in_every_dtype(self):
@@ -157,15 +196,28 @@ class TestRun:
 
 
 class TestReference:
-    @pytest.mark.parametrize(("steps", "options", "message"), [
-        ((Step("add_", (t("a"), {"tensor": [1.0, 2.0], "dtype": "float32"})),), {"size": (3, 2), "stride": (1, 1)},
-         "write through overlapping memory"),
-        ((Step("as_strided", (t("a"), [2], [2], 0), out=("b",)), Step("as_strided", (t("a"), [2], [1], 1), out=("c",)),
-          Step("copy_", (t("b"), t("c")))), {}, "write over what is read"),
-        ((Step("view.error", (t("a"), [7])),), {}, "does not (declare|say)"),
-        ((Step("view.error", (t("a"), [6]), raises="RuntimeError"),), {}, "on CPU there is no error"),
-        ((Step("view.error", (t("a"), [7]), raises="IndexError"),), {}, "on CPU there is RuntimeError"),
-    ])
+    @pytest.mark.parametrize(
+        ("steps", "options", "message"),
+        [
+            (
+                (Step("add_", (t("a"), {"tensor": [1.0, 2.0], "dtype": "float32"})),),
+                {"size": (3, 2), "stride": (1, 1)},
+                "write through overlapping memory",
+            ),
+            (
+                (
+                    Step("as_strided", (t("a"), [2], [2], 0), out=("b",)),
+                    Step("as_strided", (t("a"), [2], [1], 1), out=("c",)),
+                    Step("copy_", (t("b"), t("c"))),
+                ),
+                {},
+                "write over what is read",
+            ),
+            ((Step("view.error", (t("a"), [7])),), {}, "does not (declare|say)"),
+            ((Step("view.error", (t("a"), [6]), raises="RuntimeError"),), {}, "on CPU there is no error"),
+            ((Step("view.error", (t("a"), [7]), raises="IndexError"),), {}, "on CPU there is RuntimeError"),
+        ],
+    )
     def test_what_has_no_meaning_is_refused(self, steps, options, message):
         """Undefined behaviour and wrong declarations are no programs."""
         with pytest.raises(ProgramError, match=message):
@@ -211,13 +263,19 @@ class TestReference:
         assert shadow.env["b"]._version == version
         assert [step.op for step in shadow.steps] == ["view.dtype", "fill_"]
 
-    @pytest.mark.parametrize(("steps", "kept"), [
-        ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), False),
-        ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "bfloat16"}))), True),
-        ((Step("neg", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), True),
-        ((Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": 1.0, "dtype": "float32"}))), True),
-        ((Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": [[1.0]], "dtype": "float64"}))), False),
-    ])
+    @pytest.mark.parametrize(
+        ("steps", "kept"),
+        [
+            ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), False),
+            ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "bfloat16"}))), True),
+            ((Step("neg", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), True),
+            ((Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": 1.0, "dtype": "float32"}))), True),
+            (
+                (Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": [[1.0]], "dtype": "float64"}))),
+                False,
+            ),
+        ],
+    )
     def test_a_rounded_value_in_a_dtype_that_rounds_less(self, steps, kept):
         """One unit in the last place of a half is a thousand tolerances of a float32: it is not compared as one."""
         shadow = Shadow(program(cells=6, dtype="float16"))
@@ -239,8 +297,12 @@ class TestReference:
 class TestVerdict:
     def test_the_first_bad_step_is_named(self):
         """A lazy failure is replayed, observing after each step."""
-        steps = (Step("zero_", (t("a"),)), Step("getitem", (t("a"), 1), out=("b",)), Step("fill_", (t("b"), 5)),
-                 Step("add_", (t("a"), 1)))
+        steps = (
+            Step("zero_", (t("a"),)),
+            Step("getitem", (t("a"), 1), out=("b",)),
+            Step("fill_", (t("b"), 5)),
+            Step("add_", (t("a"), 1)),
+        )
         verdict = judge(program(*steps), MutantTarget("fill_ ignores the offset"))
         assert verdict.bad_step == 3
 
@@ -252,8 +314,10 @@ class TestVerdict:
 
     def test_not_implemented_is_never_a_pass(self):
         """Where CPU raises RuntimeError, a missing op is still a failure."""
+
         def missing(call: object) -> None:
             raise NotImplementedError("no such op")
+
         target = MutantTarget("zero_ clears the storage")
         target.mode = Planted(Fault("view zero_", missing, "a missing op"))
         for step in (Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))):
@@ -277,18 +341,28 @@ class TestScript:
         """The script needs torch only, here with cpu as the target."""
         path = tmp_path / "shown.py"
         path.write_text(script(TRANSPOSE_AND_WRITE, load_target("device:cpu")))
-        shown = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=100, check=True,
-                               cwd=tmp_path)
+        shown = subprocess.run(
+            [sys.executable, str(path)], capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path
+        )
         assert "a values: cpu [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]" in shown.stdout
         assert "DIFFERS" not in shown.stdout
 
     def test_it_opens_with_what_is_wrong_and_where(self):
         """What differs, the first wrong step as it is called, and how to see it again."""
-        text = script(TRANSPOSE_AND_WRITE, load_target("cpu"), [Mismatch("value", "a", "7", "8")],
-                      ["FAIL in 3 programs: value / fill_ / permuted", "Again: a command"], 2)
+        text = script(
+            TRANSPOSE_AND_WRITE,
+            load_target("cpu"),
+            [Mismatch("value", "a", "7", "8")],
+            ["FAIL in 3 programs: value / fill_ / permuted", "Again: a command"],
+            2,
+        )
         assert ast.get_docstring(ast.parse(text)).splitlines() == [
-            "value of a: expected 7, got 8", "First wrong in step 2: b.fill_(7)", "",
-            "FAIL in 3 programs: value / fill_ / permuted", "Again: a command"]
+            "value of a: expected 7, got 8",
+            "First wrong in step 2: b.fill_(7)",
+            "",
+            "FAIL in 3 programs: value / fill_ / permuted",
+            "Again: a command",
+        ]
 
     def test_definitions_travel_along(self):
         """A function that torch does not have is in the script."""
@@ -306,13 +380,17 @@ class TestScript:
     def test_what_a_script_prints_of_a_wrong_target(self, factor, marked, tmp_path):
         """Both answers of what differs, and where its elements lie on either side. A rounding within the tolerance was
         marked, and the picture was a comment."""
+
         class Wrong(Target):
             name, whole = "wrong", True
 
             def script(self):
-                return ("DEVICE = 'wrong'\n\n\ndef transform(function):\n    def wrong(a):\n"
-                        f"        return {{key: made.contiguous() * {factor} for key, made in function(a).items()}}\n"
-                        "    return wrong")
+                return (
+                    "DEVICE = 'wrong'\n\n\ndef transform(function):\n    def wrong(a):\n"
+                    f"        return {{key: made.contiguous() * {factor} for key, made in function(a).items()}}\n"
+                    "    return wrong"
+                )
+
         written = program(Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)), cells=8)
         path = tmp_path / "shown.py"
         path.write_text(script(written, Wrong()))
@@ -320,7 +398,8 @@ class TestScript:
         assert "b stride: cpu (1, 3)\n  wrong: (2, 1)   <-- DIFFERS\n" in shown
         assert "c values: cpu [[1.0" in shown
         assert ("  wrong: [[1.00" in shown) == marked
-        assert """\
+        assert (
+            """\
 where the elements of a lie in their storage before the first step:
     cell      0 1 2 3 4 5 6 7
     a (2, 3)  0 1 2 3 4 5 . .
@@ -328,7 +407,9 @@ where the elements of b lie after the last step:
     cell          0 1 2 3 4 5 6 7
     cpu (3, 2)    0 2 4 1 3 5 . .
     wrong (3, 2)  0 1 2 3 4 5 . .
-""" in shown
+"""
+            in shown
+        )
 
     @pytest.mark.parametrize("make", [lambda: MutantTarget("transpose is stale"), Negative])
     def test_a_script_that_cannot_show_it_says_so(self, make, capsys):
@@ -340,15 +421,27 @@ where the elements of b lie after the last step:
         assert verdict.mismatches
         text = script(written, target, verdict.mismatches)
         exec(compile(text, "<script>", "exec"), {"__name__": "script"})  # noqa: S102
-        assert capsys.readouterr().out.splitlines()[-1].startswith(
-            "no difference here: target answers as cpu does, so either it is mended, or what was found lies in what a "
-            "script lacks")
+        assert (
+            capsys.readouterr()
+            .out.splitlines()[-1]
+            .startswith(
+                "no difference here: target answers as cpu does, so either it is mended, or what was found lies in what "
+                "a script lacks"
+            )
+        )
 
-    @pytest.mark.parametrize(("index", "text"), [
-        (3, "3"), ({"slice": [None, None, 2]}, "::2"), ({"tuple": [{"slice": [1, -1, None]}, None, {"ellipsis": 0}]},
-                                                       "1:-1, None, ..."),
-        ({"tuple": [2]}, "2,"), ({"i": [1, -1]}, "i - 1"), ({"i": [2, 1]}, "2 * i + 1"), ({"tuple": []}, "()"),
-    ])
+    @pytest.mark.parametrize(
+        ("index", "text"),
+        [
+            (3, "3"),
+            ({"slice": [None, None, 2]}, "::2"),
+            ({"tuple": [{"slice": [1, -1, None]}, None, {"ellipsis": 0}]}, "1:-1, None, ..."),
+            ({"tuple": [2]}, "2,"),
+            ({"i": [1, -1]}, "i - 1"),
+            ({"i": [2, 1]}, "2 * i + 1"),
+            ({"tuple": []}, "()"),
+        ],
+    )
     def test_indices_read_as_python(self, index, text):
         """An index is printed as a person would write it, and means the same."""
         assert render_index(index) == text

@@ -1,4 +1,5 @@
 """Moving to a target and back keeps layout and aliasing; a spec that cannot be used is one clear sentence."""
+
 from __future__ import annotations
 
 import sys
@@ -22,7 +23,8 @@ CORPUS = Path(__file__).parent.parent / "conformance" / "corpus"
 @pytest.fixture
 def own_targets(tmp_path, monkeypatch) -> str:
     """A module of classes that are no good targets, each in its own way."""
-    (tmp_path / "own_targets.py").write_text(textwrap.dedent("""
+    (tmp_path / "own_targets.py").write_text(
+        textwrap.dedent("""
         from conformance.targets.cpu import CpuTarget
 
         class Unready(CpuTarget):
@@ -37,7 +39,8 @@ def own_targets(tmp_path, monkeypatch) -> str:
         class Blind(CpuTarget): oracles = frozenset()
         class Wordy(CpuTarget): dtypes = frozenset({"float32"})
         class Careless(CpuTarget): without = frozenset({"autogard"})
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_targets", raising=False)
     return "class:own_targets."
@@ -51,17 +54,20 @@ def cpu() -> Target:
 class TestSend:
     def test_geometry_is_kept(self, cpu):
         """Size, stride and offset survive, also with gaps, zero strides and overlap."""
-        base = torch.arange(20.)
+        base = torch.arange(20.0)
         for view in (base[3::4], base.as_strided((2, 3), (1, 1), 5), base[2].expand(3, 2), base[:0], base[7]):
             sent = cpu.send(view)
-            assert (sent.size(), sent.stride(), sent.storage_offset()) == (view.size(), view.stride(),
-                                                                           view.storage_offset())
+            assert (sent.size(), sent.stride(), sent.storage_offset()) == (
+                view.size(),
+                view.stride(),
+                view.storage_offset(),
+            )
             assert torch.equal(sent, view)
             assert sent.untyped_storage().nbytes() == base.untyped_storage().nbytes()
 
     def test_aliasing_is_kept_and_the_original_is_not_touched(self, cpu):
         """Views of one storage still see each other's writes, and the source does not see them."""
-        base = torch.arange(6.)
+        base = torch.arange(6.0)
         sent, view = cpu.send((base, base[2:4]))
         view.zero_()
         assert sent.tolist() == [0, 1, 0, 0, 4, 5]
@@ -129,28 +135,34 @@ class TestKernels:
 
 
 class TestLoadTarget:
-    @pytest.mark.parametrize(("spec", "message"), [
-        ("nonsense", "unknown target 'nonsense'"),
-        ("cpu:1", "takes no argument"),
-        ("device:", "write device:NAME"),
-        ("device:cuda,module=x", "write device:NAME"),
-        ("device:nonsense", "no usable device 'nonsense'"),
-        ("device:cpu,import=no_such_module", "cannot be imported"),
-    ])
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            ("nonsense", "unknown target 'nonsense'"),
+            ("cpu:1", "takes no argument"),
+            ("device:", "write device:NAME"),
+            ("device:cuda,module=x", "write device:NAME"),
+            ("device:nonsense", "no usable device 'nonsense'"),
+            ("device:cpu,import=no_such_module", "cannot be imported"),
+        ],
+    )
     def test_a_bad_spec_is_one_sentence(self, spec, message):
         """Each way to name a target wrongly says what to write instead."""
         with pytest.raises(TargetError, match=message) as caught:
             load_target(spec)
         assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize(("name", "message"), [
-        ("Unready", "cannot be prepared: RuntimeError: no driver"),
-        ("Plain", "'own_targets:Plain' is not a subclass of conformance.target.Target"),
-        ("function", "'own_targets:function' is not a subclass"),
-        ("Misspelt", "names the unknown oracle 'vlaue': choose from structure, dtype, shape"),
-        ("Blind", "names no oracle, so nothing of it would be compared"),
-        ("Wordy", "holds the dtype 'float32', which is no torch.dtype"),
-    ])
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("Unready", "cannot be prepared: RuntimeError: no driver"),
+            ("Plain", "'own_targets:Plain' is not a subclass of conformance.target.Target"),
+            ("function", "'own_targets:function' is not a subclass"),
+            ("Misspelt", "names the unknown oracle 'vlaue': choose from structure, dtype, shape"),
+            ("Blind", "names no oracle, so nothing of it would be compared"),
+            ("Wordy", "holds the dtype 'float32', which is no torch.dtype"),
+        ],
+    )
     def test_a_class_that_says_something_else_is_one_sentence(self, name, message, own_targets):
         """What is no target or cannot be made ready ended in a traceback, and a misspelt oracle in a run that judged
         nothing and passed."""
@@ -185,6 +197,7 @@ class TestLoadTarget:
 
     def test_any_device_counts_its_writes(self):
         """A write that a device counts twice is seen under `device:NAME`, where version counters were left out."""
+
         class Twice(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 if func is torch.ops.aten.neg_.default:

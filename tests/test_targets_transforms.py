@@ -1,5 +1,6 @@
 """The targets beside devices: each agrees with torch CPU where it should, catches a planted fault, and says what it
 leaves out."""
+
 from __future__ import annotations
 
 import json
@@ -24,30 +25,54 @@ from conformance.whole import function, source
 
 A = Input("a", 0, "float32", (2, 3), (3, 1))
 STORAGES = (Storage("float32", 6),)
-WRITE_THROUGH_A_VIEW = Program(STORAGES, (A,), (
-    Step("t", (tensor("a"),), out=("b",)),
-    Step("add_", (tensor("b"), 1)),
-    Step("sum.dim", (tensor("a"), 0, False), out=("c",)),
-    Step("loop", body=(Step("setitem", (tensor("a"), {"i": [1, 0]}, {"i": [1, 1]})),), times=2)))
+WRITE_THROUGH_A_VIEW = Program(
+    STORAGES,
+    (A,),
+    (
+        Step("t", (tensor("a"),), out=("b",)),
+        Step("add_", (tensor("b"), 1)),
+        Step("sum.dim", (tensor("a"), 0, False), out=("c",)),
+        Step("loop", body=(Step("setitem", (tensor("a"), {"i": [1, 0]}, {"i": [1, 1]})),), times=2),
+    ),
+)
 RAISES = Program(STORAGES, (A,), (Step("view.count", (tensor("a"), 7), raises="RuntimeError"),))
-ERRS = Program(STORAGES, (A,), (
-    Step("t", (tensor("a"),), out=("b",)),
-    Step("setitem", (tensor("a"), {"tuple": [{"slice": [None, None, None]}, 5]}, 1), raises="IndexError"),
-    Step("zero_", (tensor("a"),))))
-BACKWARD = Program(STORAGES, (Input("a", 0, "float32", (2, 3), (3, 1), requires_grad=True),), (
-    Step("mul.grad", (tensor("a"), 2), out=("b",)),
-    Step("t", (tensor("b"),), out=("c",)),
-    Step("mul_", (tensor("c"), 3)),
-    Step("backward", (tensor("b"), {"tensor": [[1., 2., 3.], [4., 5., 6.]], "dtype": "float32"})),
-    Step("clone", (tensor("c"),), out=("d",))))
-OVERLAPPING = Program((Storage("float32", 1),), (Input("a", 0, "float32", (2,), (0,)),),
-                      (Step("add_", (tensor("a"), 1), raises="RuntimeError"),))
+ERRS = Program(
+    STORAGES,
+    (A,),
+    (
+        Step("t", (tensor("a"),), out=("b",)),
+        Step("setitem", (tensor("a"), {"tuple": [{"slice": [None, None, None]}, 5]}, 1), raises="IndexError"),
+        Step("zero_", (tensor("a"),)),
+    ),
+)
+BACKWARD = Program(
+    STORAGES,
+    (Input("a", 0, "float32", (2, 3), (3, 1), requires_grad=True),),
+    (
+        Step("mul.grad", (tensor("a"), 2), out=("b",)),
+        Step("t", (tensor("b"),), out=("c",)),
+        Step("mul_", (tensor("c"), 3)),
+        Step("backward", (tensor("b"), {"tensor": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "dtype": "float32"})),
+        Step("clone", (tensor("c"),), out=("d",)),
+    ),
+)
+OVERLAPPING = Program(
+    (Storage("float32", 1),),
+    (Input("a", 0, "float32", (2,), (0,)),),
+    (Step("add_", (tensor("a"), 1), raises="RuntimeError"),),
+)
 ASKS = Program(STORAGES, (A,), (Step("is_contiguous", (tensor("a"),)),))
-UNFOLD_WITH_GAPS = Program((Storage("float32", 5),), (Input("a", 0, "float32", (5,), (1,)),), (
-    Step("unfold", (tensor("a"), 0, 1, 2), out=("b",)), Step("add_", (tensor("b"), 1))))
+UNFOLD_WITH_GAPS = Program(
+    (Storage("float32", 5),),
+    (Input("a", 0, "float32", (5,), (1,)),),
+    (Step("unfold", (tensor("a"), 0, 1, 2), out=("b",)), Step("add_", (tensor("b"), 1))),
+)
 
-VIEWS_OF_NOTHING = Program((Storage("int16", 0),), (Input("a", 0, "int16", (0, 11), (11, 1)),), (
-    Step("view", (tensor("a"), [-1, 11]), out=("b",)), Step("view", (tensor("a"), [0, 11]), out=("c",))))
+VIEWS_OF_NOTHING = Program(
+    (Storage("int16", 0),),
+    (Input("a", 0, "int16", (0, 11), (11, 1)),),
+    (Step("view", (tensor("a"), [-1, 11]), out=("b",)), Step("view", (tensor("a"), [0, 11]), out=("c",))),
+)
 
 
 class Negating(Target):
@@ -59,6 +84,7 @@ class Negating(Target):
         def wrong(*inputs):
             made = function(*inputs)
             return {**made, **{name: -value for name, value in list(made.items())[-1:]}}
+
         return wrong
 
 
@@ -67,7 +93,8 @@ class TestWhole:
         """Its text has the steps in order, loops included, and returns what they made."""
         assert source(WRITE_THROUGH_A_VIEW) == (
             "def program(a):\n    b = a.t()\n    b.add_(1)\n    c = a.sum(0, False)\n    for i in range(2):\n"
-            "        a[i] = i + 1\n    return {'b': b, 'c': c}\n")
+            "        a[i] = i + 1\n    return {'b': b, 'c': c}\n"
+        )
 
     def test_answers_are_results(self):
         """What a question answers is returned under the step's number."""
@@ -78,7 +105,8 @@ class TestWhole:
         assert source(ERRS) == (
             "def step_2(a):\n    a[:, 5] = 1\n\n\n"
             "def program(a):\n    b = a.t()\n    answer_2 = attempt(step_2, a)\n    a.zero_()\n"
-            "    return {'b': b, 'step 2': answer_2}\n")
+            "    return {'b': b, 'step 2': answer_2}\n"
+        )
         answer = function(ERRS, Negating())(torch.ones(2, 3))["step 2"]
         assert isinstance(answer, IndexError)
 
@@ -112,8 +140,11 @@ class TestWhole:
     def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path):
         """The error, and not each of the CPU's answers beside a nothing."""
         path = tmp_path / "script.py"
-        counts = Program((Storage("int32", 1),), (Input("a", 0, "int32", (), ()),), (
-            Step("expand", (tensor("a"), []), out=("b",)), Step("add_", (tensor("b"), 1))))
+        counts = Program(
+            (Storage("int32", 1),),
+            (Input("a", 0, "int32", (), ()),),
+            (Step("expand", (tensor("a"), []), out=("b",)), Step("add_", (tensor("b"), 1))),
+        )
         path.write_text(script(counts, load_target("functionalize")))
         said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stderr
@@ -162,6 +193,7 @@ class Forgetful(Target):
                 if one.grad is not None:
                     one.grad.mul_(2)
             return made
+
         return wrong
 
 
@@ -180,11 +212,15 @@ class TestErrorsAndGradients:
 
     def test_what_depends_on_who_looks_is_left_out(self):
         """A view whose base came to require grad: torch CPU itself answers otherwise in one function."""
-        program = Program((Storage("float32", 2), Storage("float32", 1)), (
-            Input("a", 0, "float32", (2,), (1,)), Input("b", 1, "float32", (), (), requires_grad=True)), (
-            Step("narrow", (tensor("a"), 0, 0, 1), out=("c",)),
-            Step("mul_", (tensor("a"), tensor("b"))),
-            Step("add_", (tensor("c"), 1))))
+        program = Program(
+            (Storage("float32", 2), Storage("float32", 1)),
+            (Input("a", 0, "float32", (2,), (1,)), Input("b", 1, "float32", (), (), requires_grad=True)),
+            (
+                Step("narrow", (tensor("a"), 0, 0, 1), out=("c",)),
+                Step("mul_", (tensor("a"), tensor("b"))),
+                Step("add_", (tensor("c"), 1)),
+            ),
+        )
         assert judge(program, load_target("cpu")).passed
         verdict = judge(program, load_target("aot_eager"))
         assert verdict.unsupported.startswith("a program that means something else")
@@ -267,18 +303,27 @@ class TestTargets:
 
         def none_here():
             raise InvalidCxxCompiler
+
         monkeypatch.setattr(builder, "get_cpp_compiler", none_here)
         with pytest.raises(TargetError, match="install g\\+\\+"):
             load_target("inductor")
 
 
 class TestLeftOut:
-    @pytest.mark.parametrize(("spec", "program", "reason"), [
-        ("functionalize", BACKWARD, "backward"), ("aot_eager", BACKWARD, ""),
-        ("aot_eager", BACKWARD.with_steps((*BACKWARD.steps, BACKWARD.steps[3])), "a second backward"),
-        ("functionalize", OVERLAPPING, "a write that raises"),
-        ("meta", OVERLAPPING, "a write that raises"), ("meta", ASKS, "questions"),
-        ("meta", RAISES, ""), ("functionalize", ASKS, "is_contiguous"), ("functionalize", WRITE_THROUGH_A_VIEW, "")])
+    @pytest.mark.parametrize(
+        ("spec", "program", "reason"),
+        [
+            ("functionalize", BACKWARD, "backward"),
+            ("aot_eager", BACKWARD, ""),
+            ("aot_eager", BACKWARD.with_steps((*BACKWARD.steps, BACKWARD.steps[3])), "a second backward"),
+            ("functionalize", OVERLAPPING, "a write that raises"),
+            ("meta", OVERLAPPING, "a write that raises"),
+            ("meta", ASKS, "questions"),
+            ("meta", RAISES, ""),
+            ("functionalize", ASKS, "is_contiguous"),
+            ("functionalize", WRITE_THROUGH_A_VIEW, ""),
+        ],
+    )
     def test_a_program_is_left_out_by_the_targets_own_words(self, spec, program, reason):
         """Nothing is run to find out, and the verdict is neither a pass nor a failure."""
         target = load_target(spec)
@@ -299,10 +344,14 @@ class TestLeftOut:
         target.dtypes = frozenset({torch.int64})
         assert left_out(WRITE_THROUGH_A_VIEW, target) == "dtype float32"
 
-    @pytest.mark.parametrize(("args", "reason"), [
-        ([tensor("a"), {"dtype": "complex64"}], "dtype complex64"),
-        ([tensor("a"), {"tensor": 1, "dtype": "float16"}], "dtype float16"),
-        ([tensor("a"), {"tensor": 1, "dtype": "float16", "host": True}], "")])
+    @pytest.mark.parametrize(
+        ("args", "reason"),
+        [
+            ([tensor("a"), {"dtype": "complex64"}], "dtype complex64"),
+            ([tensor("a"), {"tensor": 1, "dtype": "float16"}], "dtype float16"),
+            ([tensor("a"), {"tensor": 1, "dtype": "float16", "host": True}], ""),
+        ],
+    )
     def test_a_dtype_that_only_a_step_names(self, args, reason):
         """A conversion to a dtype that the target cannot hold was a failure; a constant on the CPU may have any."""
         target = load_target("cpu")

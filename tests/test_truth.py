@@ -84,11 +84,13 @@ class TestJudged:
 
     def test_a_later_fault_is_the_first_bad_step(self) -> None:
         """A step that only rounds less is not what is wrong."""
+
         class Tripling(Other):
             @contextlib.contextmanager
             def active(self) -> Iterator[None]:
                 with self.mode, Instead("mul", lambda x, y: x + x + x):
                     yield
+
         verdict = judge(program(LOGSUMEXP, Step("mul", (t("b"), 2), out=("c",))), Tripling("logsumexp", once))
         assert verdict.bad_step == 2
 
@@ -119,10 +121,12 @@ class TestFails:
 
     def test_a_write_outside_the_view(self) -> None:
         """Beside a result that rounds less, a write where none belongs is still seen."""
+
         def writes(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
             result = once(x, dim, keepdim)
             x[1] = 3
             return result
+
         verdict = judge(program(LOGSUMEXP), Other("logsumexp", writes))
         assert not verdict.passed
 
@@ -147,11 +151,13 @@ class TestFails:
 
     def test_a_value_that_was_written_later(self) -> None:
         """What float64 said of a tensor before somebody wrote to it excuses nothing afterwards."""
+
         class Lost(Other):
             @contextlib.contextmanager
             def active(self) -> Iterator[None]:
                 with self.mode, Instead("mul_", lambda x, y: x):
                     yield
+
         bits = Step("view.dtype", (t("a"), {"dtype": "int16"}), out=("c",))
         verdict = judge(program(LOGSUMEXP, bits, Step("mul_", (t("b"), 2))), Lost("logsumexp", once))
         assert verdict.bad_step == 3
@@ -163,8 +169,10 @@ class TestFails:
 
     def test_metadata(self) -> None:
         """Nothing but values is a matter of rounding."""
+
         def strange(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
             return once(x, dim, keepdim).expand(2)[1:]
+
         verdict = judge(program(LOGSUMEXP), Other("logsumexp", strange))
         assert {m.oracle for m in verdict.mismatches} > {"value"}
 
@@ -173,8 +181,13 @@ class TestTruth:
     def test_is_wide_and_leaves_the_default_dtype(self) -> None:
         """All that floats is float64, what integers become too; afterwards new tensors are as before."""
         steps = (Step("div", (t("a"), 2), out=("b",)), LOGSUMEXP)
-        seen = truth_of(program(Step("to", (t("a"), {"dtype": "int64"}), out=("i",)),
-                                Step("div", (t("i"), 2), out=("j",)), values=[4.0, 2.0]))[1]
+        seen = truth_of(
+            program(
+                Step("to", (t("a"), {"dtype": "int64"}), out=("i",)),
+                Step("div", (t("i"), 2), out=("j",)),
+                values=[4.0, 2.0],
+            )
+        )[1]
         assert {name: one.dtype for name, one in seen.tensors.items()} == {
             "a": torch.float64, "i": torch.int64, "j": torch.float64}  # fmt: skip
         assert torch.get_default_dtype() is torch.float32

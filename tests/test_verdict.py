@@ -1,4 +1,5 @@
 """Groups: one for each cause, whatever a program goes on to do, and whichever step meets it."""
+
 from __future__ import annotations
 
 import json
@@ -60,37 +61,51 @@ class TestSignature:
 
     def test_an_error_that_is_not_raised_comes_before_what_it_leads_to(self):
         """A write that must raise, and is done instead, is wrong in its values too."""
+
         def lets_through(call: Call) -> object:
             torch.ops.aten.zero_(call.first[0] if call.first.dim() else call.first)
             return call.first
+
         rejected = Step("add_.error", (tensor("a"), 1), raises="RuntimeError")
-        expanded = Program((Storage("float32", 2),), (Input("a", 0, "float32", (2,), (0,), 1),),
-                           (Step("add_", rejected.args, raises="RuntimeError"),))
+        expanded = Program(
+            (Storage("float32", 2),),
+            (Input("a", 0, "float32", (2,), (0,), 1),),
+            (Step("add_", rejected.args, raises="RuntimeError"),),
+        )
         verdict = judge(expanded, Faulty().plant("add_", lets_through))
         assert verdict.mismatches[0].oracle == "value"
         assert str(signature(expanded, verdict)).startswith("error / no error: unsupported operation more than one")
 
     def test_one_text_is_one_group_whichever_step_meets_it(self):
         """An error of two families was two groups."""
+
         def fails(call: Call) -> object:
             raise ValueError(f"size mismatch, can't reshape ({call.first.numel()}) -> (1,)")
+
         target = Faulty().plant("fill_ abs", fails)
         assert group(target, FILL) == group(target, ABS) == "error / ValueError: size mismatch can t reshape"
 
     def test_an_error_without_a_text_keeps_the_family(self):
         """There is nothing else to tell it by."""
+
         def fails(call: Call) -> object:
             raise AssertionError
+
         target = Faulty().plant("fill_ abs", fails)
         assert group(target, FILL) == "error / copy / AssertionError"
         assert group(target, ABS) == "error / out of place / AssertionError"
 
-    @pytest.mark.parametrize(("text", "words"), [
-        ("Could not run 'aten::abs.out' with arguments from the 'tiny' backend.",
-         "Could not run abs with arguments from the backend"),
-        ("size 3 of \"b\" at 0x7f", "size of at x f"),
-        ("", ""),
-    ])
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (
+                "Could not run 'aten::abs.out' with arguments from the 'tiny' backend.",
+                "Could not run abs with arguments from the backend",
+            ),
+            ('size 3 of "b" at 0x7f', "size of at x f"),
+            ("", ""),
+        ],
+    )
     def test_a_text_keeps_the_names_of_operators(self, text, words):
         """Two missing operators are two findings; numbers and other names tell nothing."""
         assert gist(Mismatch("error", "step 1", "no error", "RuntimeError", text)) == words
@@ -108,26 +123,36 @@ class TestShrinking:
         assert small.group.startswith("value / fill_ / ")
         assert json.dumps(small.to_json())
 
-    @pytest.mark.parametrize(("op", "spoilt", "left"), [
-        ("relu_", "relu_ clamp_ add_ neg_", "add_"), ("neg_", "relu_ clamp_ add_ neg_", "add_"),
-        ("neg_", "neg_", "neg_")])
+    @pytest.mark.parametrize(
+        ("op", "spoilt", "left"),
+        [
+            ("relu_", "relu_ clamp_ add_ neg_", "add_"),
+            ("neg_", "relu_ clamp_ add_ neg_", "add_"),
+            ("neg_", "neg_", "neg_"),
+        ],
+    )
     def test_what_any_arithmetic_shows_is_one_finding(self, op, spoilt, left, monkeypatch):
         """A write that is lost whatever it computes was a group for each op; what only `neg_` loses stays."""
-        monkeypatch.setattr("conformance.worker.loaded",
-                            lambda spec: Faulty().plant(spoilt, lambda call: call.first))
-        made = Program((Storage("float32", 6, {"seed": 3}),), (Input("a", 0, "float32", (2, 3), (3, 1)),),
-                       (Step(op, (tensor("a"),)),))
+        monkeypatch.setattr("conformance.worker.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first))
+        made = Program(
+            (Storage("float32", 6, {"seed": 3}),),
+            (Input("a", 0, "float32", (2, 3), (3, 1)),),
+            (Step(op, (tensor("a"),)),),
+        )
         verdict = judge(made, Faulty().plant(spoilt, lambda call: call.first))
         small = shrink("lost", Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step), 60)
         assert small.group.startswith(f"value / {left} / ")
 
     def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
         """Of two errors of one type, the one that was found is kept: the shrunk program must not say another text."""
+
         def fails(call: Call) -> object:
             raise RuntimeError("no such memory" if call.first.storage_offset() else "no such kernel")
+
         monkeypatch.setattr("conformance.worker.loaded", lambda spec: Faulty().plant("fill_", fails))
-        made = Program((Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (
-            Step("neg_", (tensor("a"),)), FILL))
+        made = Program(
+            (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
+        )
         verdict = judge(made, Faulty().plant("fill_", fails))
         found = Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step)
         small = shrink("an error", found, 60)

@@ -17,7 +17,7 @@ from . import dispatch, fallback, ops, sparse, transfer, views
 
 # What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
-    "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale,
+    "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale
 }
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it

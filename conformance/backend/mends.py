@@ -137,6 +137,7 @@ def _converted(ctx: Any, x: UOp) -> str:
 _CONVERSION = UPat(Ops.CAST, _CONVERTED, src=(UPat(dtype=tuple(_FLOATS)),), name="x")
 ClangRenderer.string_rewrite = PatternMatcher([(_CONVERSION, _converted)]) + ClangRenderer.string_rewrite
 
+
 # A contiguous part of a buffer is handed to a kernel as a pointer into it, which need not be aligned as a vector's
 # typedef says: clang's aligned load of x[1:] was a segmentation fault. Elements are aligned, so say no more than that.
 def _vector_typedef(self: ClangRenderer, dtype: DType, count: int) -> str:
@@ -326,6 +327,7 @@ def _invalid_right(cond: UOp, x: UOp, y: UOp, alu: UOp, i: UOp) -> UOp:
 # The logarithm tells -0.0 by its reciprocal, which is -inf of a negative subnormal number, too: that had -inf for nan.
 _log2 = transcendental.xlog2
 transcendental.xlog2 = lambda d: (d < 0).where(math.nan, _log2(d))
+
 
 # tinygrad's assembler takes -x as 0 - x, so that the negative of 0.0 was 0.0.
 def _negative(x: UOp) -> UOp | None:

@@ -106,9 +106,7 @@ _OF_DTYPES = (
 _SUBTRACTIONS = frozenset({"aten::sub", "aten::sub_", "aten::rsub"})  # their meta kernels take bools
 
 
-def _takes_ones(
-    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]
-) -> bool | None:
+def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]) -> bool | None:
     """Whether the CPU takes the call with made-up tensors; None where it refuses them for other reasons than dtypes."""
     try:
         fallback.callable_with_numbers(op, args)(*made(tuple(args)), **{k: made(v) for k, v in kwargs.items()})

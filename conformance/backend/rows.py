@@ -84,8 +84,12 @@ ROWS: dict[str, Row] = {}
 
 
 def value(
-    *names: str, keep_floats: bool = True, takes_complex: bool = False, elementwise: bool = False,
-    accumulates: bool = False, out_as_new: str = "",
+    *names: str,
+    keep_floats: bool = True,
+    takes_complex: bool = False,
+    elementwise: bool = False,
+    accumulates: bool = False,
+    out_as_new: str = "",
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 

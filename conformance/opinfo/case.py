@@ -210,9 +210,7 @@ def _undeclared(target: Target, tree: Any) -> str:
     return f"the target declares that it does not hold {', '.join(missing)}" if missing else ""
 
 
-def _observed(
-    target: Target, call: Call, tree: dict[str, Any], counts: bool = False
-) -> tuple[Observation, Any]:
+def _observed(target: Target, call: Call, tree: dict[str, Any], counts: bool = False) -> tuple[Observation, Any]:
     """What is seen of the call on inputs that lie on the target, and the outcome itself (None when it raised).
     `counts` asks for the kernels that the call and its observation ran, where the target can count."""
     error: BaseException | None = None

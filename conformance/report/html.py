@@ -163,10 +163,7 @@ def render(
 def render_campaign(campaign: Campaign) -> str:
     """The page for a fuzz campaign alone."""
     return _page(
-        "campaign.html.j2",
-        campaign=campaign,
-        fuzz=campaign_view(campaign),
-        verdicts=[(*campaign.verdict(), "#fuzz")],
+        "campaign.html.j2", campaign=campaign, fuzz=campaign_view(campaign), verdicts=[(*campaign.verdict(), "#fuzz")]
     )
 
 

@@ -1,4 +1,5 @@
 """Functions that steps call and torch does not have. A standalone script carries their source: they need torch only."""
+
 from __future__ import annotations
 
 import torch
@@ -32,7 +33,7 @@ def host_view(host: torch.Tensor, start: int, kind: str) -> torch.Tensor:
     start = min(start, host.size(-1) - 1)
     if kind == "t":
         return host[..., start:].transpose(0, -1)
-    return host[..., start::2] if kind == "step" else host[..., start:start + 1].expand(*host.shape[:-1], 3)
+    return host[..., start::2] if kind == "step" else host[..., start : start + 1].expand(*host.shape[:-1], 3)
 
 
 def from_host_view(tensor: torch.Tensor, start: int, kind: str) -> torch.Tensor:
@@ -61,5 +62,9 @@ def set_view_(tensor: torch.Tensor, source: torch.Tensor, offset: int, size: lis
 
 def same_base(tensor: torch.Tensor, other: torch.Tensor) -> list[bool]:
     """What torch itself says of the relation of two tensors."""
-    return [tensor.is_set_to(other), tensor._is_view(), tensor.is_leaf,
-            tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and tensor.numel() > 0]
+    return [
+        tensor.is_set_to(other),
+        tensor._is_view(),
+        tensor.is_leaf,
+        tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and tensor.numel() > 0,
+    ]

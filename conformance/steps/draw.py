@@ -4,6 +4,7 @@ The key insight: because every choice is a whole number from a range, the same r
 choice shrinks, and from a seeded stream, where programs are independent of each other and each has an address (its seed
 and number). The least of a range and the first of a sequence are what shrinking reaches: the plainest choice is first.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -76,14 +77,20 @@ class Situation(Draw):
 
     def holds(self, fits: Callable[[torch.Tensor], bool]) -> bool:
         """Whether there is a tensor that fits."""
-        return any(t.numel() <= MOST_ELEMENTS and (self.only is None or self.only(t)) and fits(t)
-                   for t in self.shadow.env.values())
+        return any(
+            t.numel() <= MOST_ELEMENTS and (self.only is None or self.only(t)) and fits(t)
+            for t in self.shadow.env.values()
+        )
 
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
         """A tensor that fits, by name: later ones, those on a storage that the last steps touched, and
         those of several elements more often."""
-        touched = {self.shadow.env[name].untyped_storage()._cdata for step in self.shadow.steps[-2:]
-                   for name in (*step.names()[:1], *step.out) if name in self.shadow.env}
+        touched = {
+            self.shadow.env[name].untyped_storage()._cdata
+            for step in self.shadow.steps[-2:]
+            for name in (*step.names()[:1], *step.out)
+            if name in self.shadow.env
+        }
         only, self.only = self.only, None
         names: list[str] = []
         for age, (name, candidate) in enumerate(self.shadow.env.items()):
@@ -149,13 +156,16 @@ class Situation(Draw):
         cut = self.choice((0, 0, 0, *range(len(size) + 1)))
         return tuple(1 if self.chance(1, 5) else n for n in size[cut:])
 
-    def operand(self, size: Sequence[int], dtype: torch.dtype, *, same: bool = False, host: bool = False,
-                settled: bool = False) -> Json:
+    def operand(
+        self, size: Sequence[int], dtype: torch.dtype, *, same: bool = False, host: bool = False, settled: bool = False
+    ) -> Json:
         """A tensor that broadcasts to `size` and whose dtype may be written to `dtype` (or is it, when `same`): one of
         the program's, without rounding errors when `settled`, or a constant; at times one on the host when `host`."""
+
         def fits(t: torch.Tensor) -> bool:
             right = t.dtype == dtype if same else category(t.dtype) <= category(dtype)
             return right and broadcasts(t.size(), size) and not (settled and self.shadow.level(t) > 1)
+
         if self.chance(2, 3):
             name = self.pick(fits)
             if name is not None:

@@ -3,6 +3,7 @@
 The key insight: a backend goes wrong by *class* of layout (offset dropped, gaps, zero strides, windows that overlap,
 strides that do not divide), so inputs are drawn by class and coverage is counted by class, not by exact numbers.
 """
+
 from __future__ import annotations
 
 import math
@@ -31,14 +32,14 @@ class Layout:
 
 def dense(size: Sequence[int]) -> tuple[int, ...]:
     """torch's contiguous strides of a size (a dimension of length 0 counts as 1)."""
-    return tuple(math.prod(max(n, 1) for n in size[k + 1:]) for k in range(len(size)))
+    return tuple(math.prod(max(n, 1) for n in size[k + 1 :]) for k in range(len(size)))
 
 
 def cells_of(tensor: torch.Tensor) -> list[int]:
     """The storage cell of each element, in the order of the elements; in units of the tensor's own dtype."""
     grid = torch.tensor([int(tensor.storage_offset())])
     for n, st in zip(tensor.size(), tensor.stride()):
-        grid = (grid.unsqueeze(-1) + torch.arange(n) * st)
+        grid = grid.unsqueeze(-1) + torch.arange(n) * st
     return [int(cell) for cell in grid.reshape(-1).tolist()]
 
 
@@ -65,7 +66,12 @@ def _bytes(tensor: torch.Tensor) -> set[int]:
 def same_geometry(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether element k of one is element k of the other."""
     return (storage_key(one), one.dtype, one.size(), one.stride(), one.storage_offset()) == (
-        storage_key(two), two.dtype, two.size(), two.stride(), two.storage_offset())
+        storage_key(two),
+        two.dtype,
+        two.size(),
+        two.stride(),
+        two.storage_offset(),
+    )
 
 
 def layout_class(tensor: torch.Tensor) -> str:
@@ -171,9 +177,17 @@ def _size_one(d: Draw) -> Layout:
 
 
 LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
-    "contiguous": _contiguous, "window": _window, "permuted": _transposed, "gaps": _gaps,
-    "permuted gaps": _permuted_gaps, "expanded": _expanded, "overlapping": _overlapping,
-    "non-divisible": _non_divisible, "channels last": _channels_last, "0-d": _zero_dim, "empty": _empty,
+    "contiguous": _contiguous,
+    "window": _window,
+    "permuted": _transposed,
+    "gaps": _gaps,
+    "permuted gaps": _permuted_gaps,
+    "expanded": _expanded,
+    "overlapping": _overlapping,
+    "non-divisible": _non_divisible,
+    "channels last": _channels_last,
+    "0-d": _zero_dim,
+    "empty": _empty,
     "size one": _size_one,
 }
 """How an input may be laid out, by class."""

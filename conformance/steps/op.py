@@ -9,6 +9,7 @@ Arguments are JSON values; a dict with one key is a marker: `{"t": name}` a tens
 `{"tuple": [...]}`, `{"dtype": d}`, `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"i": [m, c]}` the loop's
 index `m*i + c`.
 """
+
 from __future__ import annotations
 
 import functools
@@ -48,8 +49,11 @@ class Step:
     def to_json(self) -> dict[str, Json]:
         """The step as JSON; what is empty is left out."""
         data: dict[str, Json] = {"op": self.op, "args": list(self.args)}
-        data |= {key: value for key, value in (("kwargs", dict(self.kwargs)), ("out", list(self.out)),
-                                               ("raises", self.raises)) if value}
+        data |= {
+            key: value
+            for key, value in (("kwargs", dict(self.kwargs)), ("out", list(self.out)), ("raises", self.raises))
+            if value
+        }
         return data | ({"times": self.times, "body": [step.to_json() for step in self.body]} if self.body else {})
 
     @classmethod
@@ -66,9 +70,15 @@ class Step:
                 raise StepError(f"field {key!r} of step {data['op']!r} has the wrong type: {str(data[key])[:80]}")
         if not all(is_name(name) for name in data.get("out", [])):
             raise StepError(f"step {data['op']!r} names its results {data['out']}: each must be an identifier")
-        return cls(data["op"], tuple(data.get("args", ())), data.get("kwargs", {}), tuple(data.get("out", ())),
-                   data.get("raises"), tuple(cls.from_json(step) for step in data.get("body", ())),
-                   data.get("times", 0))
+        return cls(
+            data["op"],
+            tuple(data.get("args", ())),
+            data.get("kwargs", {}),
+            tuple(data.get("out", ())),
+            data.get("raises"),
+            tuple(cls.from_json(step) for step in data.get("body", ())),
+            data.get("times", 0),
+        )
 
     def names(self) -> list[str]:
         """The tensors that the step names, in order, including its body's."""
@@ -125,7 +135,8 @@ def _find(env: Env, name: str) -> torch.Tensor:
 DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
     "t": lambda m, env, device, i: _find(env, m["t"]),
     "tensor": lambda m, env, device, i: torch.tensor(
-        decode(m["tensor"], env, device, i), dtype=dtype_of(m["dtype"]), device="cpu" if m.get("host") else device),
+        decode(m["tensor"], env, device, i), dtype=dtype_of(m["dtype"]), device="cpu" if m.get("host") else device
+    ),
     "slice": lambda m, env, device, i: slice(*(decode(part, env, device, i) for part in m["slice"])),
     "tuple": lambda m, env, device, i: tuple(decode(part, env, device, i) for part in m["tuple"]),
     "dtype": lambda m, env, device, i: dtype_of(m["dtype"]),
@@ -155,8 +166,9 @@ def decode(value: Json, env: Env, device: torch.device, i: int = 0) -> Any:
 HOST = '"cpu"'
 RENDER: dict[str, Callable[[dict[str, Json]], str]] = {
     "t": lambda m: m["t"],
-    "tensor": lambda m: (f"torch.tensor({render(m['tensor'])}, dtype=torch.{m['dtype']}, "
-                         f"device={HOST if m.get('host') else 'device'})"),
+    "tensor": lambda m: (
+        f"torch.tensor({render(m['tensor'])}, dtype=torch.{m['dtype']}, device={HOST if m.get('host') else 'device'})"
+    ),
     "slice": lambda m: "slice(" + ", ".join(render(part) for part in m["slice"]) + ")",
     "tuple": lambda m: "(" + "".join(f"{render(part)}, " for part in m["tuple"]).removesuffix(" ") + ")",
     "dtype": lambda m: f"torch.{m['dtype']}",
@@ -187,8 +199,9 @@ def render(value: Json) -> str:
 def render_index(index: Json) -> str:
     """The text between the brackets of `a[...]`."""
     parts = index["tuple"] if isinstance(index, dict) and "tuple" in index else [index]
-    texts = [_render_slice(part["slice"]) if isinstance(part, dict) and "slice" in part else render(part)
-             for part in parts]
+    texts = [
+        _render_slice(part["slice"]) if isinstance(part, dict) and "slice" in part else render(part) for part in parts
+    ]
     return ", ".join(texts) + ("," if len(texts) == 1 and parts is not None and parts[0] is not index else "") or "()"
 
 
@@ -231,22 +244,42 @@ class Form:
     least: int = 0
 
 
-METHOD = Form(lambda name, args, kwargs: getattr(args[0], name)(*args[1:], **kwargs),
-              lambda name, args, kwargs: f"{render(args[0])}.{name}({_call(args[1:], kwargs)})", 1)
-FUNCTION = Form(lambda name, args, kwargs: torch_function(name)(*args, **kwargs),
-                lambda name, args, kwargs: f"torch.{name}({_call(args, kwargs)})")
-DEFINED = Form(lambda name, args, kwargs: getattr(definitions, name)(*args, **kwargs),
-               lambda name, args, kwargs: f"{name}({_call(args, kwargs)})")
-ATTRIBUTE = Form(lambda name, args, kwargs: getattr(args[0], name),
-                 lambda name, args, kwargs: f"{render(args[0])}.{name}", 1)
-GETITEM = Form(lambda name, args, kwargs: args[0][args[1]],
-               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}]", 2)
-SETITEM = Form(lambda name, args, kwargs: _setitem(args, kwargs),
-               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] = {render(args[2])}", 3)
-AUGMENT = Form(lambda name, args, kwargs: _augment(args, kwargs),
-               lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] += {render(args[2])}", 3)
-SET_DATA = Form(lambda name, args, kwargs: _set_data(args, kwargs),
-                lambda name, args, kwargs: f"{render(args[0])}.data = {render(args[1])}", 2)
+METHOD = Form(
+    lambda name, args, kwargs: getattr(args[0], name)(*args[1:], **kwargs),
+    lambda name, args, kwargs: f"{render(args[0])}.{name}({_call(args[1:], kwargs)})",
+    1,
+)
+FUNCTION = Form(
+    lambda name, args, kwargs: torch_function(name)(*args, **kwargs),
+    lambda name, args, kwargs: f"torch.{name}({_call(args, kwargs)})",
+)
+DEFINED = Form(
+    lambda name, args, kwargs: getattr(definitions, name)(*args, **kwargs),
+    lambda name, args, kwargs: f"{name}({_call(args, kwargs)})",
+)
+ATTRIBUTE = Form(
+    lambda name, args, kwargs: getattr(args[0], name), lambda name, args, kwargs: f"{render(args[0])}.{name}", 1
+)
+GETITEM = Form(
+    lambda name, args, kwargs: args[0][args[1]],
+    lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}]",
+    2,
+)
+SETITEM = Form(
+    lambda name, args, kwargs: _setitem(args, kwargs),
+    lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] = {render(args[2])}",
+    3,
+)
+AUGMENT = Form(
+    lambda name, args, kwargs: _augment(args, kwargs),
+    lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] += {render(args[2])}",
+    3,
+)
+SET_DATA = Form(
+    lambda name, args, kwargs: _set_data(args, kwargs),
+    lambda name, args, kwargs: f"{render(args[0])}.data = {render(args[1])}",
+    2,
+)
 
 VIEW, MOVE, COMPUTE, LOSSY, METADATA, QUERY = "view", "move", "compute", "lossy", "metadata", "query"
 """What a row does to bits: nothing but a new view; moves them unchanged; computes (exactly on small whole numbers);
@@ -298,8 +331,11 @@ class Op:
 
     def line(self, step: Step) -> str:
         """The call with its results' names before it, as a line of Python."""
-        return f"{', '.join(step.out)}{' = ' if self.results else ', = '}{self.show(step)}" if step.out \
+        return (
+            f"{', '.join(step.out)}{' = ' if self.results else ', = '}{self.show(step)}"
+            if step.out
             else self.show(step)
+        )
 
 
 def definitions_of(names: Iterable[str]) -> list[str]:

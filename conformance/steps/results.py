@@ -1,4 +1,5 @@
 """Steps whose result is a new tensor: copies that must not alias, moves, arithmetic and reductions on odd layouts."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,12 +26,14 @@ from conformance.steps.writes import (
 
 def decided(op: str, rest: Rest, fits: Fits = always) -> Callable[[Situation], Step | None]:
     """A rule for ops whose answer would turn on a rounding error: only where nothing was rounded."""
+
     def rule(k: Situation) -> Step | None:
         name = k.pick(fits)
         if name is None or k.shadow.level(k[name]) > 1:
             return None
         drawn = rest(k, k[name])
         return None if drawn is None else Step(op, (tensor(name), *drawn))
+
     return rule
 
 
@@ -85,6 +88,7 @@ def _two(op: str, fits: Fits) -> Callable[[Situation], Step | None]:
             return None
         right: Json = k.number(k[name].dtype) if k.chance(1, 4) else k.operand(k[name].size(), k[name].dtype)
         return Step(op, (tensor(name), right))
+
     return rule
 
 
@@ -99,6 +103,7 @@ def _joined(op: str) -> Callable[[Situation], Step | None]:
         if size != t.size():
             second = tensor(name)
         return Step(op, ([tensor(name), second], k.dim(t)))
+
     return rule
 
 
@@ -163,36 +168,53 @@ def _like(op: str, fits: Fits) -> Callable[[Situation], Step | None]:
     def rule(k: Situation) -> Step | None:
         name = k.pick(fits)
         return Step(op, (tensor(name), k.operand(k[name].size(), k[name].dtype))) if name else None
+
     return rule
 
 
 def images(dims: int) -> Fits:
     """What a network's layer over so many dimensions takes: channels before them, and nothing but finite floats."""
+
     def fits(t: torch.Tensor) -> bool:
-        return (t.dtype in (torch.float32, torch.float64) and t.dim() in (dims + 1, dims + 2) and t.numel() > 0
-                and bool(t.detach().isfinite().all()))
+        return (
+            t.dtype in (torch.float32, torch.float64)
+            and t.dim() in (dims + 1, dims + 2)
+            and t.numel() > 0
+            and bool(t.detach().isfinite().all())
+        )
+
     return fits
 
 
 def conv(dims: int) -> Rest:
     """A kernel, of the program's own tensors where one has the size, and at times stride, padding or dilation."""
+
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
-        channels, space = t.size(t.dim() - dims - 1), t.size()[t.dim() - dims:]
+        channels, space = t.size(t.dim() - dims - 1), t.size()[t.dim() - dims :]
 
         def fits(w: torch.Tensor) -> bool:
-            return (w.dtype == t.dtype and w.dim() == dims + 2 and w.size(1) == channels and 0 < w.numel() <= 64
-                    and all(a <= b for a, b in zip(w.size()[2:], space)))
+            return (
+                w.dtype == t.dtype
+                and w.dim() == dims + 2
+                and w.size(1) == channels
+                and 0 < w.numel() <= 64
+                and all(a <= b for a, b in zip(w.size()[2:], space))
+            )
+
         name = k.pick(fits)
         made = k.constant((k.integer(1, 2), channels, *(k.integer(1, min(2, n)) for n in space)), t.dtype)
         return [tensor(name) if name else made, None, k.choice((1, 2)), k.choice((0, 1))]
+
     return rest
 
 
 def pool(dims: int) -> Rest:
     """A kernel, a stride, and at times padding."""
+
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
-        size = min(2, *t.size()[t.dim() - dims:])
+        size = min(2, *t.size()[t.dim() - dims :])
         return [size, k.choice((1, 2)), k.choice((0, 1)) if size > 1 else 0]
+
     return rest
 
 
@@ -204,8 +226,12 @@ def four_dims(t: torch.Tensor) -> bool:
 def _channels_last(op: str) -> Callable[[Situation], Step | None]:
     def rule(k: Situation) -> Step | None:
         name = k.pick(four_dims)
-        return Step(f"{op}.channels_last", (tensor(name),), {
-            "memory_format": {"memory_format": "channels_last"}}) if name else None
+        return (
+            Step(f"{op}.channels_last", (tensor(name),), {"memory_format": {"memory_format": "channels_last"}})
+            if name
+            else None
+        )
+
     return rule
 
 
@@ -213,12 +239,12 @@ def _small(t: torch.Tensor) -> bool:
     return t.numel() <= 32
 
 
-def row(name: str, family: str, effect: str, rest: Rest = lambda k, t: [], fits: Fits = always,
-        **options: object) -> Op:
+def row(
+    name: str, family: str, effect: str, rest: Rest = lambda k, t: [], fits: Fits = always, **options: object
+) -> Op:
     """A row that picks a tensor and returns a new one."""
     rule = decided if effect == DECIDED else on
-    return Op(name, family, COMPUTE if effect == DECIDED else effect, rule(name, rest, fits), fits=fits,
-              **options)  # type: ignore[arg-type]
+    return Op(name, family, COMPUTE if effect == DECIDED else effect, rule(name, rest, fits), fits=fits, **options)  # type: ignore[arg-type]
 
 
 NETWORK = "layers"
@@ -235,10 +261,23 @@ COPIES = [
     row("ravel", "copies", VIEW),
     row("to", "copies", MOVE, _to, weight=4),
     row("through_host", "copies", MOVE, fits=lambda t: not t.is_conj(), form=DEFINED),
-    row("from_host_view", "copies", MOVE, _host_view, lambda t: filled(t) and not t.is_conj() and not t.is_neg(),
-        form=DEFINED, weight=2),
-    row("into_host_view", "copies", MOVE, _host_view, lambda t: filled(t) and not t.is_conj() and not t.is_neg(),
-        form=DEFINED),
+    row(
+        "from_host_view",
+        "copies",
+        MOVE,
+        _host_view,
+        lambda t: filled(t) and not t.is_conj() and not t.is_neg(),
+        form=DEFINED,
+        weight=2,
+    ),
+    row(
+        "into_host_view",
+        "copies",
+        MOVE,
+        _host_view,
+        lambda t: filled(t) and not t.is_conj() and not t.is_neg(),
+        form=DEFINED,
+    ),
     row("repeat", "copies", MOVE, lambda k, t: [*([k.integer(1, 2) for _ in range(t.dim() or 1)])], _small),
     row("flip", "copies", MOVE, lambda k, t: [k.subset(t.dim())]),
     row("roll", "copies", MOVE, lambda k, t: [k.integer(-2, 3), k.dim(t)], has_dims(1)),
@@ -292,8 +331,15 @@ COMPUTED = [
     row("amax", "reduction", COMPUTE, lambda k, t: [k.dim(t)], lambda t: number_like(t) and t.numel() > 0),
     row("amin", "reduction", COMPUTE, lambda k, t: [k.dim(t)], lambda t: number_like(t) and t.numel() > 0),
     row("argmax", "reduction", DECIDED, lambda k, t: [k.dim(t)], lambda t: floating(t) and distinct(t)),
-    row("max.dim", "reduction", DECIDED, lambda k, t: [k.dim(t)], lambda t: number_like(t) and distinct(t), call="max",
-        results=2),
+    row(
+        "max.dim",
+        "reduction",
+        DECIDED,
+        lambda k, t: [k.dim(t)],
+        lambda t: number_like(t) and distinct(t),
+        call="max",
+        results=2,
+    ),
     row("cumsum", "reduction", COMPUTE, lambda k, t: [k.dim(t)], number_like),
     row("cumprod", "reduction", COMPUTE, lambda k, t: [k.dim(t)], number_like),
     row("logsumexp", "reduction", LOSSY, lambda k, t: [k.dim(t)], lambda t: floating(t) and t.numel() > 0),
@@ -310,8 +356,14 @@ NETWORKS = [
     row("nn.functional.max_pool2d", NETWORK, COMPUTE, pool(2), images(2), form=FUNCTION, weight=2),
     row("nn.functional.avg_pool2d", NETWORK, LOSSY, pool(2), images(2), form=FUNCTION),
     row("nn.functional.layer_norm", NETWORK, LOSSY, lambda k, t: [[t.size(-1)]], images(0), form=FUNCTION),
-    row("nn.functional.linear", NETWORK, LOSSY, lambda k, t: [k.constant((2, t.size(-1)), t.dtype)], images(0),
-        form=FUNCTION),
+    row(
+        "nn.functional.linear",
+        NETWORK,
+        LOSSY,
+        lambda k, t: [k.constant((2, t.size(-1)), t.dtype)],
+        images(0),
+        form=FUNCTION,
+    ),
 ]
 
 

@@ -1,5 +1,6 @@
 """Steps that are neither a view nor a plain write: out=, metadata in place, autograd, questions, and calls that must
 raise."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,15 +27,18 @@ from conformance.steps.views import Rest, always, has_dims, on
 from conformance.steps.writes import Fits, floating, number_like
 
 
-def _out(op: str, fits: Fits, rest: Callable[[Situation, torch.Tensor], list[Json] | None]) -> Callable[
-        [Situation], Step | None]:
+def _out(
+    op: str, fits: Fits, rest: Callable[[Situation, torch.Tensor], list[Json] | None]
+) -> Callable[[Situation], Step | None]:
     """Pick what is written, a view of any layout, then inputs whose result has exactly its size and dtype."""
+
     def rule(k: Situation) -> Step | None:
         name = k.pick_writable(lambda t: fits(t) and not t.requires_grad)
         if name is None:
             return None
         drawn = rest(k, k[name])
         return None if drawn is None else Step(op, tuple(drawn), {"out": tensor(name)})
+
     return rule
 
 
@@ -63,11 +67,26 @@ def _sum(k: Situation, t: torch.Tensor) -> list[Json]:
     return [k.constant((2, *t.size()), t.dtype), 0]
 
 
-def out_row(name: str, effect: str, rest: Callable[[Situation, torch.Tensor], list[Json] | None],
-            fits: Fits = number_like, **options: object) -> Op:
+def out_row(
+    name: str,
+    effect: str,
+    rest: Callable[[Situation, torch.Tensor], list[Json] | None],
+    fits: Fits = number_like,
+    **options: object,
+) -> Op:
     """A function that writes into `out=`."""
-    return Op(name + ".out", "out=", effect, _out(name + ".out", fits, rest), FUNCTION, call=name, writes="out",
-              may_raise=True, fits=lambda t: fits(t) and not t.requires_grad, **options)  # type: ignore[arg-type]
+    return Op(
+        name + ".out",
+        "out=",
+        effect,
+        _out(name + ".out", fits, rest),
+        FUNCTION,
+        call=name,
+        writes="out",
+        may_raise=True,
+        fits=lambda t: fits(t) and not t.requires_grad,
+        **options,
+    )  # type: ignore[arg-type]
 
 
 OUT = [
@@ -80,19 +99,38 @@ OUT = [
     out_row("floor_divide", COMPUTE, lambda k, t: [k.constant(t.size(), t.dtype), k.divisor(t.size(), t.dtype)]),
     out_row("clamp", COMPUTE, lambda k, t: [_same_size(k, t), 0, 3], pointwise=True),
     out_row("cat", MOVE, _cat, lambda t: t.dim() > 0 and t.size(0) > 1),
-    out_row("stack", MOVE, lambda k, t: [[k.constant(t.size()[1:], t.dtype) for _ in range(t.size(0))], 0],
-            lambda t: t.dim() > 0 and t.numel() > 0),
-    out_row("index_select", MOVE, lambda k, t: [k.constant(t.size(), t.dtype), 0, {
-        "tensor": k.permutation(t.size(0)), "dtype": "int64"}], lambda t: t.dim() > 0 and t.numel() > 0),
-    out_row("masked_select", MOVE, lambda k, t: [k.constant(t.size(), t.dtype), {
-        "tensor": [True] * t.size(0), "dtype": "bool"}], lambda t: t.dim() == 1 and t.numel() > 0),
+    out_row(
+        "stack",
+        MOVE,
+        lambda k, t: [[k.constant(t.size()[1:], t.dtype) for _ in range(t.size(0))], 0],
+        lambda t: t.dim() > 0 and t.numel() > 0,
+    ),
+    out_row(
+        "index_select",
+        MOVE,
+        lambda k, t: [k.constant(t.size(), t.dtype), 0, {"tensor": k.permutation(t.size(0)), "dtype": "int64"}],
+        lambda t: t.dim() > 0 and t.numel() > 0,
+    ),
+    out_row(
+        "masked_select",
+        MOVE,
+        lambda k, t: [k.constant(t.size(), t.dtype), {"tensor": [True] * t.size(0), "dtype": "bool"}],
+        lambda t: t.dim() == 1 and t.numel() > 0,
+    ),
     out_row("matmul", COMPUTE, _mm, lambda t: number_like(t) and t.dim() == 2 and t.numel() > 0),
     out_row("mm", COMPUTE, _mm, lambda t: number_like(t) and t.dim() == 2 and t.numel() > 0),
     out_row("sum", COMPUTE, _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
     out_row("cumsum", COMPUTE, lambda k, t: [k.constant(t.size(), t.dtype), k.dim(t)]),
-    out_row("gather", MOVE, lambda k, t: [k.constant(t.size(), t.dtype), 0, {
-        "tensor": torch.zeros(t.size(), dtype=torch.int64).tolist(), "dtype": "int64"}],
-        lambda t: t.dim() > 0 and t.numel() > 0),
+    out_row(
+        "gather",
+        MOVE,
+        lambda k, t: [
+            k.constant(t.size(), t.dtype),
+            0,
+            {"tensor": torch.zeros(t.size(), dtype=torch.int64).tolist(), "dtype": "int64"},
+        ],
+        lambda t: t.dim() > 0 and t.numel() > 0,
+    ),
     # torch CPU (2.13) takes one stride for all batch dims of a tril's out, and writes outside a 4-d view.
     out_row("tril", MOVE, _one, lambda t: number_like(t) and t.dim() in (2, 3)),
 ]
@@ -101,8 +139,8 @@ OUT = [
 def _metadata(name: str, rest: Rest = lambda k, t: [], fits: Fits = always, **options: object) -> Op:
     def fit(t: torch.Tensor) -> bool:
         return fits(t) and not t.requires_grad
-    return Op(name, "metadata in place", METADATA, on(name, rest, fit), may_raise=True, fits=fit,
-              **options)  # type: ignore[arg-type]
+
+    return Op(name, "metadata in place", METADATA, on(name, rest, fit), may_raise=True, fits=fit, **options)  # type: ignore[arg-type]
 
 
 def _geometry(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -121,8 +159,11 @@ def _set_view(k: Situation) -> Step | None:
     t = k[name]
     source = k.pick(lambda u: u.dtype == t.dtype and not u.requires_grad)
     geometry = _geometry(k, k[source]) if source else None
-    return Step("set_view_", (tensor(name), tensor(source), geometry[2], geometry[0], geometry[1])) \
-        if geometry and source else None
+    return (
+        Step("set_view_", (tensor(name), tensor(source), geometry[2], geometry[0], geometry[1]))
+        if geometry and source
+        else None
+    )
 
 
 def _resize(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -218,6 +259,7 @@ def _settled(name: str, fits: Fits = always) -> Callable[[Situation], Step | Non
     def rule(k: Situation) -> Step | None:
         found = k.pick(lambda t: fits(t) and k.shadow.level(t) < 2)
         return Step(name, (tensor(found),)) if found else None
+
     return rule
 
 
@@ -247,8 +289,15 @@ def _unviewable(t: torch.Tensor) -> bool:
 
 def error_row(name: str, rest: Rest, fits: Fits = always, **options: object) -> Op:
     """A call that torch must reject, and leave everything as it was."""
-    return Op(name, "errors", METADATA, _bad(name, rest, fits), may_raise=True,
-              fits=lambda t: fits(t) and t.numel() > 0, **options)  # type: ignore[arg-type]
+    return Op(
+        name,
+        "errors",
+        METADATA,
+        _bad(name, rest, fits),
+        may_raise=True,
+        fits=lambda t: fits(t) and t.numel() > 0,
+        **options,
+    )  # type: ignore[arg-type]
 
 
 ERRORS = [
@@ -257,19 +306,39 @@ ERRORS = [
     error_row("select.range", lambda k, t: [k.dim(t), max(t.size()) + 1], has_dims(1), call="select"),
     error_row("transpose.range", lambda k, t: [t.dim(), 0], has_dims(1), call="transpose"),
     error_row("as_strided.range", _too_large, call="as_strided"),
-    error_row("expand.error", lambda k, t: [[n + 1 for n in t.size()]], lambda t: any(n > 1 for n in t.size()),
-              call="expand"),
-    error_row("view.dtype.error", lambda k, t: [{"dtype": "float64"}],
-              lambda t: t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) % 2 == 1, call="view"),
+    error_row(
+        "expand.error", lambda k, t: [[n + 1 for n in t.size()]], lambda t: any(n > 1 for n in t.size()), call="expand"
+    ),
+    error_row(
+        "view.dtype.error",
+        lambda k, t: [{"dtype": "float64"}],
+        lambda t: t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) % 2 == 1,
+        call="view",
+    ),
     error_row("setitem.range", lambda k, t: [t.size(0), 1], has_dims(1), form=SETITEM),
-    error_row("add_.size", lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)],
-              lambda t: number_like(t) and t.dim() > 0, call="add_", writes=0),
-    error_row("add_.dtype", lambda k, t: [k.constant((), torch.float32)],
-              lambda t: t.dtype in (torch.int64, torch.uint8), call="add_", writes=0),
-    error_row("copy_.size", lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)], has_dims(1), call="copy_",
-              writes=0),
-    error_row("index_select.range", lambda k, t: [0, {"tensor": [t.size(0)], "dtype": "int64"}], has_dims(1),
-              call="index_select"),
+    error_row(
+        "add_.size",
+        lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)],
+        lambda t: number_like(t) and t.dim() > 0,
+        call="add_",
+        writes=0,
+    ),
+    error_row(
+        "add_.dtype",
+        lambda k, t: [k.constant((), torch.float32)],
+        lambda t: t.dtype in (torch.int64, torch.uint8),
+        call="add_",
+        writes=0,
+    ),
+    error_row(
+        "copy_.size", lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)], has_dims(1), call="copy_", writes=0
+    ),
+    error_row(
+        "index_select.range",
+        lambda k, t: [0, {"tensor": [t.size(0)], "dtype": "int64"}],
+        has_dims(1),
+        call="index_select",
+    ),
     error_row("item.error", lambda k, t: [], lambda t: t.numel() > 1, call="item"),
     error_row("unfold.range", lambda k, t: [0, t.size(0) + 1, 1], has_dims(1), call="unfold"),
 ]

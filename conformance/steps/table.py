@@ -1,4 +1,5 @@
 """The step table: every op that a program may name, gathered from the families."""
+
 from __future__ import annotations
 
 from conformance.steps import results, special, views, writes

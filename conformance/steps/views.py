@@ -1,4 +1,5 @@
 """Steps that make views: nothing is written, and what they return shares the storage that it looks at."""
+
 from __future__ import annotations
 
 import math
@@ -26,12 +27,14 @@ def has_dims(least: int) -> Fits:
 
 def on(op: str, rest: Rest = lambda k, t: [], fits: Fits = always) -> Callable[[Situation], Step | None]:
     """A rule: pick a tensor that fits, then draw the rest of the arguments from it (None: nothing to be drawn)."""
+
     def rule(k: Situation) -> Step | None:
         name = k.pick(fits)
         if name is None:
             return None
         drawn = rest(k, k[name])
         return None if drawn is None else Step(op, (tensor(name), *drawn))
+
     return rule
 
 
@@ -40,7 +43,7 @@ def draw_index(k: Situation, t: torch.Tensor) -> Json:
     count = k.integer(min(1, t.dim()), t.dim())
     from_the_end = count < t.dim() and k.chance(1, 4)
     parts: list[Json] = []
-    for n in t.size()[t.dim() - count:] if from_the_end else t.size()[:count]:
+    for n in t.size()[t.dim() - count :] if from_the_end else t.size()[:count]:
         if k.chance(1, 10):
             parts.append(None)
         if n and k.chance(1, 3):
@@ -77,8 +80,7 @@ def _as_strided(k: Situation, t: torch.Tensor) -> list[Json] | None:
         size.append(n)
         stride.append(step)
     order = k.permutation(len(size))
-    return [[size[j] for j in order], [stride[j] for j in order],
-            *([offset] if offset or k.chance(1, 2) else [])]
+    return [[size[j] for j in order], [stride[j] for j in order], *([offset] if offset or k.chance(1, 2) else [])]
 
 
 def _view(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -108,7 +110,7 @@ def hide_one(k: Situation, size: list[int]) -> list[int]:
     """The size, at times with one length left to torch as -1."""
     if size and 0 not in size and k.chance(1, 4):
         at = k.integer(0, len(size) - 1)
-        return [*size[:at], -1, *size[at + 1:]]
+        return [*size[:at], -1, *size[at + 1 :]]
     return size
 
 
@@ -128,8 +130,14 @@ def _reinterprets(t: torch.Tensor, dtype: torch.dtype) -> bool:
         return t.dim() > 0 and t.stride(-1) == 1
     ratio = dtype.itemsize // t.element_size()
     divides = all(st * t.element_size() % dtype.itemsize == 0 for st in t.stride()[:-1])
-    return (t.dim() > 0 and t.stride(-1) == 1 and t.size(-1) % ratio == 0 and divides
-            and t.storage_offset() % ratio == 0 and t.untyped_storage().nbytes() % dtype.itemsize == 0)
+    return (
+        t.dim() > 0
+        and t.stride(-1) == 1
+        and t.size(-1) % ratio == 0
+        and divides
+        and t.storage_offset() % ratio == 0
+        and t.untyped_storage().nbytes() % dtype.itemsize == 0
+    )
 
 
 def bits_are_defined(k: Situation, t: torch.Tensor) -> bool:
@@ -144,8 +152,11 @@ def bits_are_defined(k: Situation, t: torch.Tensor) -> bool:
 def _expand(k: Situation, t: torch.Tensor) -> list[Json] | None:
     size = [k.choice((2, 3, 1)) if n == 1 else (-1 if k.chance(1, 4) else n) for n in t.size()]
     lead = [k.integer(1, 3) for _ in range(k.choice((0, 1, 1, 2)) if t.dim() < 3 else 0)]
-    return [[*lead, *(t.size(j) if lead and n == -1 and j < 0 else n for j, n in enumerate(size))]] \
-        if math.prod(lead) * t.numel() <= MOST_ELEMENTS else None
+    return (
+        [[*lead, *(t.size(j) if lead and n == -1 and j < 0 else n for j, n in enumerate(size))]]
+        if math.prod(lead) * t.numel() <= MOST_ELEMENTS
+        else None
+    )
 
 
 def _unfold(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -178,10 +189,12 @@ def _unflatten(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [dim, [part, n // part]]
 
 
-def _pieces(op: str, most: Callable[[Situation, torch.Tensor, int], tuple[list[Json], int]]) -> Callable[
-        [Situation], Step | None]:
+def _pieces(
+    op: str, most: Callable[[Situation, torch.Tensor, int], tuple[list[Json], int]]
+) -> Callable[[Situation], Step | None]:
     """A rule for several views at once. Not beside autograd: once their base is written, torch refuses even to say
     whether such a view requires grad, so that it cannot be observed."""
+
     def rule(k: Situation) -> Step | None:
         if k.holds(lambda t: t.requires_grad):
             return None
@@ -191,6 +204,7 @@ def _pieces(op: str, most: Callable[[Situation, torch.Tensor, int], tuple[list[J
         dim = k.dim(k[name])
         drawn, count = most(k, k[name], dim)
         return Step(op, (tensor(name), *drawn), out=k.shadow.fresh(count)) if 0 < count <= 5 else None
+
     return rule
 
 
@@ -227,6 +241,7 @@ def _view_as(k: Situation, t: torch.Tensor) -> list[Json]:
             return u.numel() == t.numel() and t.detach().view(u.size()) is not None
         except RuntimeError:
             return False
+
     return [tensor(k.pick(viewable) or "")]
 
 
@@ -288,12 +303,27 @@ ROWS = [
     simple("squeeze"),
     row("squeeze.dim", on("squeeze.dim", lambda k, t: [k.dim(t)]), call="squeeze"),
     row("squeeze.dims", on("squeeze.dims", lambda k, t: [{"tuple": k.subset(t.dim())}]), call="squeeze"),
-    simple("view.dtype", _view_dtype, lambda t: not t.requires_grad and not t.is_neg() and t.numel() > 0
-           and category(t.dtype) in (1, 2), call="view", weight=2),
+    simple(
+        "view.dtype",
+        _view_dtype,
+        lambda t: not t.requires_grad and not t.is_neg() and t.numel() > 0 and category(t.dtype) in (1, 2),
+        call="view",
+        weight=2,
+    ),
     simple("view_as_real", fits=lambda t: t.is_complex() and not t.is_conj(), form=FUNCTION, weight=3),
-    simple("view_as_complex", fits=lambda t: t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) == 2
-           and t.stride(-1) == 1 and t.storage_offset() % 2 == 0 and all(n % 2 == 0 for n in t.stride()[:-1]),
-           form=FUNCTION, weight=3),
+    simple(
+        "view_as_complex",
+        fits=lambda t: (
+            t.dtype is torch.float32
+            and t.dim() > 0
+            and t.size(-1) == 2
+            and t.stride(-1) == 1
+            and t.storage_offset() % 2 == 0
+            and all(n % 2 == 0 for n in t.stride()[:-1])
+        ),
+        form=FUNCTION,
+        weight=3,
+    ),
     simple("real", form=ATTRIBUTE, fits=torch.is_complex),
     simple("imag", form=ATTRIBUTE, fits=torch.is_complex),
     simple("detach"),

@@ -1,4 +1,5 @@
 """Steps that write in place: arithmetic, copies, setitem, masked and indexed writes, and loops of them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -52,12 +53,14 @@ def any_dtype(t: torch.Tensor) -> bool:
 
 def into(op: str, fits: Fits, rest: Rest) -> Callable[[Situation], Step | None]:
     """A rule: pick a tensor to be written, then draw the other arguments from it."""
+
     def rule(k: Situation) -> Step | None:
         name = k.pick_writable(fits)
         if name is None:
             return None
         drawn = rest(k, k[name])
         return None if drawn is None else Step(op, (tensor(name), *drawn[0]), drawn[1])
+
     return rule
 
 
@@ -136,11 +139,13 @@ def along(k: Situation, t: torch.Tensor, distinct: bool) -> tuple[int, list[int]
 
 def index_source(distinct: bool) -> Callable[[Situation, torch.Tensor], Drawn]:
     """A dimension, indices and a source of matching size."""
+
     def rest(k: Situation, t: torch.Tensor) -> Drawn:
         dim, at = along(k, t, distinct)
         size = list(t.size())
         size[dim] = len(at)
         return [dim, long_tensor(at), k.constant(size, t.dtype)], {}
+
     return rest
 
 
@@ -152,6 +157,7 @@ def index_fill(k: Situation, t: torch.Tensor) -> Drawn:
 
 def scatter(add: bool) -> Callable[[Situation, torch.Tensor], Drawn]:
     """A dimension, an index tensor that is not larger than the target, distinct along the dimension unless adding."""
+
     def rest(k: Situation, t: torch.Tensor) -> Drawn:
         dim = k.dim(t)
         size = [k.integer(1, n) for n in t.size()]
@@ -160,6 +166,7 @@ def scatter(add: bool) -> Callable[[Situation, torch.Tensor], Drawn]:
         index = torch.tensor(rows, dtype=torch.int64).reshape(lines.shape).movedim(-1, dim)
         value: Json = k.number(t.dtype) if not add and k.chance(1, 3) else k.constant(size, t.dtype)
         return [dim, {"tensor": index.tolist(), "dtype": "int64"}, value], {}
+
     return rest
 
 
@@ -170,8 +177,10 @@ def scatter_reduced(k: Situation, t: torch.Tensor) -> Drawn:
 
 def scatter_reduce(k: Situation, t: torch.Tensor) -> Drawn:
     """Like `scatter` with repeated indices, and a reduction, at times without what was there."""
-    return ([*scatter(True)(k, t)[0], k.choice(("sum", "prod", "amax", "amin"))],
-            {"include_self": False} if k.chance(1, 3) else {})
+    return (
+        [*scatter(True)(k, t)[0], k.choice(("sum", "prod", "amax", "amin"))],
+        {"include_self": False} if k.chance(1, 3) else {},
+    )
 
 
 def index_reduce(k: Situation, t: torch.Tensor) -> Drawn:
@@ -202,8 +211,10 @@ def put(k: Situation, t: torch.Tensor) -> Drawn:
 def product(k: Situation, t: torch.Tensor) -> Drawn:
     """Two matrices whose product has the tensor's size, at times with alpha and beta."""
     rows, columns = t.size()
-    return ([k.constant((rows, 2), t.dtype), k.constant((2, columns), t.dtype)],
-            {"beta": 2, "alpha": 3} if k.chance(1, 3) else {})
+    return (
+        [k.constant((rows, 2), t.dtype), k.constant((2, columns), t.dtype)],
+        {"beta": 2, "alpha": 3} if k.chance(1, 3) else {},
+    )
 
 
 def set_basic(k: Situation, t: torch.Tensor) -> Drawn:
@@ -281,9 +292,11 @@ def draw_loop(k: Situation) -> Step | None:
     t, own = k[name], tensor(name)
     kind = k.choice(("number", "add", "previous", "column"))
     if kind == "previous" and t.size(0) > 1:
-        body = (Step("getitem", (own, {"i": [1, 0]}), out=("before",)),
-                Step("add", (tensor("before"), 1), out=("after",)),
-                Step("setitem", (own, {"i": [1, 1]}, tensor("after"))))
+        body = (
+            Step("getitem", (own, {"i": [1, 0]}), out=("before",)),
+            Step("add", (tensor("before"), 1), out=("after",)),
+            Step("setitem", (own, {"i": [1, 1]}, tensor("after"))),
+        )
         return Step("loop", body=body, times=t.size(0) - 1)
     if kind == "column" and t.dim() > 1 and t.size(1):
         where: Json = {"tuple": [{"slice": [None, None, None]}, {"i": [1, 0]}]}
@@ -295,8 +308,7 @@ def draw_loop(k: Situation) -> Step | None:
 
 def row(name: str, family: str, effect: str, fits: Fits, rest: Rest, **options: object) -> Op:
     """A row that writes its first argument; where CPU rejects the write, that error is the answer."""
-    return Op(name, family, effect, into(name, fits, rest), writes=0, may_raise=True, fits=fits,
-              **options)  # type: ignore[arg-type]
+    return Op(name, family, effect, into(name, fits, rest), writes=0, may_raise=True, fits=fits, **options)  # type: ignore[arg-type]
 
 
 def arithmetic(name: str, rest: Rest = other, fits: Fits = number_like, effect: str = COMPUTE, **options: object) -> Op:
@@ -330,10 +342,19 @@ ROWS = [
     arithmetic("sigmoid_", nothing, floating, LOSSY),
     arithmetic("exp_", nothing, small_floats, LOSSY),
     arithmetic("clamp_", bounds),
-    arithmetic("addcmul_", lambda k, t: ([k.operand(t.size(), t.dtype, same=True) for _ in range(2)],
-                                         {"value": 2} if k.chance(1, 3) else {})),
-    arithmetic("addcdiv_", lambda k, t: ([k.operand(t.size(), t.dtype, same=True),
-                                          {"tensor": [2.0], "dtype": str(t.dtype)[6:]}], {}), floating, LOSSY),
+    arithmetic(
+        "addcmul_",
+        lambda k, t: (
+            [k.operand(t.size(), t.dtype, same=True) for _ in range(2)],
+            {"value": 2} if k.chance(1, 3) else {},
+        ),
+    ),
+    arithmetic(
+        "addcdiv_",
+        lambda k, t: ([k.operand(t.size(), t.dtype, same=True), {"tensor": [2.0], "dtype": str(t.dtype)[6:]}], {}),
+        floating,
+        LOSSY,
+    ),
     arithmetic("lerp_", lambda k, t: ([k.operand(t.size(), t.dtype, same=True), 0.5], {}), floating, LOSSY),
     arithmetic("remainder_", divisor),
     arithmetic("fmod_", divisor),
@@ -355,8 +376,15 @@ ROWS = [
     row("fill_", "copy", MOVE, any_dtype, lambda k, t: ([k.number(t.dtype)], {}), constant=True, weight=2),
     row("zero_", "copy", MOVE, any_dtype, nothing, constant=True, weight=2),
     row("setitem", "setitem", MOVE, any_dtype, set_basic, form=SETITEM, pointwise=True, weight=8),
-    row("augment", "setitem", COMPUTE, number_like, lambda k, t: ([draw_index(k, t), k.number(t.dtype)], {}),
-        form=AUGMENT, weight=3),
+    row(
+        "augment",
+        "setitem",
+        COMPUTE,
+        number_like,
+        lambda k, t: ([draw_index(k, t), k.number(t.dtype)], {}),
+        form=AUGMENT,
+        weight=3,
+    ),
     row("setitem.mask", "setitem", MOVE, has_dims(1), set_masked, form=SETITEM, weight=2),
     row("setitem.index", "setitem", MOVE, filled, set_indexed, form=SETITEM, weight=2),
     row("setitem.pairs", "setitem", MOVE, lambda t: t.dim() > 1 and t.numel() > 0, set_pairs, form=SETITEM),
@@ -368,15 +396,17 @@ ROWS = [
     addressed("index_add_", index_source(False), filled_numbers, COMPUTE),
     addressed("index_reduce_", index_reduce, filled_numbers, COMPUTE),
     addressed("scatter_", scatter(False), filled_numbers),
-    addressed("scatter_.reduce", scatter_reduced, filled_numbers, COMPUTE,
-              call="scatter_"),
+    addressed("scatter_.reduce", scatter_reduced, filled_numbers, COMPUTE, call="scatter_"),
     addressed("scatter_reduce_", scatter_reduce, filled_numbers, COMPUTE),
     addressed("scatter_add_", scatter(True), filled_numbers, COMPUTE),
     addressed("index_put_", index_put, filled, weight=2),
     addressed("put_", put, filled),
-    addressed("fill_diagonal_", lambda k, t: ([k.number(t.dtype)],
-                                              {"wrap": True} if t.size(0) > t.size(1) or k.chance(1, 2) else {}),
-              matrix, weight=3),
+    addressed(
+        "fill_diagonal_",
+        lambda k, t: ([k.number(t.dtype)], {"wrap": True} if t.size(0) > t.size(1) or k.chance(1, 2) else {}),
+        matrix,
+        weight=3,
+    ),
     addressed("tril_", lambda k, t: ([k.integer(-1, 1)], {}), has_dims(2)),
     addressed("triu_", lambda k, t: ([k.integer(-1, 1)], {}), has_dims(2)),
     addressed("cumsum_", lambda k, t: ([k.dim(t)], {}), filled_numbers, COMPUTE),

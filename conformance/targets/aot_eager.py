@@ -3,6 +3,7 @@
 What differs is the fault of tracing, functionalization, fake tensors, autograd's joint graph or aliasing; no code
 generator takes part.
 """
+
 from __future__ import annotations
 
 import logging
@@ -37,8 +38,10 @@ class AotEagerTarget(Target):
             self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3))
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
-            raise TargetError(f"torch.compile with backend {self.name!r} does not work here on Python "
-                              f"{sys.version.split()[0]}: {reason}") from error
+            raise TargetError(
+                f"torch.compile with backend {self.name!r} does not work here on Python "
+                f"{sys.version.split()[0]}: {reason}"
+            ) from error
 
     def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """The step is compiled by itself, between the parts of the program before and after it: an exception ends the
@@ -60,9 +63,12 @@ class AotEagerTarget(Target):
                 return compiled(*inputs)
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 raise error.inner_exception from error
+
         return call
 
     def script(self) -> str:
         """The compiler."""
-        return (f"DEVICE = {self.name!r}\n\n\ndef transform(function):\n"
-                f"    return torch.compile(function, backend={self.name!r}, dynamic=False)")
+        return (
+            f"DEVICE = {self.name!r}\n\n\ndef transform(function):\n"
+            f"    return torch.compile(function, backend={self.name!r}, dynamic=False)"
+        )

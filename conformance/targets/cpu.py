@@ -1,4 +1,5 @@
 """torch CPU as a target: the harness against itself, which must always be green."""
+
 from __future__ import annotations
 
 import contextlib
@@ -40,9 +41,31 @@ def is_metadata_only(func: Any) -> bool:
 
 def _metadata_ops() -> frozenset[Any]:
     from torch import ops
-    names = ("t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "swapdims_", "resize_", "set_",
-             "detach_", "_reshape_alias", "_unsafe_view", "empty", "empty_strided", "empty_like", "new_empty",
-             "new_empty_strided", "lift_fresh", "sym_size", "sym_stride", "sym_storage_offset", "sym_numel")
+
+    names = (
+        "t_",
+        "transpose_",
+        "squeeze_",
+        "unsqueeze_",
+        "as_strided_",
+        "swapaxes_",
+        "swapdims_",
+        "resize_",
+        "set_",
+        "detach_",
+        "_reshape_alias",
+        "_unsafe_view",
+        "empty",
+        "empty_strided",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "lift_fresh",
+        "sym_size",
+        "sym_stride",
+        "sym_storage_offset",
+        "sym_numel",
+    )
     return frozenset(getattr(ops.aten, name) for name in names)
 
 

@@ -1,4 +1,5 @@
 """Any torch device, `device:NAME[,import=MODULE]`: cuda, mps, xpu, or an out-of-tree backend that MODULE registers."""
+
 from __future__ import annotations
 
 import importlib
@@ -20,8 +21,10 @@ class DeviceTarget(Target):
         name, _, option = argument.partition(",")
         key, _, self.module = option.partition("=")
         if not name or (option and (key != "import" or not self.module)):
-            raise TargetError(f"target 'device:{argument}' is not understood: write device:NAME or "
-                              "device:NAME,import=MODULE, for example device:cuda")
+            raise TargetError(
+                f"target 'device:{argument}' is not understood: write device:NAME or "
+                "device:NAME,import=MODULE, for example device:cuda"
+            )
         self.device_name = name
 
     def prepare(self) -> None:
@@ -31,8 +34,10 @@ class DeviceTarget(Target):
                 importlib.import_module(self.module)
             except Exception as error:  # anybody's code, which may fail in any way
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                raise TargetError(f"module {self.module!r}, which should register device {self.device_name!r}, cannot "
-                                  f"be imported: {reason}") from error
+                raise TargetError(
+                    f"module {self.module!r}, which should register device {self.device_name!r}, cannot "
+                    f"be imported: {reason}"
+                ) from error
         try:
             self.device = torch.device(self.device_name)
             torch.empty(1, device=self.device)

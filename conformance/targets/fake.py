@@ -1,4 +1,5 @@
 """FakeTensorMode: what compilers believe of each kernel's metadata, on the CPU; there are no values to compare."""
+
 from __future__ import annotations
 
 import contextlib
@@ -36,6 +37,7 @@ class FakeTarget(Target):
                 made = torch.empty(0, dtype=tensor.dtype)
                 made.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
             return made.requires_grad_(tensor.requires_grad)
+
         return map_tensors(tree, fake)
 
     def fetch(self, tree: Any) -> Any:

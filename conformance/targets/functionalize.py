@@ -3,6 +3,7 @@
 It promises the values, dtypes and shapes of results and the content of inputs; not that results alias each other, nor,
 since a written tensor is made anew, their strides (pytorch#133512).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,8 +18,20 @@ class FunctionalizeTarget(Target):
     name = "functionalize"
     whole = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
-    without = frozenset({"inputs that share a storage", "a write that raises", "requires_grad_", "backward",
-                         "same_base", "tolist", "set_data", "set_view_", "is_contiguous", "resize_filled_"})
+    without = frozenset(
+        {
+            "inputs that share a storage",
+            "a write that raises",
+            "requires_grad_",
+            "backward",
+            "same_base",
+            "tolist",
+            "set_data",
+            "set_view_",
+            "is_contiguous",
+            "resize_filled_",
+        }
+    )
     """The transform takes inputs for independent tensors, and writes them when the function has ended; torch documents
     that it refuses `requires_grad_`, `backward`, `.data` and `set_`, and a view's `resize_`; strides, and so
     contiguity, are not promised."""

@@ -1,4 +1,5 @@
 """torch's meta device: the shape, dtype, strides and offset that each kernel promises, with no values to compare."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,9 +11,21 @@ from conformance.target import ORACLES, SIGNIFICANT_STRIDE, Target, map_tensors,
 METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad", "stride"} | {SIGNIFICANT_STRIDE}
 """What can be judged without values. Whether a result requires grad is left to targets that compute gradients."""
 
-NEEDS_VALUES = frozenset({"questions", "item.error", "index_select.range", "as_strided.range", "through_host",
-                          "from_host_view", "into_host_view", "nonzero", "masked_select", "masked_select.out",
-                          "a write that raises"})
+NEEDS_VALUES = frozenset(
+    {
+        "questions",
+        "item.error",
+        "index_select.range",
+        "as_strided.range",
+        "through_host",
+        "from_host_view",
+        "into_host_view",
+        "nonzero",
+        "masked_select",
+        "masked_select.out",
+        "a write that raises",
+    }
+)
 """Steps whose answer, size or error depends on values, on how many bytes there are or on which of them overlap: meta
 kernels check no memory. And the way to the host."""
 

@@ -3,6 +3,7 @@
 `tiny:RENDERER` is the same device with another of tinygrad's code generators: what fails under one only is not the
 device's fault. tinygrad reads its choice once a process, so a process holds one of them.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -23,6 +24,7 @@ def require_llvm() -> None:
     """Raises TargetError unless there is a libLLVM of version 16 or newer: older ones cannot read tinygrad's code."""
     try:
         from tinygrad.runtime.autogen import llvm
+
         llvm.dll.LLVMGetVersion  # noqa: B018 - a symbol that came with version 16
     except (AttributeError, ImportError, OSError) as error:
         raise TargetError(f"target 'tiny:LLVM' needs libLLVM 16 or newer: {error}") from error
@@ -37,8 +39,9 @@ class TinyTarget(Target):
         super().__init__()
         self.renderer = argument.upper()
         if argument and self.renderer not in RENDERERS:
-            raise TargetError(f"target 'tiny:{argument}' names no renderer of tinygrad: choose from "
-                              f"{', '.join(RENDERERS)}")
+            raise TargetError(
+                f"target 'tiny:{argument}' names no renderer of tinygrad: choose from {', '.join(RENDERERS)}"
+            )
         self.relatives = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
 
     def prepare(self) -> None:
@@ -46,8 +49,10 @@ class TinyTarget(Target):
         if self.renderer:
             wanted = RENDERERS[self.renderer]
             if "tinygrad" in sys.modules and os.environ.get("DEV", "") != wanted:
-                raise TargetError(f"target 'tiny:{self.renderer}' needs a process of its own: tinygrad is already "
-                                  f"loaded with DEV={os.environ.get('DEV', '')!r}; set DEV={wanted} before it is")
+                raise TargetError(
+                    f"target 'tiny:{self.renderer}' needs a process of its own: tinygrad is already "
+                    f"loaded with DEV={os.environ.get('DEV', '')!r}; set DEV={wanted} before it is"
+                )
             os.environ["DEV"] = wanted
         if self.renderer == "LLVM":
             require_llvm()
@@ -95,6 +100,7 @@ class TinyTarget(Target):
         from importlib.metadata import version
 
         import tinygrad
+
         return {**super().environment(), "tinygrad": version("tinygrad"), "tinygrad device": tinygrad.Device.DEFAULT}
 
     def script(self) -> str:

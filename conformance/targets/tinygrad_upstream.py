@@ -3,6 +3,7 @@
 Its tensors show no storages, so aliasing is judged by behaviour only: a write through one view must be seen by the
 others. It compiles a C++ extension when it is imported.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -17,10 +18,28 @@ from conformance.target import ORACLES, Target, TargetError
 
 BACKEND = Path("extra", "torch_backend", "backend.py")
 
-NOT_WRITTEN = frozenset({"index_copy_", "index_reduce_", "index_fill_", "index_add_", "masked_scatter_", "put_",
-                         "scatter_.reduce", "scatter_reduce_", "logical_not_", "gather.out", "masked_select.out",
-                         "matmul.out", "mm.out", "floor_divide.out", "as_strided_", "abs_", "squeeze_",
-                         "squeeze_.dim"})
+NOT_WRITTEN = frozenset(
+    {
+        "index_copy_",
+        "index_reduce_",
+        "index_fill_",
+        "index_add_",
+        "masked_scatter_",
+        "put_",
+        "scatter_.reduce",
+        "scatter_reduce_",
+        "logical_not_",
+        "gather.out",
+        "masked_select.out",
+        "matmul.out",
+        "mm.out",
+        "floor_divide.out",
+        "as_strided_",
+        "abs_",
+        "squeeze_",
+        "squeeze_.dim",
+    }
+)
 """Steps for which it registers no kernel: PyTorch says "Could not run 'aten::...' from the 'tiny' backend", and of
 `squeeze_` "Cannot access storage of OpaqueTensorImpl"."""
 
@@ -42,10 +61,35 @@ class TinygradUpstreamTarget(Target):
     oracles = frozenset(ORACLES) - {"alias", "storage", "version", "kernels", "stride", "storage_offset", "contiguity"}
     """It gives every tensor the strides of a dense one: where they were judged, more than half of all programs failed
     by nothing else."""
-    dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8,
-                        torch.int8, torch.int16, torch.int32, torch.int64})
-    without = frozenset({"same_base", "set_view_", "set_data", "resize_filled_", "empty_filled", "view_as_complex",
-                         "view_as_real", "detach_", "is_contiguous"}) | NOT_WRITTEN
+    dtypes = frozenset(
+        {
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bool,
+            torch.uint8,
+            torch.int8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+        }
+    )
+    without = (
+        frozenset(
+            {
+                "same_base",
+                "set_view_",
+                "set_data",
+                "resize_filled_",
+                "empty_filled",
+                "view_as_complex",
+                "view_as_real",
+                "detach_",
+                "is_contiguous",
+            }
+        )
+        | NOT_WRITTEN
+    )
     """Whatever looks at storages or replaces them, `detach_`, since inputs are views, and complex numbers; bfloat16 has
     no way to the device."""
 
@@ -61,8 +105,10 @@ class TinygradUpstreamTarget(Target):
             raise TargetError(f"{self.checkout} is no checkout of tinygrad with a PyTorch backend: it has no {BACKEND}")
         other = sys.modules.get("tinygrad")
         if other is not None and not str(other.__file__).startswith(str(self.checkout)):
-            raise TargetError(f"target {self.spec!r} needs a process of its own: another tinygrad is already loaded "
-                              f"from {other.__file__}")
+            raise TargetError(
+                f"target {self.spec!r} needs a process of its own: another tinygrad is already loaded "
+                f"from {other.__file__}"
+            )
         sys.path.insert(0, str(self.checkout))
         os.environ.setdefault("TINY_BACKEND", "1")
         if not os.environ.get("DEV"):
@@ -74,10 +120,14 @@ class TinygradUpstreamTarget(Target):
             (torch.ones(2).to(self.device) * 3).cpu()
         except Exception as error:  # a missing C++ compiler, a torch that it does not know, a C compiler for kernels
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise TargetError(f"tinygrad's PyTorch backend in {self.checkout} cannot be built or used with torch "
-                              f"{torch.__version__}: {reason}; it needs g++, ninja and Python's headers") from error
+            raise TargetError(
+                f"tinygrad's PyTorch backend in {self.checkout} cannot be built or used with torch "
+                f"{torch.__version__}: {reason}; it needs g++, ninja and Python's headers"
+            ) from error
 
     def script(self) -> str:
         """The import of the backend from the checkout."""
-        return (f"import sys\nsys.path.insert(0, {str(self.checkout)!r})\nimport extra.torch_backend.backend\n"
-                'DEVICE = "tiny"')
+        return (
+            f"import sys\nsys.path.insert(0, {str(self.checkout)!r})\nimport extra.torch_backend.backend\n"
+            'DEVICE = "tiny"'
+        )

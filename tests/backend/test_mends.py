@@ -228,8 +228,10 @@ def test_a_sum_over_what_is_compared_with_a_sum():
     x = torch.tensor([0.0, 1.0, 2.0])
     agrees(lambda t: t[:2, None].sign().ne(0).float().gather(0, torch.tensor([[1]], device=t.device)), x)
     agrees(lambda t: ((torch.arange(7, device=t.device) * 0.1 + t[0]) < 0.1 + 0.2).sum(), torch.tensor([0.2]).double())
-    agrees(lambda t: ((torch.arange(9, device=t.device).to(torch.int8) + t[0]) < -120).sum(),
-           torch.tensor([125], dtype=torch.int8))
+    agrees(
+        lambda t: ((torch.arange(9, device=t.device).to(torch.int8) + t[0]) < -120).sum(),
+        torch.tensor([125], dtype=torch.int8),
+    )
 
 
 def test_sums_over_what_is_repeated():

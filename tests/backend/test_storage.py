@@ -224,8 +224,7 @@ class TestOverlap:
     """Copies between views that share some of their memory."""
 
     @pytest.mark.parametrize(
-        "write",
-        [lambda a: a.mT.copy_(a), lambda a: a[1:].copy_(a[:-1]), lambda a: a.view(-1)[:1].copy_(a.view(-1)[0])],
+        "write", [lambda a: a.mT.copy_(a), lambda a: a[1:].copy_(a[:-1]), lambda a: a.view(-1)[:1].copy_(a.view(-1)[0])]
     )
     def test_partial_overlap_raises(self, write: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """torch refuses a copy between views that overlap in part, and so does the device."""

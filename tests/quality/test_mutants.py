@@ -1,4 +1,5 @@
 """The fuzzer's power: planted faults are found soon, and shrink to a step or two."""
+
 from __future__ import annotations
 
 import statistics
@@ -13,8 +14,16 @@ from conformance.program import Input, Program, Storage
 from conformance.steps.op import Step, tensor
 from conformance.target import load_target
 
-QUICK = ["slice drops the offset", "transpose is stale", "copy_ clobbers the gap", "clone of a transpose aliases",
-         "out= ignores strides", "mask is off by one", "empty_strided is contiguous", "every third write is lost"]
+QUICK = [
+    "slice drops the offset",
+    "transpose is stale",
+    "copy_ clobbers the gap",
+    "clone of a transpose aliases",
+    "out= ignores strides",
+    "mask is off by one",
+    "empty_strided is contiguous",
+    "every third write is lost",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +57,11 @@ class TestPower:
     def test_a_conversion_that_rounds_keeps_its_strides(self, size, stride):
         """Only values are wrong. The fault rounded into a new layout and was counted for the strides that it had
         spoiled beside, at program 105, where its values are first seen at program 1,028."""
-        given = Program((Storage("float32", 6, [0.75, 1.75, 2.75, 3.75, 4.75, 5.75]),),
-                        (Input("a", 0, "float32", size, stride),),
-                        (Step("to", (tensor("a"), {"dtype": "int64"}), out=("b",)),))
+        given = Program(
+            (Storage("float32", 6, [0.75, 1.75, 2.75, 3.75, 4.75, 5.75]),),
+            (Input("a", 0, "float32", size, stride),),
+            (Step("to", (tensor("a"), {"dtype": "int64"}), out=("b",)),),
+        )
         assert {one.oracle for one in differences_on(given, load_target("mutant:float to int rounds"))} == {"value"}
 
     def test_there_are_forty_faults(self):
@@ -67,5 +78,7 @@ class TestPower:
     def test_where_no_fault_can_be_planted_is_one_sentence(self, capsys):
         """A compiled function has no calls between which a fault could stand."""
         assert main(["--fault", QUICK[0], "--on", "aot_eager"]) == 2
-        assert capsys.readouterr().err == ("conformance.mutants: a fault cannot be planted in 'aot_eager': only in a "
-                                           "device that runs step by step and shows its storages\n")
+        assert capsys.readouterr().err == (
+            "conformance.mutants: a fault cannot be planted in 'aot_eager': only in a "
+            "device that runs step by step and shows its storages\n"
+        )

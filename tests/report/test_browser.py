@@ -189,7 +189,6 @@ class TestReading:
         page.click("#fuzz .change summary")
         assert page.locator("#fuzz pre").inner_text() == "print('a finding')"
 
-
     def test_a_campaign_alone(self, opened: Callable[..., Any]) -> None:
         """Its script is copied, its colours change, and its headline leads to the findings."""
         page = opened(html.render_campaign(FUZZ))

@@ -104,7 +104,6 @@ class TestModel:
         with pytest.raises(ReportError, match="different targets"):
             model.merge([run(result("a")), dataclasses.replace(run(result("b")), target="cpu")])
 
-
     def test_a_missing_shard_is_seen(self) -> None:
         """A matrix whose second machine left no file is no complete run; a whole one is."""
         shards = [run(result(f"op{i}")) for i in (1, 2, 3)]

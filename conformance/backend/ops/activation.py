@@ -137,10 +137,8 @@ pointwise(
         "softshrink": lambda x, lam=0.5: (x > lam).where(subtract(x, lam), (x < -lam).where(x + lam, x * 0.0)),
         "softshrink_backward": lambda grad, x, lam: ((x >= -lam) & (x <= lam)).where(0.0, grad),
         "log_sigmoid_backward": log_sigmoid_backward,
-    },
+    }
 )
-
-
 
 
 @value("log_sigmoid_forward")

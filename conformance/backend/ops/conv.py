@@ -24,9 +24,7 @@ from .reduction import total
 Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly symbolic
 
 
-def windows(
-    x: UOp, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, counts: Ints, fill: float = 0
-) -> UOp:
+def windows(x: UOp, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, counts: Ints, fill: float = 0) -> UOp:
     """(..., *sizes) -> (..., *counts, *kernel): the `counts` windows of each of the last dimensions.
 
     Window o begins at o * stride - padding. What lies outside the input reads as `fill`; input beyond the last window
@@ -53,9 +51,7 @@ def spread(x: UOp, stride: Ints) -> UOp:
     return x.shrink((None,) * len(lead) + tuple((0, (i - 1) * s + 1) for i, s in zip(spatial, stride, strict=True)))
 
 
-def correlate(
-    x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints
-) -> UOp:
+def correlate(x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints) -> UOp:
     """x (n, c, *spatial), weight (out, c / groups, *kernel) -> (n, out, *size): a convolution as networks mean it."""
     n, out, kernel, dims = x.shape[0], weight.shape[0], weight.shape[2:], len(size)
     patches = windows(x, kernel, stride, padding, dilation, size)
@@ -76,9 +72,7 @@ def correlate_transposed(
     return correlate(spread(x, stride), weight, [1] * len(size), before, dilation, groups, size)
 
 
-def weight_gradient(
-    x: UOp, grad: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, kernel: Ints
-) -> UOp:
+def weight_gradient(x: UOp, grad: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, kernel: Ints) -> UOp:
     """x (n, c, *spatial), grad (n, out, *size) -> (out, c / groups, *kernel)."""
     (n, c), (out, *size) = x.shape[:2], grad.shape[1:]
     dims = len(size)

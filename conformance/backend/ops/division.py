@@ -236,4 +236,3 @@ def power(base: UOp, exponent: UOp) -> UOp:
 
 
 pointwise({"pow.Tensor_Tensor": power, "pow.Scalar": power, "gcd": gcd, "lcm": lcm})
-

@@ -89,7 +89,6 @@ def xlogy(x: UOp, y: UOp, logarithm: Callable[[UOp], UOp]) -> UOp:
     return is_nan(y).where(NAN, x.eq(0).where(0.0, x * logarithm(y)))
 
 
-
 pointwise(
     {
         "add.Tensor": lambda a, b, alpha=None: plus_scaled(a, b, alpha),

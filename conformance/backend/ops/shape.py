@@ -208,15 +208,17 @@ def _scattered(t: torch.Tensor, src: torch.Tensor, view: Any, *args: Any) -> tor
     made = _kept(t)
     part = view(made, *args)
     if part.size() != src.size():
-        raise RuntimeError(f"expected src to have a size equal to the view's {tuple(part.size())}, got "
-                           f"{tuple(src.size())}")
+        raise RuntimeError(
+            f"expected src to have a size equal to the view's {tuple(part.size())}, got {tuple(src.size())}"
+        )
     part.copy_(src)
     return made
 
 
 @decomposition("slice_scatter")
-def _slice_scatter(t: torch.Tensor, src: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
-                   step: int = 1) -> torch.Tensor:
+def _slice_scatter(
+    t: torch.Tensor, src: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> torch.Tensor:
     return _scattered(t, src, torch.ops.aten.slice, dim, start, end, step)
 
 
@@ -226,12 +228,14 @@ def _select_scatter(t: torch.Tensor, src: torch.Tensor, dim: int, index: int) ->
 
 
 @decomposition("diagonal_scatter")
-def _diagonal_scatter(t: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0,
-                      dim2: int = 1) -> torch.Tensor:
+def _diagonal_scatter(
+    t: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
     return _scattered(t, src, torch.diagonal, offset, dim1, dim2)
 
 
 @decomposition("as_strided_scatter")
-def _as_strided_scatter(t: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int],
-                        storage_offset: int | None = None) -> torch.Tensor:
+def _as_strided_scatter(
+    t: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
     return _scattered(t, src, torch.as_strided, size, stride, storage_offset)

@@ -189,9 +189,7 @@ def lgamma(x: UOp) -> UOp:
         small = z < _SHIFT
         product, z = small.where(product * z, product), small.where(z + 1.0, z)
     inverse = divide(z.const_like(1.0), z)
-    series = inverse * horner(
-        inverse * inverse, [b / (2 * n * (2 * n - 1)) for n, b in enumerate(_BERNOULLI, 1)][::-1]
-    )
+    series = inverse * horner(inverse * inverse, [b / (2 * n * (2 * n - 1)) for n, b in enumerate(_BERNOULLI, 1)][::-1])
     stirling = subtract(z, 0.5) * subtract(e.log(z), 1.0) + (series + 0.5 * (math.log(2 * math.pi) - 1))
     value = subtract(stirling, e.log(product))
     value = y.eq(INF).where(INF, value)

@@ -81,9 +81,20 @@ def test_sums_with_infinite_parts(dtype):
     values = [complex(4, inf), complex(inf, 1), complex(-inf, inf), complex(2, 3), complex(float("nan"), 1), 0j]
     a = torch.tensor([x for x in values for _ in values], dtype=dtype)
     b = torch.tensor(values * len(values), dtype=dtype)
-    for function in (torch.add, torch.sub, torch.rsub, lambda x, y: x.clone().add_(y), lambda x, y: x.clone().sub_(y),
-                     lambda x, y: torch.add(x, y, alpha=2), lambda x, y: x + complex(inf, 2), lambda x, y: inf - x,
-                     lambda x, y: x.real + y, lambda x, y: x + y.real, lambda x, y: torch.addcmul(x, y, x),
-                     lambda x, y: torch.addcdiv(x, y, x), lambda x, y: torch.addcmul(x, y, x, value=2)):
+    for function in (
+        torch.add,
+        torch.sub,
+        torch.rsub,
+        lambda x, y: x.clone().add_(y),
+        lambda x, y: x.clone().sub_(y),
+        lambda x, y: torch.add(x, y, alpha=2),
+        lambda x, y: x + complex(inf, 2),
+        lambda x, y: inf - x,
+        lambda x, y: x.real + y,
+        lambda x, y: x + y.real,
+        lambda x, y: torch.addcmul(x, y, x),
+        lambda x, y: torch.addcdiv(x, y, x),
+        lambda x, y: torch.addcmul(x, y, x, value=2),
+    ):
         mine, expected = (torch.view_as_real(z) for z in (function(a.to("tiny"), b.to("tiny")).cpu(), function(a, b)))
         torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
