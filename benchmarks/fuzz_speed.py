@@ -24,14 +24,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.fuzz import steps_range
-from conformance.fuzz_views import STEPS, Drawing
-from conformance.oracle import Observation, compare
-from conformance.program import Execution, Program
-from conformance.shadow import reference
-from conformance.support import left_out, not_drawn
-from conformance.target import Target, describe_target, load_target
-from conformance.verdict import judge
+from conformance.core.loading import describe_target, load_target
+from conformance.core.observation import Observation
+from conformance.core.oracles import compare
+from conformance.core.target import Target
+from conformance.fuzzing.command import steps_range
+from conformance.fuzzing.drawing import STEPS, Drawing
+from conformance.programs.execute import Execution
+from conformance.programs.model import Program
+from conformance.programs.shadow import reference
+from conformance.programs.unsupported import unsupported_reason, unsupported_steps
+from conformance.programs.verdict import judge
 
 WARM_UP = 10
 """Programs that run before the clock does: torch imports its compiler when the first decomposition is traced."""
@@ -113,7 +116,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
     target = load_target(given.one)
-    drawing = Drawing(given.steps, without=not_drawn(describe_target(given.one)))
+    drawing = Drawing(given.steps, without=unsupported_steps(describe_target(given.one)))
     way = naively if given.naive else as_a_worker
     for number in range(WARM_UP):
         way(drawing.numbered(given.seed + 1, number), target)
@@ -123,7 +126,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     while done < 1:
         program = drawing.numbered(given.seed, number)
         kernels += way(program, target)
-        ran += not left_out(program, target)
+        ran += not unsupported_reason(program, target)
         number += 1
         before, done = (
             done,
@@ -147,7 +150,7 @@ def as_a_worker(program: Program, target: Target) -> int:
 
 def naively(program: Program, target: Target) -> int:
     """Judge a program that is read after each step; the kernels that it took."""
-    if left_out(program, target):
+    if unsupported_reason(program, target):
         return 0
     expected = reference(program)
     with target.kernels() as counted:

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from conformance.target import load_target
+from conformance.core.loading import load_target
 
 TARGET = load_target("cpu")
 

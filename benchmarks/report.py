@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.report import __main__ as report
-from conformance.report.model import Failure, Outcome, Result, Run
 
 SIZES = (2_200, 100_000)
 

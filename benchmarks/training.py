@@ -238,7 +238,7 @@ def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step,
         choose_compiler()  # the compiler only: tinygrad stays as it is
         return tinygrad_steps(net, optimizer, "TinyJit" in way)
     if way == "peer":
-        from conformance.target import load_target
+        from conformance.core.loading import load_target
 
         load_target(f"tinygrad-upstream:{peer}").prepare()
         return torch_steps(net, optimizer, "tiny")

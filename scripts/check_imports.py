@@ -41,7 +41,7 @@ def main(root: Path) -> int:
     except SyntaxError as error:
         print(f"{error.filename}:{error.lineno}: {error.msg}", file=sys.stderr)
         return 2
-    faults = list(dict.fromkeys([*cycles(imports), *dead(imports, modules), *trespasses(imports, settings)]))
+    faults = list(dict.fromkeys([*cycles(imports), *dead(imports, modules), *trespasses(imports, modules, settings)]))
     print("\n".join(faults) or f"{len(modules)} modules, {sum(map(len, imports.values()))} imports: no fault")
     return 1 if faults else 0
 
@@ -84,11 +84,15 @@ def module_of(target: str, imports: dict[str, list[Import]]) -> str | None:
 
 
 def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
-    """Modules that need each other while they are being imported."""
+    """Modules that need each other, late imports included; a package's `__init__` may import its own modules, and they
+    it."""
     graph = {
-        name: {module_of(each.target, imports) for each in found if each.early} - {name, None}
+        name: {module_of(each.target, imports) for each in found} - {name, None}
         for name, found in imports.items()
+        if name != PACKAGE
     }
+    for name, needed in graph.items():
+        graph[name] = {each for each in needed if each and each != PACKAGE and not name.startswith(f"{each}.")}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -121,11 +125,13 @@ def top_level_names(path: Path) -> Iterator[str]:
         pending.extend(ast.iter_child_nodes(node))
 
 
-def trespasses(imports: dict[str, list[Import]], settings: dict[str, dict[str, list[str]]]) -> Iterator[str]:
+def trespasses(
+    imports: dict[str, list[Import]], modules: dict[str, Path], settings: dict[str, dict[str, list[str]]]
+) -> Iterator[str]:
     """Imports between rooms, or from outside the package, that the tables in `pyproject.toml` do not allow."""
     rooms, forbidden = settings["rooms"], settings["forbidden"]
     for name, found in imports.items():
-        room = room_of(name)
+        room = room_of(name, modules)
         if room and room not in rooms:
             yield f"{name}: a new room: name it, and what it may import, in [tool.{PACKAGE}.rooms] of pyproject.toml"
             continue
@@ -133,15 +139,16 @@ def trespasses(imports: dict[str, list[Import]], settings: dict[str, dict[str, l
             if each.target.split(".")[0] in forbidden.get(name, ()):
                 yield f"{each.file}:{each.line}: {name} must not import {each.target.split('.')[0]}"
             module = module_of(each.target, imports)
-            other = room_of(module) if module else None
+            other = room_of(module, modules) if module else None
             if room and other and other != room and other not in rooms[room]:
                 yield f"{each.file}:{each.line}: {room} must not import {other}"
 
 
-def room_of(name: str) -> str | None:
-    """The module or folder directly under the package; None for the package itself and its command."""
+def room_of(name: str, modules: dict[str, Path]) -> str | None:
+    """The folder directly under the package; None for the package itself and the commands beside the folders."""
     parts = name.split(".")
-    return parts[1] if len(parts) > 1 and parts[0] == PACKAGE and parts[1] != "__main__" else None
+    folder = len(parts) > 2 or (len(parts) == 2 and modules[name].name == "__init__.py")
+    return parts[1] if folder else None
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class TablesError(Exception):
 
 
 def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The data behind the tables, from the JSON of runs (conformance.report.model), earliest first, and older data."""
+    """The data behind the tables, from the JSON of runs (conformance.core.result), earliest first, and older data."""
     old = before or {}
     cases: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for run in runs:

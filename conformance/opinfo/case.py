@@ -17,15 +17,17 @@ from typing import Any
 
 import torch
 
+from conformance.core.errors import TargetError
+from conformance.core.observation import Observation, Raised, observe
+from conformance.core.oracles import compare
+from conformance.core.result import Failure, Outcome, Result
+from conformance.core.target import Target
 from conformance.opinfo import catalog
-from conformance.opinfo.calls import VARIANTS, Call, Skip, reference
 from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import Mixed, Sample, observable, samples, send, taken_apart, tensors
-from conformance.oracle import Observation, Raised, compare, observe
-from conformance.report.model import Failure, Outcome, Result
-from conformance.target import Target, TargetError
+from conformance.opinfo.variants import VARIANTS, Call, Skip, reference
 
 
 @dataclass
@@ -56,7 +58,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
     may crash, so that somebody outside can say where it happened."""
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
-    target.forget()
+    target.reset_state()
     tally, before, scheduled = _Tally(), calls_so_far(target), scheduled_so_far(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import torch
 
+from conformance.core.observation import Observation
+from conformance.core.oracles import MAX_SHOWN, Mismatch, differing
+from conformance.core.result import Failure
+from conformance.core.target import Target
 from conformance.opinfo import catalog, script
-from conformance.opinfo.calls import Call
 from conformance.opinfo.plan import Case
-from conformance.oracle import MAX_SHOWN, Mismatch, Observation, differing
-from conformance.report.model import Failure
-from conformance.target import Target
+from conformance.opinfo.variants import Call
 
 LONGEST_TEXT = 2_000
 """Characters kept of an exception's text or of printed values."""

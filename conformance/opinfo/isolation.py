@@ -23,9 +23,9 @@ from typing import Any
 
 import pebble
 
+from conformance.core.result import Failure, Outcome, Result
 from conformance.opinfo.plan import Case, Entry
-from conformance.opinfo.replay import from_op_db
-from conformance.report.model import Failure, Outcome, Result
+from conformance.opinfo.sample_script import from_op_db
 
 RECYCLE_AFTER = 500
 """Cases after which a worker is replaced, so that what leaks in one case does not add up; a new one costs seconds."""
@@ -172,7 +172,7 @@ def _start_worker(folder: str, memory: int, target: str) -> None:
     _note = os.open(os.path.join(folder, f"{os.getpid()}.note"), os.O_WRONLY | os.O_CREAT, 0o600)
     import torch
 
-    from conformance.target import TargetError
+    from conformance.core.errors import TargetError
 
     torch.set_num_threads(1)
     # A target that cannot be loaded is reported by `_catalog`, which the pool's owner asks for first.
@@ -184,7 +184,7 @@ def _start_worker(folder: str, memory: int, target: str) -> None:
 def _loaded(target: str) -> Any:
     """The target, loaded once a process and before torch.testing._internal is."""
     if target not in _targets:
-        from conformance.target import load_target
+        from conformance.core.loading import load_target
 
         _targets[target] = load_target(target)
     return _targets[target]
@@ -194,7 +194,7 @@ _targets: dict[str, Any] = {}
 
 
 def _catalog(target: str) -> tuple[list[Entry], dict[str, str], str] | str:
-    from conformance.target import TargetError
+    from conformance.core.errors import TargetError
 
     try:
         loaded = _loaded(target)

@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 
+from conformance.core.arbitration import ARBITRATED, arbitrate
+from conformance.core.moving import storage_key
+from conformance.core.observation import Observation, observe
+from conformance.core.oracles import Mismatch, compare
+from conformance.core.target import Target
 from conformance.opinfo import catalog
-from conformance.opinfo.calls import Call, reference
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import MARKER, Mixed, leaves, tensors
 from conformance.opinfo.truth import truth_of
-from conformance.oracle import ARBITRATED, Mismatch, Observation, arbitrate, compare, observe
-from conformance.target import Target, storage_key
+from conformance.opinfo.variants import Call, reference
 
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
 Side = tuple[Observation, Any]

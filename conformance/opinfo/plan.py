@@ -7,53 +7,15 @@ without torch, and it is the same on every machine of a matrix.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformance.report.model import Named, Outcome, Result
-
-VARIANTS = {
-    "forward": "the function, on OpInfo's sample inputs",
-    "method": "the Tensor method",
-    "inplace": "the in-place method, on a copy of the input",
-    "out": "the function with out=: right-sized, empty, and with gaps",
-    "backward": "the gradients of all inputs that OpInfo differentiates",
-    "forward_over_backward": "the derivatives of those gradients along drawn tangents, in forward mode",
-    "error_inputs": "inputs that must raise, with OpInfo's message pattern",
-    "reference_inputs": "the function, on OpInfo's larger set of inputs",
-}
-# Variants whose sample inputs require gradients.
-DIFFERENTIATED = ("backward", "forward_over_backward")
-LAYOUTS = {
-    "as_sampled": "strides as OpInfo made them",
-    "transposed": "dimensions stored in reverse order",
-    "gaps": "every other element of the storage",
-    "offset": "a storage offset, and storage left over behind",
-    "expanded": "stride 0 in the first dimension that is not of size 1",
-    "channels_last": "4-d tensors stored channels last",
-}
-# The names torch has for dtypes, so that a misspelt one is noticed without importing torch.
-DTYPES = (
-    *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
-    *("uint8", "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128"),
-    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
-)
-# `conformance.target.ORACLES`, spelt out because that module imports torch; a test holds the two together.
-ORACLES = (
-    *("structure", "dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "value", "storage"),
-    *("error", "grad", "version", "kernels"),
-)
-# Oracles beyond those of a result; "skip" is a sample that could not be compared though neither OpInfo nor
-# torch CPU nor the target's declared dtypes say why.
-RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", "skip")
-
-
-class UsageError(Exception):
-    """What the user asked for names nothing; the text is one sentence that says what, and what is near it."""
+from conformance.core.errors import UsageError
+from conformance.core.names import DIFFERENTIATED, DTYPES, LAYOUTS, VARIANTS, nearest
+from conformance.core.result import Named, Outcome, Result
 
 
 @dataclass(frozen=True)
@@ -133,12 +95,6 @@ SUITES: Mapping[str, tuple[Selection, ...]] = {
         Selection(ops=_QUICK_OPS, variants=("inplace", "backward"), samples=2),
     ),
 }
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean a, b?` or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
-    return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[str]:

@@ -41,9 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "opinfo_case" not in metafunc.fixturenames:
         return
+    from conformance.core.errors import ReportError, UsageError
     from conformance.opinfo.isolation import PoolError
-    from conformance.opinfo.plan import UsageError
-    from conformance.report.model import ReportError
 
     if not hasattr(metafunc.config.option, "case_timeout"):
         raise pytest.UsageError(f"op_db is run by its package: pytest --pyargs {SUITE} --target NAME")
@@ -55,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _cases(config: pytest.Config) -> list[Any]:
-    from conformance import expectations
+    from conformance.core import expectations
     from conformance.opinfo import isolation, plan
 
     given = config.option

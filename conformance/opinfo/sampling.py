@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from conformance.core.moving import storage_key
+from conformance.core.names import DIFFERENTIATED
+from conformance.core.target import Target
 from conformance.opinfo import catalog
-from conformance.opinfo.plan import DIFFERENTIATED
-from conformance.target import Target, storage_key
 
 MARKER = torch.device("cpu", 0)
 """The device that samples are asked for; kwargs that hold it name the device under test."""

@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
 from conformance.report import compare, machine
-from conformance.report.model import UNEXPECTED, Outcome, Result, Run, summary_line
 
 _STYLE = {
     "PASS": "green",

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance import expectations
+from conformance.core import expectations
+from conformance.core.result import RERUN, UNEXPECTED, Outcome
 from conformance.opinfo.plan import Case
 from conformance.opinfo.pytest_plugin import EXPECTED, POOL
-from conformance.report.foreign import visible
-from conformance.report.model import RERUN, UNEXPECTED, Outcome
+from conformance.report.escape import escape_control_characters
 
 pytestmark = pytest.mark.timeout(0)
 
@@ -28,8 +28,8 @@ def test_op(opinfo_case: Case, pytestconfig: pytest.Config, record_property: Cal
         lines = [f"{result.outcome} {result.reason}".rstrip()]
         lines += [f"{f.oracle} of {f.where}: expected {f.expected}, got {f.actual} {f.detail}" for f in result.failures]
         lines += [failure.script for failure in result.failures[:1]]
-        pytest.fail(visible("\n".join(lines)), pytrace=False)
+        pytest.fail(escape_control_characters("\n".join(lines)), pytrace=False)
     if result.outcome is Outcome.XFAIL:
-        pytest.xfail(visible(result.reason))
+        pytest.xfail(escape_control_characters(result.reason))
     if result.outcome is Outcome.SKIP:
-        pytest.skip(visible(result.reason))
+        pytest.skip(escape_control_characters(result.reason))

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from conformance.core.arbitration import widened
+from conformance.core.float64 import Float64Reference
+from conformance.core.observation import Observation, observe
+from conformance.core.oracles import compare
 from conformance.opinfo import catalog
-from conformance.opinfo.calls import Call
 from conformance.opinfo.sampling import leaves, map_leaves, observable, send, taken_apart
-from conformance.oracle import Observation, compare, observe, widened
-from conformance.wide import Wide
+from conformance.opinfo.variants import Call
 
 
 def truth_of(call: Call) -> tuple[Observation, Any] | None:
@@ -35,7 +37,7 @@ def truth_of(call: Call) -> tuple[Observation, Any] | None:
 
 
 def _run(call: Call, seed: int) -> tuple[Observation, Any]:
-    wide = Wide()
+    wide = Float64Reference()
     # Nothing is kept apart here: what OpInfo keeps on the CPU is widened with the rest.
     tree = map_leaves(send(wide, call.tree), lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
     catalog.seed()

@@ -5,6 +5,7 @@ Data flows in one direction: a `Run` comes in, text goes out. Nothing here impor
 
 from __future__ import annotations
 
-from conformance.report.model import Failure, Outcome, ReportError, Result, Run, load, save
+from conformance.core.errors import ReportError
+from conformance.core.result import Failure, Outcome, Result, Run, load, save
 
 __all__ = ["Failure", "Outcome", "ReportError", "Result", "Run", "load", "save"]

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from conformance.core import result as model
+from conformance.core.errors import ReportError
 from conformance.report import campaign as fuzz
-from conformance.report import compare, history, html, machine, model
+from conformance.report import compare, history, html, machine
 from conformance.report.campaign import Campaign
-from conformance.report.foreign import visible
-from conformance.report.model import ReportError
+from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 
 HISTORY = "history.sqlite"
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return reader_gone()
     except ReportError as error:
-        print(f"report: {visible(str(error))}", file=sys.stderr)
+        print(f"report: {escape_control_characters(str(error))}", file=sys.stderr)
         return 2
 
 
@@ -94,7 +95,7 @@ def _merge(options: argparse.Namespace) -> int:
     regressions = compare.diff(baseline, merged).regressions if baseline else 0
     print(options.reports / "conformance.html")
     for note in merged.notes:
-        print(f"report: {visible(note)}", file=sys.stderr)
+        print(f"report: {escape_control_characters(note)}", file=sys.stderr)
     if campaign:
         print(campaign.verdict()[1])
     print(model.summary_line(merged))

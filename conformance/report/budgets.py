@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from conformance.report.model import ReportError
+from conformance.core.errors import ReportError
 
 NAME = "kernels.json"
 

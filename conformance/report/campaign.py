@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from conformance.report import model
-from conformance.report.model import ReportError
+from conformance.core import result as model
+from conformance.core.errors import ReportError
 
 SCHEMA = 1
 KIND = "fuzz"
@@ -90,8 +90,10 @@ class Campaign:
             return False, "No drawn program was compared."
         if not self.complete:
             return False, f"The fuzz campaign was interrupted after {counted(self.programs, 'program')}."
-        left_out = f"; the target leaves out {self.programs - self.compared:,} more" if self.unsupported else ""
-        return True, f"No finding in {counted(self.compared, 'drawn program')}{left_out}."
+        unsupported_reason = (
+            f"; the target leaves out {self.programs - self.compared:,} more" if self.unsupported else ""
+        )
+        return True, f"No finding in {counted(self.compared, 'drawn program')}{unsupported_reason}."
 
     def exit_code(self) -> int:
         """0 when all is well, else 1."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.report.model import BROKEN, UNEXPECTED, Outcome, Result, Run
+from conformance.core.result import BROKEN, UNEXPECTED, Outcome, Result, Run
 
 # The kinds of change, worst first, with what they say.
 KINDS = {

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.report.model import Outcome, ReportError, Run
+from conformance.core.errors import ReportError
+from conformance.core.result import Outcome, Run
 
 SCHEMA = 1
 PATIENCE = 30.0

@@ -15,11 +15,11 @@ from typing import Any
 
 import jinja2
 
+from conformance.core.result import BROKEN, UNEXPECTED, Failure, Outcome, Result, Run, summary_line
 from conformance.report.campaign import AXES, Campaign, counted
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
-from conformance.report.foreign import visible
+from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
-from conformance.report.model import BROKEN, UNEXPECTED, Failure, Outcome, Result, Run, summary_line
 
 DETAIL_BUDGET = 3_000_000
 """Characters of failure details in one page; scripts, then values, are left out once they are spent."""
@@ -81,10 +81,10 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     ]
     return {
         "rows": rows,
-        "names": list(map(visible, names.numbers)),
+        "names": list(map(escape_control_characters, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
-        "command": f"python -m conformance.opinfo_runner --target {visible(run.target)}",
+        "command": f"python -m conformance.opinfo_runner --target {escape_control_characters(run.target)}",
     }
 
 
@@ -100,7 +100,10 @@ def _details(results: Sequence[Result]) -> dict[int, Any]:
         if not result.failures and not result.fallbacks:
             continue
         failures = [_failure(failure, left) for failure in result.failures]
-        details[number] = {"failures": failures, "fallbacks": [[visible(k), v] for k, v in result.fallbacks.items()]}
+        details[number] = {
+            "failures": failures,
+            "fallbacks": [[escape_control_characters(k), v] for k, v in result.fallbacks.items()],
+        }
         details[number]["calls"] = [result.native, result.decomposed, result.fallback]
         left -= sum(len(str(failure)) for failure in failures)
     return details
@@ -108,15 +111,23 @@ def _details(results: Sequence[Result]) -> dict[int, Any]:
 
 def _failure(failure: Failure, left: int) -> dict[str, Any]:
     short = {
-        name: visible(getattr(failure, name))[:4_000]
+        name: escape_control_characters(getattr(failure, name))[:4_000]
         for name in ("oracle", "where", "expected", "actual", "detail", "call")
     }
     full = left > 0
     return {
         **short,
         "sample": failure.sample,
-        "script": visible(failure.script)[:60_000] if full else "",
-        "values": [[visible(i), visible(a)[:200], visible(b)[:200], int(bad)] for i, a, b, bad in failure.values]
+        "script": escape_control_characters(failure.script)[:60_000] if full else "",
+        "values": [
+            [
+                escape_control_characters(i),
+                escape_control_characters(a)[:200],
+                escape_control_characters(b)[:200],
+                int(bad),
+            ]
+            for i, a, b, bad in failure.values
+        ]
         if full
         else [],
         "layouts": dict(failure.layouts),
@@ -175,7 +186,7 @@ def _page(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,
+        finalize=lambda value: escape_control_characters(value) if type(value) is str else value,
     )
 
     def source(name: str) -> str:

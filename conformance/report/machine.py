@@ -12,10 +12,10 @@ import re
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
 from conformance.report.campaign import Campaign
 from conformance.report.compare import KINDS, Diff
-from conformance.report.foreign import visible
-from conformance.report.model import UNEXPECTED, Outcome, Result, Run, summary_line
+from conformance.report.escape import escape_control_characters
 
 SUMMARY_LIMIT = 1_000_000
 """GitHub refuses a job summary of more than 1 MiB."""
@@ -82,9 +82,9 @@ def _ctrf_test(result: Result) -> dict[str, Any]:
     if result.outcome is Outcome.FLAKY:
         test["flaky"] = True
     if result.outcome is not Outcome.PASS:
-        test["message"] = visible(_headline(result) if result.failures else result.reason)
+        test["message"] = escape_control_characters(_headline(result) if result.failures else result.reason)
     if result.outcome in UNEXPECTED and result.failures:
-        test["trace"] = visible(result.failures[0].script)
+        test["trace"] = escape_control_characters(result.failures[0].script)
     return test
 
 
@@ -188,7 +188,8 @@ def error_lines(run: Run, limit: int = 10) -> list[str]:
     """`::error` lines that GitHub shows beside a job; it keeps ten of them."""
     bad = [result for result in run.results if result.outcome in UNEXPECTED]
     return [
-        f"::error title={_command(visible(result.id), True)}::{_command(visible(_headline(result)))}"
+        f"::error title={_command(escape_control_characters(result.id), True)}::"
+        + _command(escape_control_characters(_headline(result)))
         for result in bad[:limit]
     ]
 

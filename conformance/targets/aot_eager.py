@@ -14,14 +14,18 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from conformance.target import ORACLES, SIGNIFICANT_STRIDE, Target, TargetError
+from conformance.core.errors import TargetError
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.target import Target
 
 
 class AotEagerTarget(Target):
     name = "aot_eager"
-    whole = True
+    transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "stride"} | {SIGNIFICANT_STRIDE}
-    without = frozenset({"same_base", "set_data", "set_view_", "resize_filled_", "empty_filled", "a second backward"})
+    unsupported = frozenset(
+        {"same_base", "set_data", "set_view_", "resize_filled_", "empty_filled", "a second backward"}
+    )
     """`same_base` asks for views' bases and addresses, and the next four replace a storage or look into its gaps: what
     a functional graph does not have. What was compiled together is one node of the autograd graph, which can be gone
     through once. `backward` itself, and a step that raises, are where one compiled function ends and the next begins.

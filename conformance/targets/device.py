@@ -6,7 +6,9 @@ import importlib
 
 import torch
 
-from conformance.target import ORACLES, Target, TargetError
+from conformance.core.errors import TargetError
+from conformance.core.names import ORACLES
+from conformance.core.target import Target
 
 
 class DeviceTarget(Target):

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from conformance.target import Target, map_tensors, storage_key
+from conformance.core.moving import map_tensors, storage_key
+from conformance.core.target import Target
 from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
 
 
 class FakeTarget(Target):
     name = "fake"
     oracles = METADATA
-    without = NEEDS_VALUES
+    unsupported = NEEDS_VALUES
 
     def prepare(self) -> None:
         """One mode for all programs."""

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from conformance.target import ORACLES, Target
+from conformance.core.names import ORACLES
+from conformance.core.target import Target
 
 
 class FunctionalizeTarget(Target):
     name = "functionalize"
-    whole = True
+    transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
-    without = frozenset(
+    unsupported = frozenset(
         {
             "inputs that share a storage",
             "a write that raises",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.target import TargetError
+from conformance.core.errors import TargetError
 from conformance.targets.aot_eager import AotEagerTarget
 
 

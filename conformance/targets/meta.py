@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from conformance.target import ORACLES, SIGNIFICANT_STRIDE, Target, map_tensors, storage_key
+from conformance.core.moving import map_tensors, storage_key
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.target import Target
 
 METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad", "stride"} | {SIGNIFICANT_STRIDE}
 """What can be judged without values. Whether a result requires grad is left to targets that compute gradients."""
@@ -33,7 +35,7 @@ kernels check no memory. And the way to the host."""
 class MetaTarget(Target):
     name = "meta"
     oracles = METADATA
-    without = NEEDS_VALUES
+    unsupported = NEEDS_VALUES
     device = torch.device("meta")
 
     def fetch(self, tree: Any) -> Any:

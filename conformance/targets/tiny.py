@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from conformance.target import ORACLES, KernelCount, Target, TargetError
+from conformance.core.errors import TargetError
+from conformance.core.names import ORACLES
+from conformance.core.target import KernelCount, Target
 
 RENDERERS = {"CLANG": "CPU:CLANG", "X86": "CPU:X86", "LLVM": "CPU:LLVM", "PYTHON": "PYTHON"}
 """tinygrad's code generators that need no further hardware, each with what its `DEV` must say."""
@@ -42,7 +44,7 @@ class TinyTarget(Target):
             raise TargetError(
                 f"target 'tiny:{argument}' names no renderer of tinygrad: choose from {', '.join(RENDERERS)}"
             )
-        self.relatives = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
+        self.siblings = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
 
     def prepare(self) -> None:
         """Choose the renderer and import `conformance.backend`, which registers the device."""
@@ -80,7 +82,7 @@ class TinyTarget(Target):
     def synchronize(self) -> None:
         """tinygrad's CPU queue is waited for by every copy to the host."""
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         """A number that has changed from call to call is data, and a kernel reads only so many buffers."""
         self.backend.forget_numbers()
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 
 import conformance
-from conformance.target import ORACLES, Target, TargetError
+from conformance.core.errors import TargetError
+from conformance.core.names import ORACLES
+from conformance.core.target import Target
 
 BACKEND = Path("extra", "torch_backend", "backend.py")
 
@@ -57,7 +59,7 @@ def choose_compiler() -> None:
 
 class TinygradUpstreamTarget(Target):
     name = "tinygrad-upstream"
-    storages = False
+    exposes_storages = False
     oracles = frozenset(ORACLES) - {"alias", "storage", "version", "kernels", "stride", "storage_offset", "contiguity"}
     """It gives every tensor the strides of a dense one: where they were judged, more than half of all programs failed
     by nothing else."""
@@ -74,7 +76,7 @@ class TinygradUpstreamTarget(Target):
             torch.int64,
         }
     )
-    without = (
+    unsupported = (
         frozenset(
             {
                 "same_base",

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 
 from conformance import kernels, programs
 from conformance.backend import engine, replay, storage
-from conformance.program import Program
-from conformance.target import load_target
-from conformance.verdict import judge
+from conformance.core.loading import load_target
+from conformance.programs.model import Program
+from conformance.programs.verdict import judge
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

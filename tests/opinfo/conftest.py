@@ -51,7 +51,7 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.fixture(scope="package")
 def cpu() -> Any:
-    from conformance.target import load_target
+    from conformance.core.loading import load_target
 
     return load_target("cpu")
 
@@ -60,7 +60,7 @@ def cpu() -> Any:
 def planted() -> Iterator[Any]:
     sys.path.insert(0, str(PLANTED))
     try:
-        from conformance.target import load_target
+        from conformance.core.loading import load_target
 
         yield load_target("planted")
     finally:

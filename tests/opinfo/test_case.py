@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from conformance.core import names
+from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo import plan
-from conformance.report.model import Outcome, Result, Run
 
 
 def case(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32") -> plan.Case:
@@ -25,14 +26,14 @@ def run_case(target: Any, *arguments: Any, **named: Any) -> Result:
 class TestRight:
     """Torch CPU against itself."""
 
-    @pytest.mark.parametrize("variant", [name for name in plan.VARIANTS if name != "error_inputs"])
+    @pytest.mark.parametrize("variant", [name for name in names.VARIANTS if name != "error_inputs"])
     def test_every_variant_passes(self, cpu: Any, variant: str) -> None:
         """Each variant of an op that has all of them agrees with itself."""
         result = run_case(cpu, "cumsum", variant)
         assert (result.outcome, result.failures) == (Outcome.PASS, ())
         assert result.samples >= 3
 
-    @pytest.mark.parametrize("layout", plan.LAYOUTS)
+    @pytest.mark.parametrize("layout", names.LAYOUTS)
     @pytest.mark.parametrize("name", ["add", "index_select", "nn.functional.conv2d"])
     def test_every_layout_passes(self, cpu: Any, name: str, layout: str) -> None:
         """Inputs in any layout give the same results on both sides."""
@@ -135,7 +136,7 @@ class TestSkip:
 
     def test_a_whole_case_must_be_declared(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A case without a sample fails, until the expectations declare the skip."""
-        from conformance.expectations import Expectation, apply
+        from conformance.core.expectations import Expectation, apply
         from conformance.opinfo import case as module
 
         monkeypatch.setattr(module, "samples", lambda *_: iter(()))
@@ -154,7 +155,7 @@ class TestSkip:
         """An input that cannot be moved fails by the oracle `skip`, also beside samples that pass, until declared."""
         import torch
 
-        from conformance.expectations import Expectation, apply
+        from conformance.core.expectations import Expectation, apply
         from conformance.opinfo import case as module
         from conformance.opinfo.sampling import Sample
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from conformance.core.loading import load_target
+from conformance.core.names import ORACLES
+from conformance.core.result import Outcome
+from conformance.core.target import KernelCount, Target
 from conformance.opinfo.case import run_case
 from conformance.opinfo.plan import Case
-from conformance.report.model import Outcome
-from conformance.target import ORACLES, KernelCount, Target, load_target
 
 
 class Counting(Target):
@@ -85,7 +87,7 @@ class TestRepeatable:
         tiny = load_target("tiny")
         case = Case("nn.functional.triplet_margin_loss", "", "losses", "float32", "backward", "as_sampled", 4)
         first = run_case(case, tiny).kernels
-        tiny.forget()
+        tiny.reset_state()
         for number in (0.25, 0.5, 0.75):
             torch.ones(2).to(tiny.device) + number
         assert run_case(case, tiny).kernels == first

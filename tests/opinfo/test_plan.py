@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conformance.core import errors, names
 from conformance.opinfo import plan
 
 
@@ -34,15 +35,15 @@ class TestPlan:
 
     def test_oracles_are_the_oracle_modules(self) -> None:
         """The planner's list, which avoids torch, is that of the oracles."""
-        from conformance.target import ORACLES
+        from conformance.core.names import ORACLES
 
-        assert plan.ORACLES == ORACLES
+        assert names.ORACLES == ORACLES
 
     def test_dtypes_are_torch_dtypes(self) -> None:
         """Each dtype that can be asked for exists."""
         import torch
 
-        assert all(isinstance(getattr(torch, name), torch.dtype) for name in plan.DTYPES)
+        assert all(isinstance(getattr(torch, name), torch.dtype) for name in names.DTYPES)
 
     def test_only_what_exists_is_planned(self) -> None:
         """An op is planned for the dtypes and variants that its OpInfo has."""
@@ -58,7 +59,7 @@ class TestPlan:
     def test_suites_name_what_exists(self, name: str) -> None:
         """Each dtype, variant and layout of a suite can be asked for."""
         for selection in plan.SUITES[name]:
-            for part, known in (("dtypes", plan.DTYPES), ("variants", plan.VARIANTS), ("layouts", plan.LAYOUTS)):
+            for part, known in (("dtypes", names.DTYPES), ("variants", names.VARIANTS), ("layouts", names.LAYOUTS)):
                 assert set(getattr(selection, part)) <= set(known)
 
     def test_the_main_suite(self) -> None:
@@ -80,14 +81,14 @@ class TestPlan:
     )
     def test_bad_suite(self, words: str, text: str) -> None:
         """A suite that does not exist, or is asked to be another one, is bad usage."""
-        from conformance.opinfo_runner import parser
+        from conformance.opinfo.runner import parser
 
-        with pytest.raises(plan.UsageError, match=text):
+        with pytest.raises(errors.UsageError, match=text):
             plan.asked(parser().parse_args(words.split()))
 
     def test_fewer_ops_of_a_suite(self) -> None:
         """--op and --samples narrow every part of a suite."""
-        from conformance.opinfo_runner import parser
+        from conformance.opinfo.runner import parser
 
         chosen = plan.asked(parser().parse_args("--suite main --op add --samples all".split()))
         assert {(each.ops, each.samples) for each in chosen} == {(("add",), None)}
@@ -107,10 +108,10 @@ class TestPlan:
     @pytest.mark.parametrize("glob", ["ad", "linalg.pin"])
     def test_a_typo_names_what_is_near(self, glob: str) -> None:
         """An op that does not exist is refused with the nearest names."""
-        with pytest.raises(plan.UsageError, match=r"no op .* matches .*did you mean"):
+        with pytest.raises(errors.UsageError, match=r"no op .* matches .*did you mean"):
             select(*self.CATALOG, ops=(glob,))
 
     def test_nothing_planned_is_an_error(self) -> None:
         """A choice that leaves no case is bad usage, never an empty pass."""
-        with pytest.raises(plan.UsageError, match="no op among those chosen supports"):
+        with pytest.raises(errors.UsageError, match="no op among those chosen supports"):
             select(*self.CATALOG, ops=("linalg*",), dtypes=("int64",))

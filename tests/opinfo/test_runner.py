@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.core import errors, names
+from conformance.core import result as model
+from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo import plan
-from conformance.report import model
-from conformance.report.model import Outcome, Result, Run
 
 if TYPE_CHECKING:
     from .conftest import Command
@@ -132,11 +133,11 @@ class TestCommand:
 
     def test_no_room_for_results(self, tmp_path: Path) -> None:
         """A disk that is full while results come in is one sentence."""
-        from conformance.opinfo_runner import _Journal
+        from conformance.opinfo.runner import _Journal
 
         journal = _Journal(tmp_path)
         journal.file = open("/dev/full", "w")  # noqa: SIM115 - closed by the journal
-        with pytest.raises(model.ReportError, match=r"jsonl cannot be written \(No space left on device\)"), journal:
+        with pytest.raises(errors.ReportError, match=r"jsonl cannot be written \(No space left on device\)"), journal:
             journal.add(Result("x", "float32", "forward", "as_sampled", Outcome.PASS))
 
     def test_a_regression_fails(self, command: Command) -> None:
@@ -191,7 +192,7 @@ class TestCommand:
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)
-    @pytest.mark.parametrize("variant", plan.VARIANTS)
+    @pytest.mark.parametrize("variant", names.VARIANTS)
     def test_cpu_against_itself(self, command: Command, variant: str) -> None:
         """All of op_db agrees with itself: whatever fails here is a fault of the harness."""
         done = command("--target", "cpu", "--variant", variant, "--samples", "5", "-n", "2", timeout=580)

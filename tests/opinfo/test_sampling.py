@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conformance.core import names
 from conformance.opinfo import plan
 
 
@@ -20,9 +21,9 @@ class TestSampling:
 
     def test_indices_that_opinfo_keeps_stay(self, cpu: Any) -> None:
         """The indices of tensor_split are made without a device, so they stay on the CPU; the input does not."""
+        from conformance.core.target import Target
         from conformance.opinfo.catalog import find
         from conformance.opinfo.sampling import samples, send
-        from conformance.target import Target
 
         class Meta(Target):
             name = "meta"
@@ -59,7 +60,7 @@ class TestSampling:
     def test_one_sample_by_its_index(self, command: Any) -> None:
         """PYTORCH_OPINFO_SAMPLE_INPUT_INDEX runs that sample and no other."""
         code = (
-            "import torch; from conformance.target import load_target; load_target('cpu')\n"
+            "import torch; from conformance.core.target import load_target; load_target('cpu')\n"
             "from conformance.opinfo import catalog, plan; from conformance.opinfo.sampling import samples\n"
             "op = catalog.find(plan.Case('add', '', 'binary', 'float32', 'forward', 'as_sampled'))\n"
             "drawn = list(samples(op, 'forward', torch.float32, 'as_sampled', None))\n"
@@ -73,7 +74,7 @@ class TestSampling:
         assert said[0].startswith("[0, 1, 2")
         assert said[0].partition("]")[2] == said[1].partition("]")[2] != said[2].partition("]")[2]
 
-    @pytest.mark.parametrize("layout", [name for name in plan.LAYOUTS if name not in ("as_sampled", "expanded")])
+    @pytest.mark.parametrize("layout", [name for name in names.LAYOUTS if name not in ("as_sampled", "expanded")])
     def test_layouts_keep_values(self, layout: str) -> None:
         """A layout changes strides or offset, never size or values."""
         import torch

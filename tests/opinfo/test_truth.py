@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.testing._comparison import default_tolerances
 
+from conformance.core.result import Outcome, Result
+from conformance.core.target import Target
 from conformance.opinfo import case as module
 from conformance.opinfo import catalog
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import Sample
-from conformance.report.model import Outcome, Result
-from conformance.target import Target
 
 
 class Rounding(Target):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from conformance.target import Target
+from conformance.core.target import Target
 
 
 def wrong_value(result: torch.Tensor, args: Any) -> torch.Tensor:

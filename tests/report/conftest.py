@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.report.model import Failure, Outcome, Run
+from conformance.core.result import Failure, Outcome, Run
 from tests.report.runs import HOSTILE, result, run
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.report.campaign import Campaign, Found
-from conformance.report.model import Failure, Outcome, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
 

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import pytest
 
+from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.report import html
 from conformance.report.campaign import Campaign, Found
-from conformance.report.foreign import visible
+from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
-from conformance.report.model import Failure, Outcome, Result, Run
 from scripts import screenshot
 
 pytest.importorskip("playwright", reason=screenshot.MISSING)
@@ -269,7 +269,7 @@ class TestHostile:
         fuzzed = Campaign(HOSTILE, findings=(found,), avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1})
         assert opened(html.render_campaign(fuzzed)).evaluate("window.pwned === undefined")
         text = html.render(made, run(passed(HOSTILE)), fuzzed)
-        page = opened(text, "#case=" + quote(visible(bad.id), safe=""))
+        page = opened(text, "#case=" + quote(escape_control_characters(bad.id), safe=""))
         assert page.locator("tr.detail").count() == 1
         assert page.evaluate("window.pwned === undefined")
         assert page.locator("img").count() == 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from conformance.core.errors import ReportError
 from conformance.report import campaign as fuzz
 from conformance.report.campaign import Found
-from conformance.report.model import ReportError
 from tests.report.runs import HOSTILE, campaign, fuzz_json
 
 AXES = {"families": ["views", "writes"], "layouts": ["contiguous", "gaps", "empty"], "dtypes": ["float32", "bool"]}
@@ -62,8 +62,8 @@ class TestVerdict:
     def test_all_is_well(self) -> None:
         """Only when programs were compared, all of them agreed, and the campaign came to its end."""
         assert campaign().verdict() == (True, "No finding in 300 drawn programs.")
-        left_out = campaign(unsupported={"autograd": 299})
-        assert left_out.verdict() == (True, "No finding in 1 drawn program; the target leaves out 299 more.")
+        unsupported_reason = campaign(unsupported={"autograd": 299})
+        assert unsupported_reason.verdict() == (True, "No finding in 1 drawn program; the target leaves out 299 more.")
         assert campaign(unsupported={"autograd": 300}).verdict() == (False, "No drawn program was compared.")
         assert campaign(complete=False).verdict() == (False, "The fuzz campaign was interrupted after 300 programs.")
 

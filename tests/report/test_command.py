@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from conformance.core import result as model
 from conformance.report import __main__ as command
-from conformance.report import model
 from tests.report.runs import failed, fuzz_json, result, run
 
 WRITER = """
 import sys
 from pathlib import Path
 from conformance.report import __main__ as report
-from conformance.report.model import Outcome, Result, Run
+from conformance.core.result import Outcome, Result, Run
 for number in range(6):
     results = [Result(f"{sys.argv[2]}{i}", "float32", "forward", "as_sampled", Outcome.PASS, samples=1) for i in range(400)]
     report.write(Run(sys.argv[2], results), Path(sys.argv[1]), None)

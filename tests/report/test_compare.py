@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.core.result import Outcome, Result
 from conformance.report import compare
-from conformance.report.model import Outcome, Result
 from tests.report.runs import failed, over, result, run
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from conformance.core.errors import ReportError
+from conformance.core.result import Outcome, Result, Run
 from conformance.report import __main__ as command
 from conformance.report import history
-from conformance.report.model import Outcome, ReportError, Result, Run
 
 WRITER = """
 import sys
 from pathlib import Path
 from conformance.report import history
-from conformance.report.model import Run
+from conformance.core.result import Run
 for _ in range(int(sys.argv[2])):
     history.append(Path(sys.argv[1]), Run("tiny", environment={"selection": "s"}))
     print("wrote", flush=True)

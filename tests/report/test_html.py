@@ -6,9 +6,9 @@ import dataclasses
 import json
 from html.parser import HTMLParser
 
+from conformance.core.result import Failure, Run
 from conformance.report import html
 from conformance.report.campaign import Campaign, Found
-from conformance.report.model import Failure, Run
 from tests.report.runs import HOSTILE, campaign, failed, result, run
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from conformance.report import machine, model
-from conformance.report.model import Outcome, Run
+from conformance.core import result as model
+from conformance.core.result import Outcome, Run
+from conformance.report import machine
 from tests.report.runs import failed, result, run
 
 

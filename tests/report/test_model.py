@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report import budgets, model
-from conformance.report.model import Outcome, ReportError, Run
+from conformance.core import result as model
+from conformance.core.errors import ReportError
+from conformance.core.result import Outcome, Run
+from conformance.report import budgets
 from tests.report.runs import result, run
 
 
@@ -136,7 +138,7 @@ class TestBudgets:
 
 def test_a_baseline_with_failures_is_read_again(tmp_path):
     """A kept failure has no texts; the baseline that held one was refused as damaged."""
-    from conformance.report import model
+    from conformance.core import result as model
 
     failure = model.Failure("value", "result", "1.0", "2.0")
     result = model.Result("add", "float32", "forward", "as_sampled", model.Outcome.FAIL, failures=(failure,))

@@ -208,7 +208,7 @@ class TestCombined:
 
 
 class TestCopies:
-    """cat and its relatives."""
+    """cat and its siblings."""
 
     def test_cat_keeps_bits(self) -> None:
         """Joining parts of different sizes keeps nan and -0.0."""

@@ -1,0 +1,72 @@
+"""Counting aten ops on torch CPU: the bound on kernels that no fusing device should exceed.
+
+Defines `AtenOps`. The key insight: eager execution pays one kernel for each aten op that computes or moves data, and
+none for a view, which the op's schema tells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._C import DispatchKey, DispatchKeySet
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class AtenOps(TorchDispatchMode):
+    """Counts the aten ops that compute or move data: what eager execution pays one kernel each for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten":
+            self.total += not is_metadata_only(func)
+            return func(*args, **(kwargs or {}))
+        # An operator that was registered from Python, such as linear_cross_entropy in chunks, runs what it runs inside.
+        before = self.total
+        with self:
+            result = func.redispatch(DispatchKeySet(DispatchKey.CPU), *args, **(kwargs or {}))
+        self.total = max(self.total, before + 1)
+        return result
+
+
+def is_metadata_only(func: Any) -> bool:
+    """Whether the schema says that the op returns a view and writes nothing, or changes metadata only."""
+    if func.overloadpacket in METADATA_ONLY:
+        return True
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _metadata_ops() -> frozenset[Any]:
+    from torch import ops
+
+    names = (
+        "t_",
+        "transpose_",
+        "squeeze_",
+        "unsqueeze_",
+        "as_strided_",
+        "swapaxes_",
+        "swapdims_",
+        "resize_",
+        "set_",
+        "detach_",
+        "_reshape_alias",
+        "_unsafe_view",
+        "empty",
+        "empty_strided",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "lift_fresh",
+        "sym_size",
+        "sym_stride",
+        "sym_storage_offset",
+        "sym_numel",
+    )
+    return frozenset(getattr(ops.aten, name) for name in names)
+
+
+METADATA_ONLY = _metadata_ops()

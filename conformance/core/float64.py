@@ -1,0 +1,35 @@
+"""Torch CPU in float64 and complex128, as a target: the reference that says which side rounds more.
+
+Defines `Float64Reference`. The key insight: storages are widened, not tensors, so aliasing is kept, and a call or a
+program can be run again as it is. What is run there is not this module's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conformance.core.arbitration import widened
+from conformance.core.moving import rebuild
+from conformance.core.target import Target
+
+
+class Float64Reference(Target):
+    """Torch CPU on inputs whose floating and complex storages are widened; layout and aliasing are kept."""
+
+    name = "wide"
+
+    def send(self, tree: Any) -> Any:
+        return rebuild(tree, self.upload, _view_of)
+
+    def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [flat.to(widened(flat.dtype), copy=True) for flat in flats]
+
+
+def _view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if flat.dtype != widened(like.dtype) or like.is_conj() or like.is_neg():
+        raise TypeError("two dtypes in one storage cannot be widened together")
+    made = torch.empty(0, dtype=flat.dtype)
+    return made.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())

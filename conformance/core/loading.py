@@ -1,0 +1,100 @@
+"""From a target's spec (`tiny`, `device:cuda`, `class:MODULE.CLASS`) to a `Target`; imports only what it names.
+
+Whatever goes wrong in a target's own module is one sentence (`TargetError`), since it is anybody's code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+import torch
+
+from conformance.core.errors import TargetError
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.target import Target
+
+BUILTIN = {
+    "cpu": "conformance.targets.cpu:CpuTarget",
+    "tiny": "conformance.targets.tiny:TinyTarget",
+    "tinygrad-upstream": "conformance.targets.tinygrad_upstream:TinygradUpstreamTarget",
+    "device": "conformance.targets.device:DeviceTarget",
+    "meta": "conformance.targets.meta:MetaTarget",
+    "fake": "conformance.targets.fake:FakeTarget",
+    "functionalize": "conformance.targets.functionalize:FunctionalizeTarget",
+    "aot_eager": "conformance.targets.aot_eager:AotEagerTarget",
+    "inductor": "conformance.targets.inductor:InductorTarget",
+    "mutant": "conformance.selftest.mutants:MutantTarget",
+}
+
+
+ENTRY_POINTS = "conformance.targets"
+
+
+def load_target(spec: str) -> Target:
+    """The target for `NAME` or `NAME:ARGUMENT`, built in or registered under the entry points `conformance.targets`, or
+    for `class:MODULE.CLASS`, any subclass of Target that can be imported.
+
+    Its `prepare` has run. Raises TargetError with one sentence when there is none of that name or it cannot be used.
+    """
+    target = describe_target(spec)
+    try:
+        target.prepare()
+    except TargetError:
+        raise
+    except Exception as error:  # it is anybody's code, which may fail in any way
+        raise TargetError(f"target {spec!r} cannot be prepared: {_reason(error)}") from error
+    return target
+
+
+def describe_target(spec: str) -> Target:
+    """The target of this spec before its `prepare`: it can be asked for its name and script, and imports no device.
+
+    Raises TargetError, also where what the class says of itself is not understood."""
+    name, _, argument = spec.partition(":")
+    if name == "class":
+        path, argument = ":".join(argument.rsplit(".", 1)), ""
+    else:
+        path = BUILTIN.get(name) or _registered().get(name, "")
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        known = ", ".join(sorted({*BUILTIN, *_registered()}))
+        raise TargetError(
+            f"unknown target {spec!r}: choose one of {known}, write class:MODULE.CLASS, or install a "
+            f"package that registers it under the entry points {ENTRY_POINTS!r}"
+        )
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+        if not (isinstance(made, type) and issubclass(made, Target)):
+            raise TargetError(
+                f"target {spec!r} is no target: {path!r} is not a subclass of conformance.core.target.Target"
+            )
+        target = made(argument)
+        _check(spec, target)
+    except TargetError:
+        raise
+    except Exception as error:  # its module is anybody's code, which may fail in any way
+        raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {_reason(error)}") from error
+    target.spec = spec
+    return target
+
+
+def _registered() -> dict[str, str]:
+    return {entry.name: entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _check(spec: str, target: Target) -> None:
+    """What a misspelt word would leave out in silence; `without` is checked where it is understood, in `support`."""
+    unknown = [oracle for oracle in target.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
+    if unknown or not target.oracles:
+        said = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"
+        raise TargetError(f"target {spec!r} names {said}: choose from {', '.join((*ORACLES, SIGNIFICANT_STRIDE))}")
+    for dtype in target.dtypes or ():
+        if not isinstance(dtype, torch.dtype):
+            raise TargetError(
+                f"target {spec!r} holds the dtype {dtype!r}, which is no torch.dtype: write for example torch.float32"
+            )

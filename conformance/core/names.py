@@ -1,0 +1,71 @@
+"""The names that users write: oracles, dtypes, variants and layouts; and the nearest known one to a misspelt name.
+
+The key insight: planning, expectations and reports need names only, so this module must import neither torch nor a
+target. What the names stand for is defined where they are used, and tests hold the two together.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+ORACLES = (
+    "structure",
+    "dtype",
+    "shape",
+    "stride",
+    "storage_offset",
+    "contiguity",
+    "alias",
+    "value",
+    "storage",
+    "error",
+    "grad",
+    "version",
+    "kernels",
+)
+SIGNIFICANT_STRIDE = "significant_stride"
+"""In place of `stride`, for targets that follow PyTorch's own rule: strides of dimensions of length 1 and of tensors
+without elements mean nothing (pytorch#77553). A difference is reported as `stride` all the same."""
+
+RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", "skip")
+"""Oracles beyond those of a result; "skip" is a sample that could not be compared though neither OpInfo nor torch CPU
+nor the target's declarations say why."""
+
+VARIANTS = {
+    "forward": "the function, on OpInfo's sample inputs",
+    "method": "the Tensor method",
+    "inplace": "the in-place method, on a copy of the input",
+    "out": "the function with out=: right-sized, empty, and with gaps",
+    "backward": "the gradients of all inputs that OpInfo differentiates",
+    "forward_over_backward": "the derivatives of those gradients along drawn tangents, in forward mode",
+    "error_inputs": "inputs that must raise, with OpInfo's message pattern",
+    "reference_inputs": "the function, on OpInfo's larger set of inputs",
+}
+DIFFERENTIATED = ("backward", "forward_over_backward")
+"""Variants whose sample inputs require gradients."""
+
+LAYOUTS = {
+    "as_sampled": "strides as OpInfo made them",
+    "transposed": "dimensions stored in reverse order",
+    "gaps": "every other element of the storage",
+    "offset": "a storage offset, and storage left over behind",
+    "expanded": "stride 0 in the first dimension that is not of size 1",
+    "channels_last": "4-d tensors stored channels last",
+}
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+)
+"""The names that torch has for dtypes, so that a misspelt one is noticed without importing torch."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean a, b?` or nothing: names with this last part first (`relu` is `nn.functional.relu`), then names
+    that are spelt alike."""
+    known = list(known)
+    same_end = [name for name in known if name.rpartition(".")[2] == word]
+    near = [*same_end, *difflib.get_close_matches(word, known, n=3, cutoff=0.6)]
+    return f"; did you mean {', '.join(dict.fromkeys(near[:3]))}?" if near else ""

@@ -1,0 +1,121 @@
+"""What is under test: one small class, one file per target in `targets/`, nothing imported until it is asked for.
+
+The key insight: a target says *beforehand* what it can be judged by (`oracles`), which dtypes it holds and which steps
+it does not support, so an exception is never read as "unsupported". This module knows nothing of programs, OpInfo or
+reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.core.errors import TargetError
+from conformance.core.moving import _strided_like, _view_of, copied_to_host, map_tensors, rebuild, storage_key
+from conformance.core.names import ORACLES
+
+
+@dataclass
+class KernelCount:
+    """Kernels run inside a `Target.kernels()` block; `total` is None while open and where the target cannot count."""
+
+    total: int | None = None
+
+
+class Target:
+    """A PyTorch device under test. Subclass it, set `name` and `device`, and override what differs.
+
+    `argument` is what stood behind the colon in the target's spec (`device:cuda` -> `cuda`), or the empty string.
+    """
+
+    name: str
+    device: torch.device = torch.device("cpu")
+    oracles: frozenset[str] = frozenset(ORACLES) - {"kernels", "version"}
+    dtypes: frozenset[torch.dtype] | None = None
+    """The dtypes that the device can hold; None means all."""
+    unsupported: frozenset[str] = frozenset()
+    """What the target declares it does not support: step families, steps, and traits (`programs/unsupported.py`)."""
+    transforms_program: bool = False
+    """Whether a program runs as one function that `transform` is given, and not step by step."""
+    exposes_storages: bool = True
+    """Whether the device's tensors show their storages. Where not, inputs are made with `as_strided`, and aliasing can
+    be judged by behaviour only: leave `alias` and `storage` out of `oracles`."""
+    siblings: tuple[str, ...] = ()
+    """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
+    to say whose bug it is."""
+
+    def __init__(self, argument: str = "") -> None:
+        if argument:
+            raise TargetError(f"target {self.name!r} takes no argument, but got {argument!r}: write just {self.name!r}")
+        self.spec = self.name
+
+    def prepare(self) -> None:
+        """Import and register what the device needs; called before `torch.testing._internal` is imported.
+
+        Raises TargetError when the device is not there."""
+
+    def send(self, tree: Any) -> Any:
+        """The same tree with every CPU tensor on the device: same layout, same aliasing, `requires_grad` kept."""
+        return rebuild(tree, self.upload, _view_of if self.exposes_storages else _strided_like)
+
+    def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of dense 1-d CPU tensors on the device, each with a storage of its own."""
+        return [flat.clone() if self.device.type == "cpu" else flat.to(self.device) for flat in flats]
+
+    def fetch(self, tree: Any) -> Any:
+        """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`; without
+        storages each tensor by itself."""
+        if not self.exposes_storages:
+            return map_tensors(tree, lambda tensor: tensor.detach().cpu())
+        return rebuild(tree, self.download)
+
+    def key(self, tensor: torch.Tensor) -> int:
+        """Equal for tensors that are known to share a storage."""
+        return storage_key(tensor) if self.exposes_storages else id(tensor)
+
+    def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies on the CPU of dense 1-d device tensors that each cover a whole storage. A lazy device computes all
+        of them in one schedule."""
+        return copied_to_host(flats)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was asked of the device has run."""
+        if self.device.type != "cpu" and torch.accelerator.is_available():
+            torch.accelerator.synchronize(self.device)
+
+    def reset_state(self) -> None:
+        """A case begins: forget what earlier ones taught the device, where the kernels of later ones depend on that."""
+
+    @contextlib.contextmanager
+    def kernels(self) -> Iterator[KernelCount]:
+        """Count the kernels that run inside the block; `total` stays None where the target cannot count."""
+        yield KernelCount()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Surrounds each step of a program on the target, not the moves: a mode or a planted fault goes here."""
+        yield
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of the function that a whole program is; only for targets that are `whole`."""
+        return function
+
+    def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """Within a whole program, call a step that must raise: the exception, or "no error"."""
+        try:
+            step(*tensors)
+        except Exception as error:
+            return error
+        return "no error"
+
+    def environment(self) -> dict[str, str]:
+        """What a report should say about the target: versions, compiler, renderer."""
+        return {"torch": torch.__version__}
+
+    def script(self) -> str:
+        """Python lines that a standalone script needs before it may use the device as `DEVICE`."""
+        return f"DEVICE = {str(self.device)!r}"

@@ -1,0 +1,403 @@
+"""Drawing programs of view and in-place steps: a Hypothesis strategy, and a numbered stream for campaigns.
+
+The key insight: bugs of views and in-place writes are interactions, a write after a view after a write, so each step is
+drawn in front of a CPU shadow of the program so far: operands are what exists, later and freshly written storages come
+first, and what has no defined meaning is turned down before it runs (and counted), not filtered out afterwards.
+
+    @given(programs(steps=(1, 6)))
+    def test_my_backend(program): ...
+
+Hypothesis serves tests: what it draws shrinks. A campaign draws the same rules from a seeded stream, since Hypothesis'
+engine varies earlier examples: of 1,000 programs drawn by it 317 were distinct sequences of ops, and a campaign wants
+1,000; and program 17 of seed 3 is then the same however many programs, shards and workers there are.
+
+It knows programs and the step table; targets, oracles and reports are not its business.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+
+from conformance.programs.execute import Broken
+from conformance.programs.model import Input, Program, Storage, fresh_names
+from conformance.programs.shadow import Shadow
+from conformance.programs.steps.draw import Draw, Situation, Source
+from conformance.programs.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
+from conformance.programs.steps.op import Json, Op, dtype_name, dtype_of
+from conformance.programs.steps.table import FAMILIES, OPS
+
+DTYPES = (
+    "float32",
+    "int64",
+    "float32",
+    "float32",
+    "int32",
+    "bool",
+    "float64",
+    "complex64",
+    "uint8",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+)
+"""dtypes that are drawn, the often drawn ones repeatedly and first."""
+
+FAMILY_WEIGHT = {
+    "view": 10,
+    "setitem": 6,
+    "arithmetic": 5,
+    "copy": 4,
+    "copies": 4,
+    "indexed write": 3,
+    "out=": 3,
+    "metadata in place": 2,
+    "setitem loop": 1,
+    "autograd": 4,
+    "layers": 3,
+}
+"""How often a family is drawn; 1 where it is not named. Views and writes, whose interaction is the subject, lead."""
+
+WRITES = ("setitem", "arithmetic", "copy", "indexed write", "out=")
+READS = ("copies", "out of place", "reduction", "questions")
+FOLLOWS = {
+    "view": (*WRITES, *WRITES),
+    **dict.fromkeys(WRITES, ("view", "view", *READS)),
+    **dict.fromkeys(READS, ("view", *WRITES)),
+}
+"""What half of the steps are drawn from, by the family of the step before: bugs of views and writes are interactions,
+a write after a view after a write, a read of what was viewed before."""
+
+STEPS = (1, 8)
+
+
+Cell = tuple[str, str, str]
+CLASSES = (
+    "contiguous",
+    "window",
+    "permuted",
+    "gaps",
+    "permuted gaps",
+    "expanded",
+    "overlapping",
+    "non-divisible",
+    "0-d",
+    "empty",
+)
+"""The layout classes of `layout_class`, all of them names in the catalogue too."""
+
+
+TRIED = 20
+"""So many layouts of a class are tried to see whether a row takes one of them: two were enough for every cell."""
+
+PROBED = 100
+"""So many programs are drawn to see whether a family can be drawn at all: what can be, was among the first 20."""
+
+
+class DrawingError(ValueError):
+    """No programs can be drawn so: one sentence with what is wrong and what to choose from."""
+
+
+class UnknownFamily(DrawingError):
+    """A family of steps that the table does not have: one sentence naming those that it has."""
+
+
+@dataclass
+class Tally:
+    """What drawing did: programs, steps, what was turned down and why, and which cells were reached."""
+
+    programs: int = 0
+    steps: int = 0
+    avoided: Counter[str] = field(default_factory=Counter)
+    cells: Counter[Cell] = field(default_factory=Counter)
+    """Steps drawn by (family, layout class of the first tensor, its dtype)."""
+
+    def add(self, other: Tally) -> None:
+        """Take in another shard's tally."""
+        self.programs, self.steps = self.programs + other.programs, self.steps + other.steps
+        self.avoided += other.avoided
+        self.cells += other.cells
+
+    def to_json(self) -> dict[str, Json]:
+        """The tally as JSON."""
+        return {
+            "programs": self.programs,
+            "steps": self.steps,
+            "avoided": dict(self.avoided),
+            "cells": [[*cell, count] for cell, count in self.cells.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> Tally:
+        """The tally that `to_json` wrote."""
+        cells = Counter({(family, layout, dtype): count for family, layout, dtype, count in data["cells"]})
+        return cls(data["programs"], data["steps"], Counter(data["avoided"]), cells)
+
+
+def programs(
+    *,
+    steps: tuple[int, int] = STEPS,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    dtypes: Collection[str] = DTYPES,
+    tally: Tally | None = None,
+) -> st.SearchStrategy[Program]:
+    """A strategy of programs that have a defined meaning on torch CPU.
+
+    steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always drawn).
+    dtypes: names of the dtypes of inputs and of conversions. tally: counts what was drawn, if given.
+    Raises DrawingError for a family or dtype that does not exist, and for one of `only` that cannot be drawn so.
+    """
+    drawing = Drawing(steps, tuple(only), tuple(without), tuple(dtypes))
+
+    @st.composite
+    def draw_program(draw: Callable[[st.SearchStrategy[int]], int]) -> Program:
+        at = draw(_integers(0, len(drawing.cells)))
+        aim = drawing.cells[at - 1] if at else None
+        return drawing.program(lambda low, high: draw(_integers(low, high)), tally, aim)
+
+    return draw_program()
+
+
+@functools.cache
+def _integers(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)
+
+
+@functools.cache
+def _families(only: tuple[str, ...], without: tuple[str, ...], biased: bool) -> dict[str, list[Op]]:
+    drawn = {
+        family: [
+            op
+            for op in OPS.values()
+            if op.family == family and op.name not in without
+            for _ in range(op.weight if biased else 1)
+        ]
+        for family in FAMILIES
+        if (not only or family in only or family == "view") and family not in without
+    }
+    return {family: ops for family, ops in drawn.items() if ops}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What programs may be made of, as in `programs`; picklable, so that it travels to workers. Without `biased` every
+    family and operand is drawn alike, which is there to be compared with.
+
+    Raises DrawingError for a family or dtype that does not exist, and where no program has a step of one of `only`."""
+
+    steps: tuple[int, int] = STEPS
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = DTYPES
+    biased: bool = True
+
+    def __post_init__(self) -> None:
+        unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - {*FAMILIES, *OPS})
+        if unknown:
+            raise UnknownFamily(f"unknown step family {min(unknown)!r}: choose from {', '.join(FAMILIES)}")
+        strange = [name for name in self.dtypes if name not in DTYPES]
+        if strange or not self.dtypes:
+            said = f"unknown dtype {strange[0]!r}" if strange else "there is no dtype to draw"
+            raise DrawingError(f"{said}: choose from {', '.join(dict.fromkeys(DTYPES))}")
+        if not self.cells:
+            raise DrawingError("there is no step to draw: too many families are left out for these dtypes")
+        for family in self._never_drawn():
+            raise DrawingError(
+                f"the family {family!r} cannot be drawn: of {PROBED} programs with the dtypes "
+                f"{', '.join(dict.fromkeys(self.dtypes))} and without what is left out none has a step "
+                "of it"
+            )
+
+    def _never_drawn(self) -> list[str]:
+        """The families of `only` that are missing from the first programs. Whether a step fits is known only once it
+        is drawn: integers have no gradient, but what they are divided into has."""
+        missing = list(self.only)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number in range(PROBED if missing else 0):
+                drawn = {OPS[step.op].family for step in self.numbered(0, number).steps}
+                missing = [family for family in missing if family not in drawn]
+                if not missing:
+                    break
+        return missing
+
+    @property
+    def families(self) -> dict[str, list[Op]]:
+        """The rows to draw from, by family; a row of weight n occurs n times."""
+        return _families(self.only, self.without, self.biased)
+
+    def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
+        """Program `number` of this seed: the same on every machine, for one version of this package."""
+        return self.program(random.Random(f"{seed}:{number}").randint, tally, self.aim(seed, number))
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell that a step can be aimed at: family, layout class of its first tensor, dtype, of which some row of
+        the family takes a tensor."""
+        return _cells(self.only, self.without, self.biased, tuple(dict.fromkeys(self.dtypes)))
+
+    def aim(self, seed: int, number: int) -> Cell | None:
+        """The cell that a program of this seed is aimed at: every second program, and each cell once before any is
+        aimed at again, in an order of the seed's own. So unseen cells are come to whatever was drawn before, and a
+        program needs nothing but its seed and number to be drawn again."""
+        if not self.biased or number % 2 == 0:
+            return None
+        turn, at = divmod(number // 2, len(self.cells))
+        return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
+
+    def program(self, source: Source, tally: Tally | None = None, aim: Cell | None = None) -> Program:
+        """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
+        the cell `aim`."""
+        d = Draw(source)
+        known = [name for name in DTYPES if name in self.dtypes]
+        program = draw_inputs(d, known, "autograd" in self.families, aim)
+        shadow = Shadow(program)
+        k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
+        aimed = d.integer(1, self.steps[1]) if aim else 0
+        weighted = [
+            family for family in self.families for _ in range(FAMILY_WEIGHT.get(family, 1) if self.biased else 1)
+        ]
+        least, most = self.steps
+        for _ in range(4 * most):
+            drawn = len(shadow.steps)
+            ends = drawn >= least and d.integer(0, most) == 0
+            if drawn >= most or (ends and aim is None):
+                break
+            try:
+                if aim and (ends or drawn + 1 >= aimed) and draw_aimed(k, self.families, aim, tally):
+                    aim = None
+                elif ends:
+                    break
+                else:
+                    draw_step(k, self.families, weighted, tally)
+            except Broken:
+                break
+        if tally is not None:
+            tally.programs += 1
+            tally.steps += len(shadow.steps)
+            tally.avoided += shadow.avoided
+        return program.with_steps(tuple(shadow.steps))
+
+
+def draw_aimed(k: Situation, by_family: dict[str, list[Op]], aim: Cell, tally: Tally | None) -> bool:
+    """Draw a step of the cell's family whose first tensor is in the cell; False when there is none now."""
+    family, layout, dtype = aim
+
+    def in_cell(t: torch.Tensor) -> bool:
+        return dtype_name(t.dtype) == dtype and layout_class(t) == layout
+
+    k.only = in_cell
+    ops = list(dict.fromkeys(op for op in by_family[family] if op.fits is not None and k.holds(op.fits)))
+    found = bool(ops)
+    if found:
+        offer(k, k.choice(ops), tally)
+    k.only = None
+    return found
+
+
+def draw_step(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str], tally: Tally | None) -> None:
+    """Draw one step and offer it to the shadow; where nothing fits, another is drawn by the caller."""
+    following = FOLLOWS.get(OPS[k.shadow.steps[-1].op].family, ()) if k.shadow.steps and k.biased else ()
+    likely = [family for family in following if family in by_family]
+    offer(k, choose(k, by_family, likely if likely and k.chance(1, 2) else weighted), tally)
+
+
+def offer(k: Situation, op: Op, tally: Tally | None) -> None:
+    """Draw a step of this row and offer it to the shadow."""
+    step = op.draw(k)
+    if step is None:
+        k.shadow.avoided["nothing fits: " + op.family] += 1
+        return
+    names = [name for name in step.names() if name in k.shadow.env]
+    cell = _cell(op, k[names[0]]) if names else None
+    offered = k.shadow.offer(step)
+    if offered is not None and tally is not None and (cell or offered.out):
+        tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
+
+
+def choose(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str]) -> Op:
+    """A row that something in the program fits: a family is chosen, then one of its rows, until one does."""
+    families = list(weighted)
+    while families:
+        family = k.choice(families)
+        ops = by_family[family]
+        while ops:
+            op = k.choice(ops)
+            if op.fits is None or k.holds(op.fits):
+                return op
+            ops = [other for other in ops if other is not op]
+        families = [other for other in families if other != family]
+    return OPS["clone"]
+
+
+@functools.cache
+def _cells(only: tuple[str, ...], without: tuple[str, ...], biased: bool, dtypes: tuple[str, ...]) -> tuple[Cell, ...]:
+    d = Draw(random.Random(0).randint)
+    tried = {
+        (layout, dtype): [_laid_out(LAYOUTS[layout](d), dtype) for _ in range(TRIED)]
+        for layout in CLASSES
+        for dtype in dtypes
+    }
+    return tuple(
+        (family, layout, dtype)
+        for family, ops in _families(only, without, biased).items()
+        for (layout, dtype), tensors in tried.items()
+        if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
+    )
+
+
+def _laid_out(layout: Layout, dtype: str) -> torch.Tensor:
+    return torch.zeros(layout.cells, dtype=dtype_of(dtype)).as_strided(layout.size, layout.stride, layout.offset)
+
+
+def _cell(op: Op, first: torch.Tensor) -> Cell:
+    return op.family, layout_class(first), dtype_name(first.dtype)
+
+
+def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None) -> Program:
+    """One to three inputs, each of a layout class from the catalogue, the first of the class and dtype that are aimed
+    at; a later one may be a view of an earlier one's storage; at times one requires grad."""
+    storages: list[Storage] = []
+    inputs: list[Input] = []
+    names = fresh_names({})
+    for _ in range(d.choice((1, 2, 1, 2, 3))):
+        dtype, layout = d.choice(dtypes), draw_layout(d)
+        if aim and not inputs:
+            dtype, layout = aim[2], LAYOUTS[aim[1]](d)
+        shared = bool(storages) and d.chance(1, 4)
+        if shared:
+            at = d.integer(0, len(storages) - 1)
+            dtype = storages[at].dtype
+            storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
+        else:
+            at = len(storages)
+            values = d.choice(
+                (
+                    "arange",
+                    {"seed": d.integer(0, 99)},
+                    {"seed": d.integer(0, 99)},
+                    "arange",
+                    "arange",
+                    {"seed": d.integer(0, 99)},
+                    {"seed": d.integer(0, 99)},
+                    {"special": d.integer(0, 99)},
+                )
+            )
+            storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
+        grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
+        inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))
+    return Program(tuple(storages), tuple(inputs))
+
+
+def draw_layout(d: Draw) -> Layout:
+    """A layout of one of the classes of the catalogue."""
+    return LAYOUTS[d.choice(OFTEN) if d.chance(1, 2) else d.choice(tuple(LAYOUTS))](d)

@@ -1,0 +1,49 @@
+"""How many kernels a program took before, so that a rise is a finding: a baseline by target and program.
+
+The key insight: a program is data, so its digest tells whether it is the one that was counted; the corpus and the first
+numbered programs of a seed are the same programs on every machine. A program that nobody counted has the other limit
+only, torch CPU's own ops.
+
+It knows programs; which runs are counted, and what a rise means, is the business of others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from conformance.core.result import write_atomic
+from conformance.programs.model import ProgramError
+
+SCHEMA = 1
+BASELINE = Path("reports/baseline/programs.json")
+
+
+def read_baseline(path: Path, target: str) -> Mapping[str, int]:
+    """The kernels of each program by digest; empty where this target was never counted.
+
+    Raises ProgramError with one sentence when the file is missing, damaged or older."""
+    return _read(path).get(target, {})
+
+
+def _read(path: Path) -> dict[str, dict[str, int]]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"it has schema {data['schema']!r}, and this version reads schema {SCHEMA}")
+        return {
+            str(target): {str(key): int(kernels) for key, kernels in counts.items()}
+            for target, counts in data["kernels"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProgramError(
+            f"{path}: cannot be read as a baseline of kernels ({type(error).__name__}: {error}); "
+            "--record-kernels writes one"
+        ) from error
+
+
+def write_baseline(path: Path, target: str, counts: Mapping[str, int]) -> None:
+    """Replace this target's counts in the file; those of other targets stay."""
+    every = {**(_read(path) if path.exists() else {}), target: dict(sorted(counts.items()))}
+    write_atomic(path, json.dumps({"schema": SCHEMA, "kernels": every}, indent=1) + "\n")

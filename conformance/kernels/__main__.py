@@ -1,0 +1,95 @@
+"""The command ``python -m conformance.kernels SCRIPT.py``: what a script runs on the tiny device, line by line."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from conformance.backend import trace
+from conformance.kernels import Count, Place, count
+
+WHY = {
+    "observed": "a value was read on the host",
+    "realize": "the program asked for it",
+    "cut": "a graph had grown too deep for one schedule",
+    "write in place": "a large buffer was written, and who read it needed its old content",
+    "index check": "an index had to be looked at before it was used",
+    "compiled": "a graph that torch.compile captured",
+}
+
+
+def kinds(kernels: tuple[str, ...]) -> str:
+    """Kernels by what bounds them: reductions (tinygrad's r_), elementwise work (E_), copies."""
+    names = {"r": "reduction", "E": "elementwise"}
+    found = Counter(names.get(kernel.split("_")[0], kernel) for kernel in kernels)
+    return ", ".join(f"{n} {kind}" for kind, n in found.items())
+
+
+def tables(counted: Count) -> Iterator[Table]:
+    """What ran in all, and line by line, the line with the most kernels first."""
+    total = Table("what", "count", "detail", title="In all")
+    seconds = f"{counted.schedule_s:.3f} s scheduling, {counted.compile_s:.3f} s code, {counted.run_s:.3f} s running"
+    total.add_row("kernels", str(counted.kernels), seconds)
+    known = f"{counted.replayed} remembered, {counted.loaded} of these on disk"
+    total.add_row("schedules", str(counted.schedules), known)
+    total.add_row("copies in", str(counted.copies_in), f"{counted.bytes_in} bytes")
+    total.add_row("copies out", str(counted.copies_out), f"{counted.bytes_out} bytes")
+    total.add_row("stores", str(counted.stored), "writes into a buffer's own memory")
+    yield total
+    lines: dict[tuple[Place, str], list[trace.Event]] = {}
+    for place, event in counted.boundaries:
+        why = event.why if isinstance(event, trace.Schedule) else type(event).__name__.lower()
+        why += f" {event.direction}" if isinstance(event, trace.Copy) else ""
+        lines.setdefault((place, why), []).append(event)
+    table = Table("line", "why", "times", "kernels", "of which", title="Boundaries")
+    rows = []
+    for (place, why), events in lines.items():
+        kernels = tuple(k for e in events if isinstance(e, trace.Schedule) for k in e.kernels)
+        rows.append((len(kernels), len(events), place, why, kernels))
+    for n, times, place, why, kernels in sorted(rows, key=lambda row: (-row[0], -row[1])):
+        where = f"{Path(place.file).name}:{place.line}  {place.code}"
+        table.add_row(escape(where), WHY.get(why, why), str(times), str(n), kinds(kernels))
+    yield table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a script and print what it ran on the device; its own exit code, 2 where there is no such script."""
+    parser = argparse.ArgumentParser("python -m conformance.kernels", description=main.__doc__)
+    parser.add_argument("script", type=Path, help="a Python file that uses the tiny device")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    given = parser.parse_args(arguments)
+    if not given.script.is_file():
+        print(f"{given.script}: there is no such file; give the path of a Python script.", file=sys.stderr)
+        return 2
+    sys.argv = [str(given.script), *given.arguments]
+    sys.path.insert(0, str(given.script.parent))
+    code = 0
+    with count() as counted:
+        try:
+            runpy.run_path(str(given.script), run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    console = Console()
+    for table in tables(counted):
+        console.print(table)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

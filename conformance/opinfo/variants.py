@@ -1,0 +1,198 @@
+"""What to call for a sample, by variant: the function, the method, in place, into out=, or backward.
+
+Defines `Call`, `VARIANTS` and `reference`. The key insight: a call is a function of inputs that may lie anywhere, so
+the CPU and the target make the very same one. What is compared afterwards is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from conformance.core.loading import load_target
+from conformance.core.target import Target
+from conformance.opinfo import catalog, script
+from conformance.opinfo.sampling import Sample, map_leaves, send, tensors
+
+OUT_FORMS = ("right-sized", "empty", "with gaps")
+
+
+class Draws:
+    """Tangents and cotangents, which a call draws by itself, on the CPU from the seed, in the dtype of what they are
+    for; `repeated` gives those of the last run once more, to a run whose dtypes would draw other numbers."""
+
+    def __init__(self) -> None:
+        self.last: list[torch.Tensor] = []
+        self.given: Iterator[torch.Tensor] | None = None
+
+    def start(self) -> None:
+        """A run of the call begins."""
+        self.last = self.last if self.given else []
+
+    def __call__(self, like: torch.Tensor) -> torch.Tensor:
+        if self.given:
+            return next(self.given).to(like.dtype)
+        self.last.append(torch.randn(like.shape, dtype=like.dtype))
+        return self.last[-1].to(like.device)
+
+    @contextlib.contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Within, runs of the call draw nothing."""
+        self.given = iter(self.last)
+        try:
+            yield
+        finally:
+            self.given = None
+
+
+@dataclass
+class Call:
+    """One call to compare: `run` takes the inputs where they are and returns the outcome.
+
+    `tree` holds the inputs on the CPU, by name. `source` is how the call reads in a script, None when it has no name.
+    """
+
+    sample: Sample
+    tree: dict[str, Any]
+    run: Callable[[dict[str, Any]], Any]
+    source: str | None
+    note: str = ""
+    draws: Draws = field(default_factory=Draws)
+
+
+class Skip(Exception):
+    """This sample cannot be compared; the text says why."""
+
+
+@functools.cache
+def reference() -> Target:
+    """Torch CPU, which says what is right."""
+    return load_target("cpu")
+
+
+def _function(op: Any, sample: Sample) -> Iterator[Call]:
+    yield Call(sample, sample.tree, lambda t: op.op(t["input"], *t["args"], **t["kwargs"]), script.function_name(op))
+
+
+def _method(op: Any, sample: Sample) -> Iterator[Call]:
+    method = _on_tensor(op.method_variant, sample)
+    yield Call(sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, ""))
+
+
+def _inplace(op: Any, sample: Sample) -> Iterator[Call]:
+    method = _on_tensor(op.inplace_variant, sample)
+    yield Call(
+        sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, "_")
+    )
+
+
+def _on_tensor(method: Any, sample: Sample) -> Any:
+    if not isinstance(sample.input, torch.Tensor):
+        raise Skip("the first argument is no tensor, so there is no method to call")
+    return method
+
+
+def _out(op: Any, sample: Sample) -> Iterator[Call]:
+    def run(tree: dict[str, Any]) -> Any:
+        return op.op(tree["input"], *tree["args"], **tree["kwargs"], out=tree["out"])
+
+    copied = send(reference(), sample.tree, sample.kept)
+    try:
+        catalog.seed()
+        result = op.op(copied["input"], *copied["args"], **copied["kwargs"])
+    except Exception as error:
+        raise Skip(f"the CPU raises {type(error).__name__} without out=, so there is no size to give to out") from None
+    wanted = (result,) if isinstance(result, torch.Tensor) else result
+    if not (isinstance(wanted, (tuple, list)) and wanted and all(isinstance(t, torch.Tensor) for t in wanted)):
+        raise Skip("the result is no tensor or tuple of tensors, so there is nothing to give to out")
+    for form in OUT_FORMS:
+        made = [_out_tensor(tensor, form) for tensor in wanted]
+        out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
+        name = script.function_name(op)
+        yield Call(sample, {**sample.tree, "out": out}, run, name, f"out {form}")
+
+
+def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
+    if form == "empty":
+        return torch.empty(0, dtype=like.dtype)
+    step = 2 if form == "with gaps" else 1
+    stride = list(
+        itertools.accumulate([*reversed([max(n, 1) for n in like.shape[1:]])], lambda a, b: a * b, initial=step)
+    )
+    # Sevens, so that an element that was not written shows, and so that a write into a gap shows.
+    base = torch.full((max(like.numel(), 1) * step + 1,), 7, dtype=torch.uint8).to(like.dtype)
+    return base.as_strided(like.shape, stride[::-1][: like.dim()] if like.dim() else (), 0)
+
+
+def _backward(op: Any, sample: Sample) -> Iterator[Call]:
+    leaf = any(tensor.requires_grad for tensor in tensors(sample.tree))
+    if not leaf:
+        raise Skip("no input requires a gradient")
+    drawn = Draws()
+
+    def run(tree: dict[str, Any]) -> Any:
+        drawn.start()
+        result = op.op(tree["input"], *tree["args"], **tree["kwargs"])
+        processed = result if sample.process is None else sample.process(result)
+        found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
+        if not found:
+            return result
+        catalog.seed()
+        torch.autograd.backward(found, list(map(drawn, found)))
+        for tensor in tensors(tree):
+            # The gradient of sgn is a tensor without memory, which nothing may read before it is made real.
+            if tensor.grad is not None and torch._is_zerotensor(tensor.grad):
+                tensor.grad = tensor.grad.clone()
+        return result
+
+    yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
+
+
+def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
+    if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
+        raise Skip("no input requires a gradient")
+
+    drawn = Draws()
+
+    def run(tree: dict[str, Any]) -> Any:
+        drawn.start()
+        duals: list[torch.Tensor] = []
+
+        def dual(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+                return leaf
+            duals.append(forward_ad.make_dual(leaf, drawn(leaf)))
+            return duals[-1]
+
+        with forward_ad.dual_level():
+            moved = map_leaves(tree, dual)
+            result = op.op(moved["input"], *moved["args"], **moved["kwargs"])
+            processed = result if sample.process is None else sample.process(result)
+            found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
+            if not found:
+                return []
+            gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
+            tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradients]
+        # A tangent that is known to be zero may be a tensor without memory, which nothing may read.
+        return [t.clone() if t is not None and torch._is_zerotensor(t) else t for t in tangents]
+
+    yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
+
+
+VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
+    "forward": _function,
+    "reference_inputs": _function,
+    "error_inputs": _function,
+    "method": _method,
+    "inplace": _inplace,
+    "out": _out,
+    "backward": _backward,
+    "forward_over_backward": _forward_over_backward,
+}

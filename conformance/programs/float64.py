@@ -1,0 +1,132 @@
+"""How a target's run of a program differs from torch CPU's, where the CPU's rounding is not held against it.
+
+Defines `differences` and `truth_of`. The key insight: where only floating values differ, the program in float64 can
+say which of the two rounds more. It can say so only as far as the program goes the same way there: after every step all
+that is not floating (integers, masks, shapes, strides, errors, plain answers) must be what it was in the first run. A
+step that decides by a rounded value, or reads the bits of one, ends that, and from there on the CPU stays right.
+
+What the answer decides is the oracle's `arbitrate`; how a target is run is not this module's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from conformance.core.arbitration import ARBITRATED, arbitrate, subject, widened
+from conformance.core.float64 import Float64Reference
+from conformance.core.moving import storage_key
+from conformance.core.observation import Observation
+from conformance.core.oracles import Mismatch, compare, differing
+from conformance.programs.execute import Execution
+from conformance.programs.model import Program
+from conformance.programs.shadow import Reference
+from conformance.programs.steps.op import Op, Step
+
+
+def differences(
+    program: Program, expected: Reference, actual: Observation, oracles: Collection[str]
+) -> tuple[list[Mismatch], bool]:
+    """The mismatches between CPU's answer and the target's, and whether there is none only because the target agrees
+    with the program's answer in float64, to which the CPU is no nearer. Bits that were only moved are never a matter of
+    rounding."""
+    found = compare(expected.observation, actual, oracles=oracles, exact=expected.exact)
+    if not found or any(m.oracle not in ARBITRATED or m.where in expected.exact for m in found):
+        return found, False
+    narrow, wide = truth_of(program)
+    settled = all(_settled(subject(m, narrow), subject(m, expected.observation)) for m in found)
+    left = arbitrate(found, expected.observation, actual, wide) if settled else found
+    return left, not left
+
+
+def truth_of(program: Program) -> tuple[Observation, Observation]:
+    """What is seen of the program on the CPU, as it is and in float64, before the first step that goes another way in
+    float64 or has no answer there."""
+    steps = _steps_that_go_the_same_way(program)
+    narrow, wide = Execution(program), _InFloat64(program, Float64Reference())
+    for step in program.steps[:steps]:
+        _both(narrow, wide, step)
+    return narrow.observe(), wide.observe()
+
+
+def _steps_that_go_the_same_way(program: Program) -> int:
+    narrow, wide = Execution(program), _InFloat64(program, Float64Reference())
+    for number, step in enumerate(program.steps):
+        try:
+            _both(narrow, wide, step)
+        except Exception:  # whatever it is, from here on it says nothing about the target: the finding stands
+            return number
+        if not _went_the_same_way(narrow, wide):
+            return number
+    return len(program.steps)
+
+
+def _both(narrow: Execution, wide: Execution, step: Step) -> None:
+    narrow.step(step)
+    with _new_floats_are_wide():
+        wide.step(step)
+
+
+def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bool:
+    """Whether what the CPU has at the end is bit by bit what it had when float64 was asked."""
+    return (
+        before is not None
+        and at_the_end is not None
+        and (before.dtype, before.shape) == (at_the_end.dtype, at_the_end.shape)
+        and not bool(differing(before, at_the_end, True, None, None).any())
+    )
+
+
+class _InFloat64(Execution):
+    """A program whose constants and dtypes among the arguments are widened too."""
+
+    def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return super().call(op, _widened(args), _widened(kwargs))
+
+
+def _widened(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.to(widened(tree.dtype))
+    if isinstance(tree, torch.dtype):
+        return widened(tree)
+    if isinstance(tree, dict):
+        return {key: _widened(part) for key, part in tree.items()}
+    return type(tree)(_widened(part) for part in tree) if type(tree) in (list, tuple) else tree
+
+
+@contextmanager
+def _new_floats_are_wide() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _went_the_same_way(narrow: Execution, wide: Execution) -> bool:
+    if _shared(narrow) != _shared(wide) or _plain(narrow.answers) != _plain(wide.answers):
+        return False
+    return all(_alike(tensor, wide.env[name]) for name, tensor in narrow.env.items())
+
+
+def _shared(run: Execution) -> dict[str, str]:
+    """The tensors by name, each with the first that lies in the same storage."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(storage_key(tensor), name) for name, tensor in run.env.items()}
+
+
+def _plain(answers: dict[str, Any]) -> dict[str, Any]:
+    """The answers without their floats, which may be rounded, and without the texts of errors."""
+    kinds = {name: getattr(answer, "kind", answer) for name, answer in answers.items()}
+    return {name: type(kind) if isinstance(kind, (float, complex)) else kind for name, kind in kinds.items()}
+
+
+def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    places = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad) for t in (one, two)]
+    if places[0] != places[1] or two.dtype != widened(one.dtype):
+        return False
+    return two.dtype != one.dtype or one.dtype.is_floating_point or one.dtype.is_complex or torch.equal(one, two)

@@ -1,0 +1,268 @@
+"""The program: inputs of exact geometry and steps, as data; reading and writing it.
+
+The key insight: because a program is data, one and the same thing is drawn, shrunk, saved, replayed in another process,
+compared between targets and printed as a script. It is never a pickle and never code.
+
+It knows the step table only; how programs are run, drawn, judged and reported is not its business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.programs.steps.op import Json, Step, StepError, dtype_of, is_name
+from conformance.programs.steps.table import OPS
+
+SCHEMA = 1
+
+
+LOOP = "loop"
+"""The op of a step that runs its body several times."""
+
+
+LONGEST_LOOP = 1000
+"""A longer loop is refused; drawn ones run over a dimension of at most 256 elements."""
+
+
+LARGEST_STORAGE = 1_000_000
+"""A larger storage is refused; drawn ones have some hundred cells."""
+
+
+SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
+"""Floats that kernels treat apart."""
+
+
+class ProgramError(Exception):
+    """A program that cannot be read or run: one sentence with what is wrong and where."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers and halves, {"special": n} for such
+    numbers with nan, the infinities and -0.0 among them, or an integer's least and largest, or a list."""
+
+    dtype: str
+    size: int
+    values: Json = "arange"
+
+    def make(self) -> torch.Tensor:
+        """The storage's content as a 1-d CPU tensor."""
+        dtype = dtype_of(self.dtype)
+        return torch.tensor(self.literal(), dtype=dtype) if self.size else torch.empty(0, dtype=dtype)
+
+    def literal(self) -> list[Any]:
+        """The content as Python numbers, all exactly representable in the dtype unless they were given."""
+        dtype = dtype_of(self.dtype)
+        if isinstance(self.values, list):
+            return [float(v["number"]) if isinstance(v, dict) else v for v in self.values]
+        if self.values == "arange":
+            numbers: list[int] = [k % 100 for k in range(self.size)]
+        else:
+            special = "special" in self.values
+            rng = random.Random(self.values["special" if "special" in self.values else "seed"])
+            low = 0 if not dtype.is_signed else -8
+            numbers = [rng.randint(low, 8) for _ in range(self.size)]
+            if special and dtype.is_floating_point:
+                return [rng.choice((float(n), *SPECIAL)) for n in numbers]
+            if special and not (dtype.is_complex or dtype is torch.bool):
+                info = torch.iinfo(dtype)
+                return [rng.choice((n, info.min, info.max, info.min + 1, info.max - 1)) for n in numbers]
+            if dtype.is_floating_point:
+                return [n + rng.choice((0, 0, 0.5)) for n in numbers]
+        return [bool(n % 2) for n in numbers] if dtype is torch.bool else list(numbers)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A named tensor on a storage; `dtype` may differ from the storage's, offset and stride are in its own elements."""
+
+    name: str
+    storage: int
+    dtype: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Storages, the inputs on them, and the steps. `note` is for people."""
+
+    storages: tuple[Storage, ...]
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...] = ()
+    note: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """The program as JSON, with the schema's version."""
+        return {
+            "schema": SCHEMA,
+            **({"note": self.note} if self.note else {}),
+            "storages": [vars(storage) for storage in self.storages],
+            "inputs": [
+                {key: list(value) if isinstance(value, tuple) else value for key, value in vars(one).items()}
+                for one in self.inputs
+            ],
+            "steps": [step.to_json() for step in self.steps],
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> Program:
+        """The program that `to_json` wrote. Raises ProgramError with one sentence when the data is something else."""
+        if not isinstance(data, dict) or "schema" not in data:
+            raise ProgramError("this is not a program: it has no 'schema'")
+        if data["schema"] != SCHEMA:
+            raise ProgramError(
+                f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
+                "draw it again, or use the version that wrote it"
+            )
+        unknown = data.keys() - {"schema", "note", "storages", "inputs", "steps"}
+        if unknown:
+            raise ProgramError(f"the program has unknown parts: {', '.join(sorted(unknown))}")
+        try:
+            storages = tuple(Storage(**storage) for storage in data["storages"])
+            inputs = tuple(
+                Input(**{**one, "size": tuple(one["size"]), "stride": tuple(one["stride"])}) for one in data["inputs"]
+            )
+            steps = tuple(Step.from_json(step) for step in data["steps"])
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ProgramError(f"the program's data is damaged: {error}") from error
+        except StepError as error:
+            raise ProgramError(str(error)) from error
+        program = cls(storages, inputs, steps, str(data.get("note", "")))
+        program.check()
+        return program
+
+    def check(self) -> None:
+        """Raises ProgramError unless every input lies in its storage, every step is known and every name defined."""
+        defined: set[str] = set()
+        try:
+            for storage in self.storages:
+                _check_storage(storage)
+            for one in self.inputs:
+                _check_input(one, self.storages)
+                if one.name in defined:
+                    raise ProgramError(f"two inputs are named {one.name!r}")
+                defined.add(one.name)
+        except (TypeError, ValueError, KeyError, IndexError, RuntimeError, OverflowError, StepError) as error:
+            raise ProgramError(f"the program's inputs are damaged: {' '.join(str(error).split())}") from error
+        for number, step in enumerate(self.steps, 1):
+            _check_loop(number, step)
+            for inner in step.body if step.op == LOOP else (step,):
+                _check_step(number, inner, defined)
+                defined.update(inner.out)
+
+    def with_steps(self, steps: tuple[Step, ...]) -> Program:
+        """The same inputs with other steps."""
+        return replace(self, steps=steps)
+
+
+def _is_whole(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_storage(storage: Storage) -> None:
+    if not _is_whole(storage.size) or not 0 <= storage.size <= LARGEST_STORAGE:
+        raise ProgramError(f"a storage has {storage.size!r} cells: give a whole number of at most {LARGEST_STORAGE}")
+    seeded = isinstance(storage.values, dict) and storage.values.keys() in ({"seed"}, {"special"})
+    if not (
+        storage.values == "arange"
+        or isinstance(storage.values, list)
+        or (seeded and all(map(_is_whole, storage.values.values())))
+    ):
+        raise ProgramError(
+            f'a storage has the values {str(storage.values)[:80]}: give "arange", a list, or '
+            '{"seed": n} or {"special": n} with a whole number n'
+        )
+    if len(storage.make()) != storage.size:
+        raise ProgramError(f"a storage of {storage.size} cells is given {len(storage.make())} values")
+
+
+def _check_loop(number: int, step: Step) -> None:
+    if step.op != LOOP and step.body:
+        raise ProgramError(f"step {number} ({step.op}) has a body, and only a loop has one")
+    if any(inner.op == LOOP for inner in step.body):
+        raise ProgramError(f"step {number} is a loop within a loop")
+    if not 0 <= step.times <= LONGEST_LOOP:
+        raise ProgramError(f"step {number} ({step.op}) runs {step.times} times: give at most {LONGEST_LOOP}")
+
+
+def _check_step(number: int, step: Step, defined: Set[str]) -> None:
+    if step.op not in OPS:
+        raise ProgramError(f"step {number} has the unknown op {step.op!r}")
+    needed = OPS[step.op].least
+    if len(step.args) < needed:
+        raise ProgramError(f"step {number} ({step.op}) has {len(step.args)} arguments and needs {needed}")
+    for name in step.names():
+        if not isinstance(name, str) or name not in defined:
+            raise ProgramError(f"step {number} ({step.op}) uses {name!r}, which is not defined by then")
+
+
+def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
+    if not is_name(one.name):
+        raise ProgramError(f"an input is named {one.name!r}, which is not an identifier")
+    if not all(map(_is_whole, (one.storage, one.offset, *one.size, *one.stride))):
+        raise ProgramError(f"input {one.name!r} has a storage, size, stride or offset that is not a whole number")
+    if not isinstance(one.requires_grad, bool):
+        raise ProgramError(f"input {one.name!r} has requires_grad {one.requires_grad!r}: give true or false")
+    if not 0 <= one.storage < len(storages):
+        raise ProgramError(f"input {one.name!r} lies on storage {one.storage}, and the program has {len(storages)}")
+    if len(one.size) != len(one.stride):
+        raise ProgramError(f"input {one.name!r} has {len(one.size)} dimensions and {len(one.stride)} strides")
+    storage = storages[one.storage]
+    room = storage.size * dtype_of(storage.dtype).itemsize // dtype_of(one.dtype).itemsize
+    last = one.offset + sum((n - 1) * st for n, st in zip(one.size, one.stride, strict=True))
+    if min((*one.size, *one.stride, one.offset)) < 0:
+        raise ProgramError(f"input {one.name!r} has a negative size, stride or offset")
+    if 0 not in one.size and last >= room:
+        raise ProgramError(f"input {one.name!r} reaches cell {last} of a storage that holds {room} of its dtype")
+    dtype = dtype_of(one.dtype)
+    if one.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+        raise ProgramError(f"input {one.name!r} is of dtype {one.dtype}, which cannot require grad")
+
+
+def digest(program: Program) -> str:
+    """Equal for equal programs, whatever note they carry."""
+    return hashlib.sha256(json.dumps(replace(program, note="").to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_program(path: Path) -> Program:
+    """The program in a JSON file. Raises ProgramError naming the file when it is missing, damaged or older."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Program.from_json(data.get("program", data) if isinstance(data, dict) else data)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ProgramError(f"{path}: cannot be read as a program: {error}") from error
+    except ProgramError as error:
+        raise ProgramError(f"{path}: {error}") from error
+
+
+def dump(program: Program) -> str:
+    """The program as JSON text, a line for each input and step."""
+    data = program.to_json()
+    return "{\n" + ",\n".join(_field(key, value) for key, value in data.items()) + "\n}\n"
+
+
+def _field(key: str, value: Json) -> str:
+    if isinstance(value, list) and value:
+        return f" {json.dumps(key)}: [\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
+    return f" {json.dumps(key)}: {json.dumps(value)}"
+
+
+def fresh_names(used: Mapping[str, Any]) -> Iterator[str]:
+    """a, b, ..., z, a1, b1, ... without those in use."""
+    for round_ in range(1000):
+        for letter in "abcdefghijklmnopqrstuvwxyz":
+            name = letter + (str(round_) if round_ else "")
+            if name not in used and name not in ("i",):
+                yield name

@@ -1,0 +1,234 @@
+"""Make a failing program smaller: fewer steps, smaller and plainer inputs, plainer arguments.
+
+The key insight: a smaller program is worth trying only if it still means something, and the CPU shadow decides that
+again for each candidate, also which errors its steps now raise. Whether it still fails is asked of a function, so that
+the same reducer works for a wrong value, in this process, and for a segfault, in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from conformance.programs.execute import Broken
+from conformance.programs.model import LOOP, Input, Program, ProgramError, Storage
+from conformance.programs.shadow import Shadow
+from conformance.programs.steps.layouts import dense
+from conformance.programs.steps.op import Json, Step, StepError, dtype_of
+from conformance.programs.steps.table import OPS
+
+MOST_TRIALS = 400
+"""How often the failing program may be run while it is reduced."""
+
+
+def reduce_program(program: Program, fails: Callable[[Program], bool], trials: int = MOST_TRIALS) -> Program:
+    """A smaller program for which `fails` still holds; at most `trials` are tried, all with a meaning on CPU."""
+    seen = {repr(program.to_json())}
+    left = trials
+    best, improved = program, True
+    while improved and left > 0:
+        improved = False
+        for propose in PASSES:
+            restart = True
+            while restart and left > 0:
+                restart = False
+                for candidate in propose(best):
+                    settled = settle(candidate)
+                    if settled is None or repr(settled.to_json()) in seen:
+                        continue
+                    seen.add(repr(settled.to_json()))
+                    left -= 1
+                    if fails(settled):
+                        best, improved, restart = settled, True, True
+                        break
+                    if left <= 0:
+                        break
+    return best
+
+
+def settle(program: Program) -> Program | None:
+    """The program with the errors that its steps raise on CPU now, or None when it has no defined meaning."""
+    try:
+        program.check()
+        shadow = Shadow(program)
+        for step in program.steps:
+            if shadow.offer(replace(step, raises=None)) is None:
+                return None
+    except (ProgramError, StepError, Broken):
+        return None
+    return program.with_steps(tuple(shadow.steps))
+
+
+def fewer_steps(program: Program) -> Iterator[Program]:
+    """Without runs of steps, the long runs first; what used a dropped step's result goes too, or uses its source."""
+    count = len(program.steps)
+    length = count
+    while length >= 1:
+        for start in range(count - length, -1, -1):
+            dropped = range(start, start + length)
+            yield without(program, dropped, {})
+            if length == 1:
+                step = program.steps[start]
+                sources = [arg["t"] for arg in step.args if isinstance(arg, dict) and "t" in arg]
+                if step.out and sources:
+                    yield without(program, dropped, dict.fromkeys(step.out, sources[0]))
+        length //= 2
+
+
+def without(program: Program, dropped: range, instead: dict[str, str]) -> Program:
+    """The program without some steps; names they made are replaced as `instead` says, or their users are dropped."""
+    defined = {one.name for one in program.inputs}
+    kept = []
+    for number, step in enumerate(program.steps):
+        if number in dropped:
+            continue
+        renamed = rename(step, instead)
+        local = {name for inner in renamed.body for name in inner.out}
+        if all(name in defined or name in local for name in renamed.names()):
+            kept.append(renamed)
+            defined |= {*renamed.out, *local}
+    return program.with_steps(tuple(kept))
+
+
+def rename(step: Step, names: dict[str, str]) -> Step:
+    """The step with tensors renamed."""
+
+    def swap(value: Json) -> Json:
+        if isinstance(value, dict):
+            return {key: names.get(part, part) if key == "t" else swap(part) for key, part in value.items()}
+        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    if not names:
+        return step
+    return replace(
+        step,
+        args=tuple(swap(list(step.args))),
+        kwargs=swap(dict(step.kwargs)),
+        body=tuple(rename(inner, names) for inner in step.body),
+    )
+
+
+def fewer_inputs(program: Program) -> Iterator[Program]:
+    """Without inputs that no step uses, without their storages, and with smaller storages."""
+    used = {name for step in program.steps for name in step.names()}
+    for one in program.inputs:
+        if one.name not in used and len(program.inputs) > 1:
+            yield tidy(replace(program, inputs=tuple(other for other in program.inputs if other is not one)))
+    for number, storage in enumerate(program.storages):
+        for size in (storage.size // 2, storage.size - 1):
+            if size >= 0:
+                yield with_storage(program, number, replace(storage, size=size, values=_cut(storage.values, size)))
+        if storage.values != "arange":
+            yield with_storage(program, number, replace(storage, values="arange"))
+
+
+def _cut(values: Json, size: int) -> Json:
+    return values[:size] if isinstance(values, list) else values
+
+
+def with_storage(program: Program, number: int, storage: Storage) -> Program:
+    """The program with one storage replaced."""
+    return replace(program, storages=(*program.storages[:number], storage, *program.storages[number + 1 :]))
+
+
+def tidy(program: Program) -> Program:
+    """Without storages that no input lies in."""
+    kept = sorted({one.storage for one in program.inputs})
+    return replace(
+        program,
+        storages=tuple(program.storages[number] for number in kept),
+        inputs=tuple(replace(one, storage=kept.index(one.storage)) for one in program.inputs),
+    )
+
+
+def plainer_inputs(program: Program) -> Iterator[Program]:
+    """With one input's geometry, dtype or requires_grad made plainer."""
+    for at, one in enumerate(program.inputs):
+        for plainer in plainer_input(one):
+            yield replace(program, inputs=(*program.inputs[:at], plainer, *program.inputs[at + 1 :]))
+        if one.dtype != "float32":
+            for dtype in ("float32", "int64"):
+                storage = program.storages[one.storage]
+                inputs = tuple(
+                    replace(other, dtype=dtype) if other.storage == one.storage else other for other in program.inputs
+                )
+                yield with_storage(replace(program, inputs=inputs), one.storage, replace(storage, dtype=dtype))
+
+
+def plainer_input(one: Input) -> Iterator[Input]:
+    """Plainer ways to lay one input out."""
+    if one.requires_grad:
+        yield replace(one, requires_grad=False)
+    if one.stride != dense(one.size):
+        yield replace(one, stride=dense(one.size))
+    if one.offset:
+        yield replace(one, offset=0)
+        yield replace(one, offset=1)
+    for dim, n in enumerate(one.size):
+        others, strides = (*one.size[:dim], *one.size[dim + 1 :]), (*one.stride[:dim], *one.stride[dim + 1 :])
+        yield replace(one, size=others, stride=dense(others) if one.stride == dense(one.size) else strides)
+        if n > 1:
+            for fewer in {2, n - 1} - {n}:
+                size = (*one.size[:dim], fewer, *one.size[dim + 1 :])
+                yield replace(one, size=size, stride=dense(size) if one.stride == dense(one.size) else one.stride)
+
+
+def plainer_steps(program: Program) -> Iterator[Program]:
+    """With one argument of one step made plainer, or a loop made shorter or taken apart."""
+    for at, step in enumerate(program.steps):
+        for plainer in plainer_step(step):
+            yield program.with_steps((*program.steps[:at], plainer, *program.steps[at + 1 :]))
+
+
+def plainer_step(step: Step) -> Iterator[Step]:
+    """Plainer calls of the same op; or `add_(1)` in place of other arithmetic, so that what any of it shows is shown by
+    one op and is one finding."""
+    if step.op in OPS and OPS[step.op].family == "arithmetic" and step.op != "add_":
+        yield replace(step, op="add_", args=(step.args[0], 1), kwargs={})
+    if step.op == LOOP:
+        for times in {1, 2, step.times - 1}:
+            if 0 < times < step.times:
+                yield replace(step, times=times)
+        return
+    for key in step.kwargs:
+        if key != "out":
+            yield replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
+    for at, arg in enumerate(step.args):
+        for plainer in plainer_argument(arg):
+            yield replace(step, args=(*step.args[:at], plainer, *step.args[at + 1 :]))
+
+
+def plainer_argument(arg: Json) -> Iterator[Json]:
+    """Plainer JSON arguments: numbers nearer to zero, shorter lists, plain slices, constants on the device."""
+    if isinstance(arg, bool) or arg is None or isinstance(arg, str):
+        return
+    if isinstance(arg, (int, float)):
+        yield from (number for number in (0, 1, int(arg) // 2) if abs(number) < abs(arg))
+    elif isinstance(arg, list):
+        for at, part in enumerate(arg):
+            yield [*arg[:at], *arg[at + 1 :]]
+            yield from ([*arg[:at], plainer, *arg[at + 1 :]] for plainer in plainer_argument(part))
+    elif isinstance(arg, dict) and "tuple" in arg:
+        parts = arg["tuple"]
+        if len(parts) == 1:
+            yield parts[0]
+        yield from ({"tuple": plainer} for plainer in plainer_argument(parts))
+    elif isinstance(arg, dict) and "slice" in arg:
+        start, stop, step = arg["slice"]
+        yield from (
+            {"slice": parts}
+            for parts in ([None, stop, step], [start, None, step], [start, stop, None])
+            if parts != arg["slice"]
+        )
+    elif isinstance(arg, dict) and "tensor" in arg:
+        if "host" in arg:
+            yield {key: value for key, value in arg.items() if key != "host"}
+        if isinstance(arg["tensor"], list) and arg["tensor"]:
+            yield {**arg, "tensor": arg["tensor"][0]}
+        if isinstance(arg["tensor"], list) and len(arg["tensor"]) > 1:
+            yield {**arg, "tensor": arg["tensor"][:-1]}
+        if not isinstance(arg["tensor"], list) and dtype_of(arg["dtype"]).is_signed:
+            yield arg["tensor"]
+
+
+PASSES = (fewer_steps, fewer_inputs, plainer_steps, plainer_inputs)

@@ -1,0 +1,343 @@
+"""The CPU shadow of a program: the reference that a target is compared with, and the guide while programs are drawn.
+
+The key insight: whether a step is meaningful is decided by running it on the CPU and looking at memory before it runs.
+A write whose cells overlap each other or what it reads has no meaning unless torch rejects it; a rounding error must
+not reach an integer, a comparison or bits. So the shadow holds for each storage a *level*: bits only moved, whole
+numbers computed exactly, or rounded. Drawing, shrinking and replaying all use this one judge.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from conformance.core.aten_ops import AtenOps
+from conformance.core.moving import map_tensors, rebuild, storage_key, whole_storage
+from conformance.core.observation import Observation
+from conformance.programs.execute import Broken, Execution, StepFailed
+from conformance.programs.model import LOOP, Program, ProgramError, fresh_names
+from conformance.programs.steps import layouts
+from conformance.programs.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, decode
+from conformance.programs.steps.table import OPS
+
+MOVED, EXACT, ROUNDED = 0, 1, 2
+"""Levels of a storage: its bits were only moved; whole numbers were computed exactly; rounding may have happened."""
+
+LEVEL = {COMPUTE: EXACT, LOSSY: ROUNDED}
+WHOLE = {
+    torch.float64: 2.0**53,
+    torch.float32: 2.0**24,
+    torch.float16: 2.0**11,
+    torch.bfloat16: 2.0**8,
+    torch.complex64: 2.0**24,
+    torch.complex128: 2.0**53,
+}
+"""Up to here each dtype holds every whole number."""
+
+
+class Undefined(StepError):
+    """A step that has no defined meaning, with the reason as a word for counting."""
+
+
+class Shadow(Execution):
+    """A program running on the CPU, with what must be known to draw its next step."""
+
+    def __init__(self, program: Program, ops: AtenOps | None = None) -> None:
+        super().__init__(program)
+        self.ops = ops
+        self.levels: dict[int, int] = {}
+        self.kept: list[Any] = [tensor.untyped_storage() for tensor in self.env.values()]
+        self.written: list[str] = []
+        self.has_pieces = False
+        self.avoided: Counter[str] = Counter()
+        self.steps: list[Step] = []
+        self.names = fresh_names(self.env)
+
+    def level(self, tensor: torch.Tensor) -> int:
+        """MOVED, EXACT or ROUNDED."""
+        return self.levels.get(storage_key(tensor), MOVED)
+
+    def overlaps(self, tensor: torch.Tensor) -> bool:
+        """Whether two elements of the tensor lie in one cell."""
+        return layouts.overlaps_itself(tensor)
+
+    def fresh(self, count: int) -> tuple[str, ...]:
+        """Names that no tensor has yet."""
+        return tuple(next(self.names) for _ in range(count))
+
+    def exact_names(self) -> frozenset[str]:
+        """The tensors whose bits must agree: nothing was computed in their storages."""
+        return frozenset(name for name, tensor in self.env.items() if self.level(tensor) == MOVED)
+
+    def offer(self, step: Step) -> Step | None:
+        """Run a drawn step when it has a meaning, and say how it is to be recorded: None when it has none.
+
+        What is turned down is counted in `avoided` by reason, and leaves the shadow as it was. Raises Broken when torch
+        itself fails after the step: then the shadow is of no more use, and `steps` are those before."""
+        try:
+            if not step.out and OPS[step.op].makes:
+                step = replace(step, out=self.fresh(OPS[step.op].makes))
+            declared = self.judge(step)
+            if declared.raises is not None and not OPS[step.op].may_raise:
+                raise Undefined("error not asked for: " + step.op)
+            self.step(declared)
+        except Undefined as reason:
+            self.avoided[str(reason)] += 1
+            self.rollback()
+            return None
+        except Broken:
+            self.avoided["torch cannot say whether a view requires grad"] += 1
+            raise
+        except StepFailed as failed:
+            raised = failed.__cause__
+            op = OPS.get(step.op)
+            if op is None or not op.may_raise or isinstance(raised, NotImplementedError) or raised is None:
+                self.avoided[f"error not asked for: {step.op}"] += 1
+                self.rollback()
+                return None
+            if "INTERNAL ASSERT" in str(raised):  # a bug of torch, which no device need share
+                self.avoided[f"torch fails an internal assertion: {step.op}"] += 1
+                self.rollback()
+                return None
+            declared = replace(step, raises=type(raised).__name__, out=())
+            after = self.cells()
+            self.rollback()
+            if self.cells() != after:
+                self.avoided[f"a refused call that had written: {step.op}"] += 1
+                return None
+            self.done += 1
+            self.answers[f"step {self.done}"] = "raised"
+        self.steps.append(declared)
+        return declared
+
+    def rollback(self) -> None:
+        """Be what the recorded steps leave, where a step ran before it was turned down: it may have written, and
+        a later backward looks at the count of writes."""
+        if self.done == len(self.steps):
+            return
+        again = Shadow(self.program)
+        for step in self.steps:
+            again.step(step)
+        own = {name: getattr(self, name) for name in ("ops", "avoided", "steps", "names")}
+        vars(self).update({**vars(again), **own})
+
+    def cells(self) -> dict[str, Any]:
+        """Each tensor's geometry, and the bytes of its storage."""
+        return {
+            name: (t.size(), t.stride(), t.storage_offset(), whole_storage(t).view(torch.uint8).tolist())
+            for name, t in self.env.items()
+        }
+
+    def judge(self, step: Step) -> Step:
+        """The step, with `raises` when torch rejects an overlap. Raises Undefined when it has no defined meaning."""
+        if step.op == LOOP:
+            self.dry_run(step)
+            return step
+        op = OPS[step.op]
+        args = [decode(arg, self.env, self.device) for arg in step.args]
+        kwargs = {key: decode(value, self.env, self.device) for key, value in step.kwargs.items()}
+        hazard = self.hazard(op, args, kwargs)
+        if hazard is None:
+            return step
+        args, kwargs = rebuild(map_tensors((args, kwargs), torch.Tensor.detach), _cloned)
+        try:
+            op.run(args, kwargs)
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise Undefined(hazard) from error
+            return replace(step, raises=type(error).__name__, out=())
+        except (IndexError, TypeError, ValueError) as error:
+            raise Undefined(hazard) from error
+        raise Undefined(hazard)
+
+    def dry_run(self, loop: Step) -> None:
+        """Run a loop on copies, looking at each turn. Raises Undefined when any of its calls has no defined meaning."""
+        copy = Shadow(replace(self.program, storages=(), inputs=(), steps=()))
+        copy.env = rebuild(map_tensors(self.env, torch.Tensor.detach), _cloned)
+        copy.levels = {storage_key(copy.env[name]): self.level(tensor) for name, tensor in self.env.items()}
+        for turn in range(loop.times):
+            for inner in loop.body:
+                copy.look(inner, turn)
+                try:
+                    copy.perform(inner, turn)
+                except (RuntimeError, IndexError, TypeError, ValueError) as error:
+                    raise Undefined(f"error not asked for: {inner.op} in a loop") from error
+
+    def look(self, step: Step, i: int) -> None:
+        """Raises Undefined when this call would have no defined meaning in turn `i`."""
+        args = [decode(arg, self.env, self.device, i) for arg in step.args]
+        kwargs = {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
+        hazard = self.hazard(OPS[step.op], args, kwargs)
+        if hazard:
+            raise Undefined(hazard)
+
+    def hazard(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+        """Why the call's result is not defined, or None."""
+        for written in destinations(op, args, kwargs):
+            constant = op.constant or (op.name == "setitem" and not isinstance(args[2], torch.Tensor))
+            if not constant and layouts.overlaps_itself(written):
+                return "write through overlapping memory"
+            reads = _tensors([args, kwargs])
+            own = next((at for at, read in enumerate(reads) if read is written), None)
+            for at, read in enumerate(reads):
+                if at == own or storage_key(read) != storage_key(written):
+                    continue
+                if op.form in (SETITEM, AUGMENT) and at == 0:
+                    continue
+                if op.pointwise and layouts.same_geometry(read, written):
+                    continue
+                if layouts.overlap(read, written):
+                    return "write over what is read"
+            for read in _tensors([args, kwargs]):
+                if (
+                    read.dtype.is_floating_point
+                    and not written.dtype.is_floating_point
+                    and (not written.dtype.is_complex and not self.converts(read, written.dtype))
+                ):
+                    return "float to integer"
+        return None
+
+    def converts(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether a conversion of these float values to this integer dtype is defined and free of rounding."""
+        if self.level(tensor) == ROUNDED or not tensor.isfinite().all():
+            return False
+        if dtype is torch.bool or not tensor.numel():
+            return True
+        info, values = torch.iinfo(dtype), tensor.detach().double()
+        return bool((values >= info.min).all() and (values <= min(info.max, 2**52)).all())
+
+    def perform(self, step: Step, i: int = 0) -> None:
+        """Run the step, and follow what it did to the levels."""
+        if step.op == LOOP:
+            super().perform(step, i)
+            return
+        op = OPS[step.op]
+        args = [decode(arg, self.env, self.device, i) for arg in step.args]
+        kwargs = {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
+        before = [(tensor, storage_key(tensor)) for tensor in _tensors([args, kwargs])]
+        level = max((self.levels.get(key, MOVED) for _, key in before), default=MOVED)
+        level = max(level, LEVEL.get(op.effect, MOVED))
+        written = destinations(op, args, kwargs)
+        if op.effect == MOVE and any(read.dtype != to.dtype for to in written for read in _tensors([args, kwargs])):
+            level = max(level, EXACT)
+        sizes = [(to, to.size()) for to in written if op.writes == "out" and to.numel()]
+        super().perform(step, i)
+        if any(to.size() != size for to, size in sizes):
+            raise Undefined("out= of another size, which torch is about to refuse")
+        made = [self.env[name] for name in step.out if name in self.env]
+        self.kept += [tensor.untyped_storage() for tensor in made]
+        old = {key for _, key in before}
+        self.has_pieces |= op.effect == VIEW and op.results != 1
+        coarsest = max((precision(read) for read, key in before if self.level(read) == ROUNDED), default=0.0)
+        for tensor in [*written, *(tensor for tensor in made if storage_key(tensor) not in old)]:
+            key = storage_key(tensor)
+            reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
+            if 0 < precision(tensor) < coarsest:
+                raise Undefined("rounded values in a dtype that rounds less")
+            self.levels[key] = max(self.levels.get(key, MOVED), reached)
+            if self.levels[key] == ROUNDED and any(
+                other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()
+            ):
+                raise Undefined("rounded values, or nan, seen as bits of another dtype")
+        if op.writes is not None:
+            self.written += [
+                name
+                for name in step.names()
+                if name in self.env and any(storage_key(self.env[name]) == storage_key(to) for to in written)
+            ][:1]
+
+    def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call torch, counting its aten ops."""
+        if self.ops is None:
+            return op.run(args, kwargs)
+        with self.ops:
+            return op.run(args, kwargs)
+
+
+def destinations(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that the call writes; for `a[basic index] = ...` the view that is written."""
+    if op.writes is None:
+        return []
+    if op.writes == "out":
+        return _tensors(kwargs.get("out"))
+    written = args[int(op.writes)]
+    if op.form in (SETITEM, AUGMENT) and isinstance(written, torch.Tensor):
+        try:
+            view = written.detach()[args[1]]
+        except (IndexError, TypeError, ValueError, RuntimeError):
+            return [written]
+        return [view] if storage_key(view) == storage_key(written) else [written]
+    return _tensors(written)
+
+
+def precision(tensor: torch.Tensor) -> float:
+    """The distance from 1 to the next number that the dtype holds; 0 for integers, which do not round."""
+    dtype = tensor.dtype
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def exactly_whole(tensor: torch.Tensor) -> bool:
+    """Whether all values are whole numbers or halves that the dtype holds exactly, with their neighbours."""
+    if tensor.dtype not in WHOLE:
+        return not tensor.dtype.is_floating_point
+    parts = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    return bool(((2 * parts == (2 * parts).round()) & (parts.abs() < WHOLE[tensor.dtype] / 2)).all())
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    collect: Callable[[torch.Tensor], None] = found.append
+    map_tensors(tree, collect)
+    return found
+
+
+def _cloned(flats: Any) -> list[torch.Tensor]:
+    return [flat.clone() for flat in flats]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What torch CPU says of a program: the observation, which tensors must agree bit by bit, and the shadow."""
+
+    observation: Observation
+    exact: frozenset[str]
+    shadow: Shadow
+
+
+def reference(program: Program, *, count: bool = False) -> Reference:
+    """CPU's answer. `count` counts its aten ops, and a transfer for each storage that is sent or fetched: the bound for
+    kernels.
+
+    Raises ProgramError when a step has no defined meaning, or does not raise what it declares: then the program says
+    nothing about any target.
+    """
+    ops = AtenOps() if count else None
+    shadow = Shadow(program, ops)
+    try:
+        for number, step in enumerate(program.steps, 1):
+            judged = shadow.judge(step)
+            if judged.raises != step.raises and judged.raises is not None:
+                raise ProgramError(f"step {number} ({step.op}) raises {judged.raises} on CPU, which it does not say")
+            shadow.step(step)
+            answer = shadow.answers.get(f"step {number}")
+            kind = getattr(answer, "kind", None)
+            if step.raises is not None and kind != step.raises:
+                raise ProgramError(
+                    f"step {number} ({step.op}) declares {step.raises}, but on CPU there is {kind or 'no error'}"
+                )
+    except StepFailed as failed:
+        raise ProgramError(
+            f"{failed} raises {type(failed.__cause__).__name__} on CPU, which it does not declare: "
+            f"{str(failed.__cause__).partition(chr(10))[0]}"
+        ) from failed
+    except Undefined as reason:
+        raise ProgramError(f"step {shadow.done + 1} has no defined meaning: {reason}") from reason
+    except (StepError, RuntimeError, OverflowError) as error:  # the last two: a constant that its dtype cannot hold
+        raise ProgramError(f"step {number}: {error}") from error
+    fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
+    transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
+    return Reference(shadow.observe(kernels=ops.total + transfers if ops else None), shadow.exact_names(), shadow)

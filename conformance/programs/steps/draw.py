@@ -1,0 +1,206 @@
+"""The few ways in which a drawing rule may ask for a choice, all of them made of whole numbers from one source.
+
+The key insight: because every choice is a whole number from a range, the same rules draw from Hypothesis, where each
+choice shrinks, and from a seeded stream, where programs are independent of each other and each has an address (its seed
+and number). The least of a range and the first of a sequence are what shrinking reaches: the plainest choice is first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from conformance.programs.steps.op import Json, Step, dtype_name, number, tensor
+
+T = TypeVar("T")
+Source = Callable[[int, int], int]
+"""Gives a whole number from the first to the second, both included."""
+
+
+class Draw:
+    """Choices, each a whole number from the source."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def integer(self, low: int, high: int) -> int:
+        """A whole number from low to high, both included."""
+        return low if low >= high else self.source(low, high)
+
+    def choice(self, options: Sequence[T]) -> T:
+        """One of the options; a repeated option is drawn more often."""
+        return options[self.integer(0, len(options) - 1)]
+
+    def chance(self, hits: int, of: int) -> bool:
+        """True with odds of about `hits` in `of`; False is the plainer answer."""
+        return self.integer(1, of) > of - hits
+
+    def permutation(self, n: int) -> list[int]:
+        """An order of range(n); the identity is the plainest."""
+        left = list(range(n))
+        return [left.pop(self.integer(0, len(left) - 1)) for _ in range(n)]
+
+    def subset(self, n: int) -> list[int]:
+        """Some of range(n), in order."""
+        return [k for k in range(n) if self.chance(1, 2)]
+
+
+CATEGORY = {torch.bool: 0, torch.complex64: 3, torch.complex128: 3}
+
+
+def category(dtype: torch.dtype) -> int:
+    """bool 0, integers 1, floats 2, complex 3: a result may be written where the category is at least its own."""
+    return CATEGORY.get(dtype, 2 if dtype.is_floating_point else 1)
+
+
+def broadcasts(source: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of size `source` can be expanded to the size `to`."""
+    return len(source) <= len(to) and all(a in (1, b) for a, b in zip(reversed(source), reversed(to)))
+
+
+class Drawn(Protocol):
+    """The program so far, run on the CPU, as the drawing rules see it."""
+
+    env: dict[str, torch.Tensor]
+    steps: list[Step]
+    avoided: Counter[str]
+    has_pieces: bool
+    """Whether a step has made several views at once (`split`, `unbind`)."""
+
+    def converts(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether a conversion of these float values to this integer dtype is defined and free of rounding."""
+
+    def level(self, tensor: torch.Tensor) -> int:
+        """How exactly the tensor's storage was computed: 0 only moved, 1 exact, 2 rounded."""
+
+    def overlaps(self, tensor: torch.Tensor) -> bool:
+        """Whether two elements of the tensor lie in one cell."""
+
+    def fresh(self, count: int) -> tuple[str, ...]:
+        """Names that no tensor has yet."""
+
+    def offer(self, step: Step) -> Step | None:
+        """Run the step if it has a defined meaning; None otherwise."""
+
+
+class Situation(Draw):
+    """The choices of a rule together with what it may choose from: the shadow of the program so far."""
+
+    def __init__(self, source: Source, shadow: Drawn, dtypes: Sequence[str], biased: bool = True) -> None:
+        super().__init__(source)
+        self.shadow, self.dtypes, self.biased = shadow, dtypes, biased
+        self.only: Callable[[torch.Tensor], bool] | None = None
+        """While a step is aimed: what the tensor must be that is picked first."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.shadow.env[name]
+
+    def holds(self, fits: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether there is a tensor that fits."""
+        return any(
+            t.numel() <= MOST_ELEMENTS and (self.only is None or self.only(t)) and fits(t)
+            for t in self.shadow.env.values()
+        )
+
+    def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
+        """A tensor that fits, by name: later ones, those on a storage that the last steps touched, and
+        those of several elements more often."""
+        touched = {
+            self.shadow.env[name].untyped_storage()._cdata
+            for step in self.shadow.steps[-2:]
+            for name in (*step.names()[:1], *step.out)
+            if name in self.shadow.env
+        }
+        only, self.only = self.only, None
+        names: list[str] = []
+        for age, (name, candidate) in enumerate(self.shadow.env.items()):
+            if candidate.numel() <= MOST_ELEMENTS and (only is None or only(candidate)) and fits(candidate):
+                late, near = age >= len(self.shadow.env) - 2, candidate.untyped_storage()._cdata in touched
+                weight = (1 + late + NEAR * near) * (TELLING if candidate.numel() > 1 else 1)
+                names += [name] * (weight if self.biased else 1)
+        return self.choice(names) if names else None
+
+    def pick_writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
+        """Like `pick`, mostly one that can be written without an error."""
+        if self.chance(1, 10):
+            return self.pick(fits)
+        only = self.only
+        found = self.pick(lambda t: fits(t) and not (t.requires_grad and t.is_leaf) and not self.shadow.overlaps(t))
+        if found is None:
+            self.only = only
+        return found or self.pick(fits)
+
+    def dim(self, t: torch.Tensor) -> int:
+        """A dimension of the tensor, at times counted from the end."""
+        if not t.dim():
+            return self.choice((0, -1))
+        dim = self.integer(0, t.dim() - 1)
+        return dim - t.dim() if self.chance(1, 4) else dim
+
+    def number(self, dtype: torch.dtype) -> Json:
+        """A small number that the dtype holds exactly."""
+        if dtype is torch.bool:
+            return self.chance(1, 2)
+        value = self.integer(0, 5) if not dtype.is_signed else self.integer(-3, 5)
+        return number(float(value)) if dtype.is_floating_point and self.chance(1, 2) else value
+
+    def constant(self, size: Sequence[int], dtype: torch.dtype, host: bool = False) -> Json:
+        """A constant tensor of small whole numbers."""
+        start = self.choice((1, 2, 5, 0, 50))
+        values = torch.arange(start, start + max(1, int(torch.Size(size).numel())))[: torch.Size(size).numel()]
+        values = values % (2 if dtype is torch.bool else 100)
+        made = values.reshape(tuple(size)).to(torch.bool if dtype is torch.bool else torch.int64).tolist()
+        return {"tensor": made, "dtype": dtype_name(dtype), **({"host": True} if host else {})}
+
+    def divisor(self, size: Sequence[int], dtype: torch.dtype) -> Json:
+        """A constant tensor of small whole numbers without 0."""
+        count, start = int(torch.Size(size).numel()), self.integer(0, 4)
+        values = (torch.arange(start, start + count) % 5 + 1) * (-1 if dtype.is_signed and self.chance(1, 3) else 1)
+        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": dtype_name(dtype)}
+
+    def mask(self, size: Sequence[int]) -> Json:
+        """A constant bool tensor."""
+        count = int(torch.Size(size).numel())
+        bits = self.integer(0, 2 ** min(count, 12) - 1)
+        values = torch.tensor([bool(bits >> (k % 12) & 1) for k in range(count)], dtype=torch.bool)
+        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": "bool"}
+
+    def indices(self, below: int, count: int, distinct: bool = False) -> list[int]:
+        """Indices below `below`; distinct ones are no more than there are."""
+        if distinct:
+            return self.permutation(below)[:count]
+        return [self.integer(0, below - 1) for _ in range(count)]
+
+    def subsize(self, size: Sequence[int]) -> tuple[int, ...]:
+        """A size that broadcasts to `size`."""
+        cut = self.choice((0, 0, 0, *range(len(size) + 1)))
+        return tuple(1 if self.chance(1, 5) else n for n in size[cut:])
+
+    def operand(
+        self, size: Sequence[int], dtype: torch.dtype, *, same: bool = False, host: bool = False, settled: bool = False
+    ) -> Json:
+        """A tensor that broadcasts to `size` and whose dtype may be written to `dtype` (or is it, when `same`): one of
+        the program's, without rounding errors when `settled`, or a constant; at times one on the host when `host`."""
+
+        def fits(t: torch.Tensor) -> bool:
+            right = t.dtype == dtype if same else category(t.dtype) <= category(dtype)
+            return right and broadcasts(t.size(), size) and not (settled and self.shadow.level(t) > 1)
+
+        if self.chance(2, 3):
+            name = self.pick(fits)
+            if name is not None:
+                return tensor(name)
+        return self.constant(self.subsize(size), dtype, host and self.chance(1, 3))
+
+
+NEAR = 1
+"""How much more often a tensor is drawn for lying on a storage that the last two steps touched."""
+
+TELLING = 3
+"""How much more often a tensor is drawn that has more than one element: little can go wrong in the others."""
+
+MOST_ELEMENTS = 256
+"""Larger tensors are left alone, so that no program grows without end."""

@@ -1,0 +1,196 @@
+"""The catalogue of memory layouts: how inputs are laid out, and which class a tensor's layout is in.
+
+The key insight: a backend goes wrong by *class* of layout (offset dropped, gaps, zero strides, windows that overlap,
+strides that do not divide), so inputs are drawn by class and coverage is counted by class, not by exact numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from conformance.core.moving import storage_key
+from conformance.programs.steps.draw import Draw
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A geometry in elements, and the least number of cells that its storage must have."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def cells(self) -> int:
+        """One past the last cell that the layout reaches; 0 when it has no elements."""
+        return 0 if 0 in self.size else self.offset + 1 + sum((n - 1) * st for n, st in zip(self.size, self.stride))
+
+
+def dense(size: Sequence[int]) -> tuple[int, ...]:
+    """torch's contiguous strides of a size (a dimension of length 0 counts as 1)."""
+    return tuple(math.prod(max(n, 1) for n in size[k + 1 :]) for k in range(len(size)))
+
+
+def cells_of(tensor: torch.Tensor) -> list[int]:
+    """The storage cell of each element, in the order of the elements; in units of the tensor's own dtype."""
+    grid = torch.tensor([int(tensor.storage_offset())])
+    for n, st in zip(tensor.size(), tensor.stride()):
+        grid = grid.unsqueeze(-1) + torch.arange(n) * st
+    return [int(cell) for cell in grid.reshape(-1).tolist()]
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of the tensor lie in one cell."""
+    if tensor.is_contiguous() or tensor.numel() < 2:
+        return False
+    cells = cells_of(tensor)
+    return len(set(cells)) < len(cells)
+
+
+def overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors share a byte."""
+    if storage_key(one) != storage_key(two) or not one.numel() or not two.numel():
+        return False
+    return bool(_bytes(one) & _bytes(two))
+
+
+def _bytes(tensor: torch.Tensor) -> set[int]:
+    width = tensor.element_size()
+    return {cell * width + byte for cell in cells_of(tensor) for byte in range(width)}
+
+
+def same_geometry(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether element k of one is element k of the other."""
+    return (storage_key(one), one.dtype, one.size(), one.stride(), one.storage_offset()) == (
+        storage_key(two),
+        two.dtype,
+        two.size(),
+        two.stride(),
+        two.storage_offset(),
+    )
+
+
+def layout_class(tensor: torch.Tensor) -> str:
+    """The name of the tensor's layout class; the classes are those of `LAYOUTS` and what views make of them."""
+    if not tensor.numel():
+        return "empty"
+    if not tensor.dim():
+        return "0-d"
+    pairs = sorted(((st, n) for n, st in zip(tensor.size(), tensor.stride()) if n > 1), reverse=True)
+    if any(st == 0 for st, _ in pairs):
+        return "expanded"
+    if tensor.is_contiguous():
+        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        return "contiguous" if whole else "window"
+    if overlaps_itself(tensor):
+        return "overlapping"
+    if math.prod(n for _, n in pairs) == 1 + sum((n - 1) * st for st, n in pairs):
+        return "permuted"
+    order = [st for n, st in zip(tensor.size(), tensor.stride()) if n > 1]
+    divides = all(big % small == 0 for (big, _), (small, _) in zip(pairs, pairs[1:]))
+    kind = "gaps" if order == sorted(order, reverse=True) else "permuted gaps"
+    return kind if divides else "non-divisible"
+
+
+def draw_size(d: Draw, dims: int, most: int = 4) -> tuple[int, ...]:
+    """A size of `dims` dimensions; lengths 2 and 3 mostly, 1 and `most` at times."""
+    return tuple(d.choice((2, 3, 2, 3, 1, most)) for _ in range(dims))
+
+
+def _permuted(d: Draw, size: Sequence[int], strides: Sequence[int]) -> Layout:
+    order = d.permutation(len(size))
+    return Layout(tuple(size[k] for k in order), tuple(strides[k] for k in order))
+
+
+def _contiguous(d: Draw) -> Layout:
+    size = draw_size(d, d.choice((1, 2, 2, 3, 4)))
+    return Layout(size, dense(size))
+
+
+def _window(d: Draw) -> Layout:
+    size = draw_size(d, d.choice((1, 2, 2, 3)))
+    return Layout(size, dense(size), d.integer(1, 4))
+
+
+def _transposed(d: Draw) -> Layout:
+    size = draw_size(d, d.choice((2, 2, 3)))
+    return _permuted(d, size, dense(size))
+
+
+def _gaps(d: Draw) -> Layout:
+    size = draw_size(d, d.choice((1, 2, 2, 3)))
+    outer = [n + d.integer(0, 2) for n in size]
+    step = d.choice((1, 1, 2, 3))
+    return Layout(size, tuple(st * step for st in dense(outer)), d.integer(0, 3))
+
+
+def _permuted_gaps(d: Draw) -> Layout:
+    layout = _gaps(d)
+    permuted = _permuted(d, layout.size, layout.stride)
+    return Layout(permuted.size, permuted.stride, layout.offset)
+
+
+def _expanded(d: Draw) -> Layout:
+    size = draw_size(d, d.choice((1, 2, 2, 3)))
+    kept = [d.chance(1, 2) for _ in size]
+    strides = iter(dense([n for n, keep in zip(size, kept) if keep]))
+    return Layout(size, tuple(next(strides) if keep else 0 for keep in kept), d.integer(0, 2))
+
+
+def _overlapping(d: Draw) -> Layout:
+    size = draw_size(d, 2)
+    return Layout(size, d.choice(((1, 1), (2, 1), (1, 2), (2, 2), (3, 2))), d.integer(0, 3))
+
+
+def _non_divisible(d: Draw) -> Layout:
+    inner, step = d.integer(2, 3), d.choice((1, 2))
+    size = (d.integer(2, 3), inner)
+    strides = ((inner - 1) * step + 1 + d.choice((0, 2, 4)), step) if step == 2 else (inner + 2, 1)
+    outer = (strides[0] * size[0] + 1,)
+    if d.chance(1, 3):
+        return Layout((2, *size), (outer[0], *strides), d.integer(0, 3))
+    return Layout(size, strides, d.integer(0, 3))
+
+
+def _channels_last(d: Draw) -> Layout:
+    n, c, h, w = draw_size(d, 4, 2)
+    return Layout((n, c, h, w), (c * h * w, 1, c * w, c))
+
+
+def _zero_dim(d: Draw) -> Layout:
+    return Layout((), (), d.integer(0, 3))
+
+
+def _empty(d: Draw) -> Layout:
+    size = d.choice(((0,), (2, 0), (0, 3), (2, 0, 3)))
+    return Layout(size, dense(size))
+
+
+def _size_one(d: Draw) -> Layout:
+    size = d.choice(((1,), (1, 3), (3, 1), (2, 1, 3), (1, 1)))
+    strides = tuple(d.choice((0, 1, 5, 7)) if n == 1 else st for n, st in zip(size, dense(size), strict=True))
+    return Layout(size, strides, d.integer(0, 2))
+
+
+LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
+    "contiguous": _contiguous,
+    "window": _window,
+    "permuted": _transposed,
+    "gaps": _gaps,
+    "permuted gaps": _permuted_gaps,
+    "expanded": _expanded,
+    "overlapping": _overlapping,
+    "non-divisible": _non_divisible,
+    "channels last": _channels_last,
+    "0-d": _zero_dim,
+    "empty": _empty,
+    "size one": _size_one,
+}
+"""How an input may be laid out, by class."""
+
+OFTEN = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps")
+"""Classes drawn more often: what views and writes are mostly made on."""

@@ -1,0 +1,10 @@
+"""The step table: every op that a program may name, gathered from the families."""
+
+from __future__ import annotations
+
+from conformance.programs.steps import results, special, views, writes
+from conformance.programs.steps.op import Op
+
+OPS: dict[str, Op] = {op.name: op for op in (*views.ROWS, *writes.ROWS, *writes.LOOPS, *results.ROWS, *special.ROWS)}
+
+FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(op.family for op in OPS.values()))

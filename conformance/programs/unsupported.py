@@ -1,0 +1,73 @@
+"""What a target leaves out: decided from the program and the target's own words, before anything runs.
+
+The key insight: "unsupported" read off an exception hides bugs, since every bug may call itself unsupported. So a
+target names families, steps and traits of programs beforehand, and a program that has one of them is counted apart: it
+is neither run nor passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance.core.errors import TargetError
+from conformance.core.target import Target
+from conformance.programs.model import Program
+from conformance.programs.steps.op import Json, dtype_of, walk
+from conformance.programs.steps.table import FAMILIES, OPS
+
+TRAITS: dict[str, Callable[[Program], bool]] = {
+    "a step that raises": lambda program: any(step.raises for step in program.steps),
+    "a write that raises": lambda program: any(
+        step.raises and OPS[step.op].writes is not None for step in program.steps
+    ),
+    "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
+    "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
+    "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
+}
+"""What a target may leave out beside families and steps, each with the question that is asked of a program."""
+
+
+def unsupported_reason(program: Program, target: Target) -> str:
+    """Why the target does not take the program, or the empty string when it does. Raises TargetError where the target
+    leaves out what there is not."""
+    _check(target)
+    for op in (inner.op for step in program.steps for inner in (step, *step.body)):
+        for name in (op, OPS[op].family):
+            if name in target.unsupported:
+                return name
+    for trait, has in TRAITS.items():
+        if trait in target.unsupported and has(program):
+            return trait
+    if target.dtypes is not None:
+        missing = [name for name in dtypes_of(program) if dtype_of(name) not in target.dtypes]
+        return f"dtype {missing[0]}" if missing else ""
+    return ""
+
+
+def dtypes_of(program: Program) -> list[str]:
+    """The dtypes that the program names: of its inputs, of constants on the device, and those converted to."""
+    found = [one.dtype for one in program.inputs]
+
+    def visit(marker: dict[str, Json]) -> None:
+        if "dtype" in marker and not marker.get("host"):
+            found.append(marker["dtype"])
+
+    for step in program.steps:
+        for inner in (step, *step.body):
+            walk((list(inner.args), dict(inner.kwargs)), visit)
+    return found
+
+
+def unsupported_steps(target: Target) -> tuple[str, ...]:
+    """The families and steps that need not be drawn for this target. Raises TargetError for unknown ones."""
+    _check(target)
+    return tuple(sorted(target.unsupported & {*FAMILIES, *OPS}))
+
+
+def _check(target: Target) -> None:
+    unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS}))
+    if unknown:
+        raise TargetError(
+            f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of "
+            f"{', '.join((*FAMILIES, *TRAITS))}"
+        )

@@ -1,0 +1,218 @@
+"""What one program says about one target: run it, compare it with torch CPU, and name the first bad step.
+
+The key insight: a lazy run observes only the end, which is what a user's program does and what lets a device fuse; when
+it is wrong, a second run that observes after each step says where. A failure that only the lazy run shows is a finding
+of its own kind: the steps are right one by one, and wrong together. Then the program's beginnings are run, each lazily,
+and the last step of the first that is wrong is the first bad step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from conformance.core.observation import Observation
+from conformance.core.oracles import Mismatch, compare
+from conformance.core.target import Target
+from conformance.programs.execute import run
+from conformance.programs.float64 import differences
+from conformance.programs.model import Program, digest
+from conformance.programs.shadow import Reference, Shadow, reference
+from conformance.programs.source import run_whole
+from conformance.programs.steps.layouts import layout_class
+from conformance.programs.steps.table import OPS
+from conformance.programs.unsupported import unsupported_reason
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What makes two failures the same bug, as far as can be told: the oracle that saw it at the first bad step, that
+    step's op, and the layout class of what it worked on.
+
+    Of an error the type and text are enough, numbers and names left out, since they say more of the cause than the step
+    does. Of what is wrong only when nobody looks in between, the step's family is: it is the write that came last."""
+
+    oracle: str
+    op: str
+    layout: str = ""
+    error: str = ""
+
+    def __str__(self) -> str:
+        return " / ".join(part for part in (self.oracle, self.op, self.layout, self.error) if part)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The mismatches (none: it passed), the number of the first bad step (None: it was not looked for, or not found),
+    whether observing after each step hides the failure, and the kernels that the target ran against the most that it
+    may run (None where it cannot count); `baseline` are the kernels that it took before, where the program was counted.
+    `unsupported` says what the target had declared that it leaves out; then nothing ran, and nothing passed.
+    `arbitrated` says that it passed only since the target agrees with torch CPU in float64, and the CPU rounds more."""
+
+    mismatches: tuple[Mismatch, ...] = ()
+    bad_step: int | None = None
+    lazy_only: bool = False
+    kernels: int | None = None
+    allowed: int | None = None
+    unsupported: str = ""
+    baseline: int | None = None
+    arbitrated: bool = False
+    cause: Mismatch | None = None
+    """What differed first at the first bad step: at the end, another step's fault may come before it."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran and every oracle agreed."""
+        return not self.mismatches and not self.unsupported
+
+
+class CpuFunction(Target):
+    """torch CPU running a program as one function, and no compiler."""
+
+    name, transforms_program = "cpu function", True
+
+
+WATCHED = "a program that means something else when nobody looks between its steps"
+"""A view whose base has come to require grad learns of it when it is looked at (see the findings): step by step
+somebody does, in one function nobody."""
+
+
+def judge(
+    program: Program,
+    target: Target,
+    *,
+    locate: bool = True,
+    watch: Callable[[int], None] = lambda number: None,
+    baseline: Mapping[str, int] | None = None,
+) -> Verdict:
+    """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure;
+    `watch` is told each step before the target runs it; `baseline` has the kernels that programs took before, by
+    digest.
+
+    Raises ProgramError when the program has no defined meaning on torch CPU."""
+    unsupported = unsupported_reason(program, target)
+    if unsupported:
+        return Verdict(unsupported=unsupported)
+    count = "kernels" in target.oracles
+    expected = reference(program, count=count)
+    if target.transforms_program and compare(
+        expected.observation,
+        run_whole(program, CpuFunction()).observations[-1],
+        oracles=CpuFunction.oracles,
+        exact=expected.exact,
+    ):
+        return Verdict(unsupported=WATCHED)
+    outcome = (
+        run_whole(program, target) if target.transforms_program else run(program, target, count=count, watch=watch)
+    )
+    actual = outcome.observations[-1]
+    mismatches, arbitrated = differences(program, expected, actual, target.oracles)
+    if actual.error is not None and outcome.failed_step is not None:
+        mismatches = [
+            replace(mismatch, where=f"step {outcome.failed_step}") if mismatch.oracle == "error" else mismatch
+            for mismatch in mismatches
+        ]
+    before = baseline.get(digest(program)) if baseline and count else None
+    if before is not None and actual.kernels is not None and actual.kernels > before:
+        mismatches.append(
+            Mismatch(
+                "kernels",
+                "the whole run",
+                f"at most {before}",
+                str(actual.kernels),
+                "more kernels than in the baseline",
+            )
+        )
+    verdict = Verdict(
+        tuple(mismatches),
+        outcome.failed_step,
+        False,
+        actual.kernels,
+        expected.observation.kernels,
+        baseline=before,
+        arbitrated=arbitrated,
+    )
+    if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
+        return verdict
+    found = first_bad_step(program, target)
+    if found is not None:
+        return replace(verdict, bad_step=found[0], cause=found[1])
+    found = None if target.transforms_program else first_bad_beginning(program, target)
+    return replace(verdict, bad_step=found and found[0], cause=found and found[1], lazy_only=True)
+
+
+def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
+    """The one that says most of the cause: an error, or the absence of one, has wrong values as its consequence."""
+    return next((mismatch for mismatch in mismatches if mismatch.oracle == "error"), mismatches[0])
+
+
+def first_bad_step(program: Program, target: Target) -> tuple[int, Mismatch] | None:
+    """The number of the first step after which the target differs from CPU, observing after each, and how; 0 when the
+    inputs already differ, None when no step does."""
+    oracles = target.oracles - {"kernels"}
+    start = program.with_steps(())
+    runs = run_whole if target.transforms_program else run
+    moved = compare(reference(start).observation, runs(start, target).observations[-1], oracles=oracles, exact=True)
+    if moved:
+        return 0, leading(moved)
+    observations = runs(program, target, eager=True).observations
+    shadow = Shadow(program)
+    for number, (step, actual) in enumerate(zip(program.steps, observations, strict=False), 1):
+        shadow.step(step)
+        wrong = _differences(program, number, shadow, actual, oracles)
+        if wrong:
+            return number, leading(wrong)
+    return None
+
+
+def first_bad_beginning(program: Program, target: Target) -> tuple[int, Mismatch] | None:
+    """The number of steps in the shortest beginning of the program that is wrong when nobody looks before its end, and
+    how; None when the failure is gone."""
+    shadow = Shadow(program)
+    for number, step in enumerate(program.steps, 1):
+        shadow.step(step)
+        actual = run(program.with_steps(program.steps[:number]), target).observations[-1]
+        wrong = _differences(program, number, shadow, actual, target.oracles - {"kernels"})
+        if wrong:
+            return number, leading(wrong)
+    return None
+
+
+def _differences(
+    program: Program, number: int, shadow: Shadow, actual: Observation, oracles: Collection[str]
+) -> list[Mismatch]:
+    """How a run of the program's first steps differs from the shadow's."""
+    expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
+    return differences(program.with_steps(program.steps[:number]), expected, actual, oracles)[0]
+
+
+def signature(program: Program, verdict: Verdict) -> Signature:
+    """The group that a failure belongs to."""
+    first = verdict.cause or leading(verdict.mismatches)
+    said = gist(first) if first.oracle == "error" else ""
+    error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""
+    if verdict.bad_step == 0:
+        return Signature(first.oracle, "the move of the inputs", error=error)
+    together = "only together, up to " if verdict.lazy_only else ""
+    if verdict.bad_step is None:
+        last = program.steps[-1].op if program.steps else "no step"
+        return Signature(first.oracle, f"{together}{last}", error=error)
+    step = program.steps[verdict.bad_step - 1]
+    if said:
+        return Signature(first.oracle, "only together" if verdict.lazy_only else "", error=error)
+    if error or verdict.lazy_only:
+        return Signature(first.oracle, together + (OPS[step.op].family if step.op in OPS else step.op), error=error)
+    shadow = Shadow(program)
+    for earlier in program.steps[: verdict.bad_step - 1]:
+        shadow.step(earlier)
+    names = [name for name in step.names() if name in shadow.env]
+    return Signature(first.oracle, step.op, layout_class(shadow.env[names[0]]) if names else "")
+
+
+def gist(error: Mismatch) -> str:
+    """The first words of an error's text, without what differs from program to program; operators keep their names."""
+    text = re.sub(r"not implemented is never a pass: ", " ", error.detail)
+    text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
+    words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
+    return " ".join(words[:9])

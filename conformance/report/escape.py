@@ -1,0 +1,27 @@
+"""Foreign text: what a target says, made visible, so that it does nothing to a terminal, a page or a reader.
+
+The key insight: a control character is shown as a sign for itself rather than dropped, since it may be the finding.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CONTROLS = r"[^\n\t -~\u00a0-\uffff\U00010000-\U0010ffff]"
+_DIRECTIONS = r"[\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+_UNSEEN = re.compile(f"{_CONTROLS}|{_DIRECTIONS}")
+
+
+def escape_control_characters(text: str) -> str:
+    """The text with control characters and direction marks as visible signs, so that they do nothing wherever it is
+    pasted; newlines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSEEN.sub(_sign, text)
+
+
+def _sign(match: re.Match[str]) -> str:
+    character = match[0]
+    if character < " ":
+        return chr(0x2400 + ord(character))
+    return "\u2421" if character == "\x7f" else f"\u27e8U+{ord(character):04X}\u27e9"

@@ -1,0 +1,386 @@
+"""Faults to plant: one a row, each modelled on a real bug of view and in-place semantics and a few lines long.
+
+The key insight: the power of a fuzzer can be measured only against faults that are known to be there. They are planted
+at run time in torch's dispatcher, between autograd and the device, so one row spoils torch CPU and the tiny device
+alike; in torch CPU the fault is known to be the only thing that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from conformance.core.moving import storage_key
+from conformance.programs.steps.layouts import dense
+
+
+@dataclass
+class Call:
+    """One call of an aten op on its way to the device."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    memory: dict[Any, Any] = field(default_factory=dict)
+    """What the fault remembers between calls, by storage or view; forgotten before the next program."""
+
+    @property
+    def first(self) -> Any:
+        """The first argument."""
+        return self.args[0]
+
+    def run(self) -> Any:
+        """The right answer."""
+        return self.func(*self.args, **self.kwargs)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the first argument is written."""
+        return bool(self.func._schema.is_mutable) and isinstance(self.first, torch.Tensor)
+
+    def having(self, at: int, value: Any) -> Any:
+        """The answer with one argument replaced."""
+        return self.func(*self.args[:at], value, *self.args[at + 1 :], **self.kwargs)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: the aten ops that it spoils, what it does instead, and the real bug that it is modelled on."""
+
+    ops: str
+    act: Callable[[Call], Any]
+    like: str
+
+
+VIEWS = "t transpose permute"
+SLICES = "slice select"
+EVERY_VIEW = f"{VIEWS} {SLICES} diagonal unfold view _unsafe_view expand as_strided unsqueeze squeeze detach alias"
+ARITHMETIC = "add_ sub_ mul_ neg_ abs_ square_ relu_ clamp_ addcmul_ lerp_"
+WRITES = f"{ARITHMETIC} copy_ fill_ zero_"
+READS = "clone add mul sub neg sum"
+
+
+def _gappy(t: torch.Tensor) -> bool:
+    return not t.is_contiguous() and t.numel() > 1
+
+
+def _moved(t: torch.Tensor, offset: int) -> torch.Tensor:
+    return t.as_strided(t.size(), t.stride(), offset)
+
+
+def _drop_offset(call: Call) -> Any:
+    view = call.run()
+    return _moved(view, call.first.storage_offset())
+
+
+def _stale(call: Call) -> Any:
+    view = call.run()
+    return view.new_empty_strided(view.size(), view.stride()).copy_(view) if view.numel() else view
+
+
+def _stale_pieces(call: Call) -> Any:
+    return [piece.clone() for piece in call.run()]
+
+
+def _contiguous(call: Call) -> Any:
+    made = call.run()
+    return made.new_empty(made.size()).copy_(made)
+
+
+def _clobber(call: Call) -> Any:
+    t = call.first
+    made = call.run()
+    if _gappy(t) and 0 not in t.stride():
+        last = t.storage_offset() + sum((n - 1) * st for n, st in zip(t.size(), t.stride(), strict=True))
+        t.as_strided((last - t.storage_offset() + 1,), (1,))[1:2].zero_()
+    return made
+
+
+def _onto_contiguous(call: Call) -> Any:
+    out = call.kwargs["out"]
+    room = out.untyped_storage().nbytes() // out.element_size() - out.storage_offset()
+    if out.is_contiguous() or room < out.numel():
+        return call.run()
+    out.as_strided(out.size(), dense(out.size())).copy_(call.func(*call.args, **{**call.kwargs, "out": out.clone()}))
+    return out
+
+
+def _accept_overlap(call: Call) -> Any:
+    try:
+        return call.run()
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        return call.first
+
+
+def _not_when(wrong: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any]:
+    return lambda call: call.first if isinstance(call.first, torch.Tensor) and wrong(call.first) else call.run()
+
+
+def _fill_at_start(call: Call) -> Any:
+    t = call.first
+    call.having(0, _moved(t, 0))
+    return t
+
+
+def _whole_storage(call: Call) -> Any:
+    t = call.first
+    t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).zero_()
+    return t
+
+
+def _roll_mask(call: Call) -> Any:
+    return call.having(1, call.args[1].roll(1)) if call.args[1].dim() else call.run()
+
+
+def _step_lost(call: Call) -> Any:
+    view = call.run()
+    step = call.args[4] if len(call.args) > 4 else 1
+    return view.as_strided(
+        view.size(),
+        tuple(st // step if dim == (call.args[1] % view.dim()) else st for dim, st in enumerate(view.stride())),
+    )
+
+
+def _third_write_lost(call: Call) -> Any:
+    count = call.memory[storage_key(call.first)] = call.memory.get(storage_key(call.first), 0) + 1
+    return call.first if count % 3 == 0 else call.run()
+
+
+def view_key(t: torch.Tensor) -> tuple[Any, ...]:
+    """The identity of a view: two tensors of one geometry on one storage cannot be told apart."""
+    return storage_key(t), t.dtype, t.size(), t.stride(), t.storage_offset()
+
+
+def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
+    """Spoil writes through a view that was made before its storage was last written through something else."""
+
+    def act(call: Call) -> Any:
+        t, memory = call.first, call.memory
+        if not call.writes:
+            view = call.run()
+            if isinstance(view, torch.Tensor):
+                memory.setdefault(view_key(view), memory.get(storage_key(view), 0))
+            return view
+        seen = memory.get(view_key(t))
+        if seen is not None and memory.get(storage_key(t), 0) > seen:
+            return lost(call)
+        memory[storage_key(t)] = memory.get(storage_key(t), 0) + 1
+        memory[view_key(t)] = memory[storage_key(t)] if seen is not None else memory.get(view_key(t))
+        return call.run()
+
+    return act
+
+
+def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
+    """Spoil writes through a view of a view, `deep` views away from the tensor that owns the storage."""
+
+    def spoiled(call: Call) -> Any:
+        if not call.writes:
+            view = call.run()
+            if isinstance(view, torch.Tensor) and view_key(view) != view_key(call.first):
+                call.memory.setdefault(view_key(view), call.memory.get(view_key(call.first), 0) + 1)
+            return view
+        return act(call) if call.memory.get(view_key(call.first), 0) >= deep else call.run()
+
+    return spoiled
+
+
+def _write_after_read(call: Call) -> Any:
+    """A result computed before a partial write to what it was computed from follows that write."""
+    if not call.writes:
+        made = call.run()
+        if isinstance(made, torch.Tensor) and isinstance(call.first, torch.Tensor) and "out" not in call.kwargs:
+            call.memory[storage_key(call.first)] = (call, made, made._version)
+        return made
+    done = call.run()
+    earlier, made, version = call.memory.pop(storage_key(call.first), (None, None, None))
+    partial = call.first.numel() * call.first.element_size() < call.first.untyped_storage().nbytes()
+    if earlier is not None and partial and made._version == version and not made.requires_grad:
+        made.copy_(earlier.run())
+    return done
+
+
+def _stale_read(call: Call) -> Any:
+    """A read of a view sees what the storage held when the view was first read."""
+    t = call.first
+    if not isinstance(t, torch.Tensor) or call.writes or not t.numel() or "out" in call.kwargs:
+        return call.run()
+    whole = t.numel() * t.element_size() == t.untyped_storage().nbytes()
+    kept = call.memory.setdefault(view_key(t), t.clone())
+    return call.run() if whole or t.requires_grad else call.having(0, kept)
+
+
+def _old_strides_after_t(call: Call) -> Any:
+    """A write right after the tensor was transposed in place still goes by the strides before."""
+    t = call.first
+    if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
+        call.memory[view_key(t)] = before = t.stride()
+        made = call.run()
+        call.memory[view_key(t)] = before
+        return made
+    before = call.memory.get(view_key(t))
+    if before is None or sorted(before) != sorted(t.stride()) or before == t.stride():
+        return call.run()
+    call.having(0, t.as_strided(t.size(), before)) if all(
+        n == m for n, m in zip(t.size(), reversed(t.size()), strict=True)
+    ) else None
+    return t
+
+
+def _twice_through_one_view(call: Call) -> Any:
+    """The second write in a row through one view replaces what the first wrote elsewhere: it is lost."""
+    last = call.memory.get("last")
+    call.memory["last"] = view_key(call.first)
+    whole = call.first.numel() * call.first.element_size() == call.first.untyped_storage().nbytes()
+    return call.first if last == view_key(call.first) and not whole else call.run()
+
+
+def _offset_unspecified(call: Call) -> Any:
+    given = call.args[3] if len(call.args) > 3 else call.kwargs.get("storage_offset")
+    return call.first.as_strided(*call.args[1:3]) if given == 0 else call.run()
+
+
+def _offset_ignored(call: Call) -> Any:
+    return call.func(*call.args[:3], 0)
+
+
+def _scalar_at_start(call: Call) -> Any:
+    return call.func(_moved(call.first, 0))
+
+
+def _strides_kept(call: Call) -> Any:
+    t = call.first
+    before = t.stride()
+    call.run()
+    return t.as_strided_(t.size(), before[: t.dim()]) if len(before) == t.dim() and t.numel() else t
+
+
+def _alias_when(aliases: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any]:
+    return lambda call: torch.ops.aten.alias(call.first) if aliases(call.first) else call.run()
+
+
+def _without(name: str) -> Callable[[Call], Any]:
+    return lambda call: call.func(*call.args, **{key: value for key, value in call.kwargs.items() if key != name})
+
+
+def _wide_result(call: Call) -> Any:
+    made = call.run()
+    return made.to(torch.uint8) if made.dtype is torch.bool else made
+
+
+def _saturate(call: Call) -> Any:
+    t = call.first
+    if t.dtype is not torch.uint8:
+        return call.run()
+    wide = call.func(
+        t.to(torch.int64),
+        *[arg.to(torch.int64) if isinstance(arg, torch.Tensor) else arg for arg in call.args[1:]],
+        **call.kwargs,
+    )
+    return t.copy_(wide.clamp(0, 255))
+
+
+def _size_one_stride(call: Call) -> Any:
+    made = call.run()
+    strides = tuple(1 if n == 1 else st for n, st in zip(made.size(), made.stride(), strict=True))
+    return made.as_strided(made.size(), strides)
+
+
+def _round_to_int(call: Call) -> Any:
+    source, dtype = call.first, call.kwargs.get("dtype")
+    made = call.run()
+    to_int = source.is_floating_point() and dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+    return made.copy_(source.round()) if to_int and dtype is not torch.bool else made  # only the values are wrong
+
+
+def _last_row_missing(call: Call) -> Any:
+    made = call.run()
+    source = call.args[1]
+    broadcast = isinstance(source, torch.Tensor) and source.dim() < call.first.dim()
+    if broadcast and call.first.size(0) > 1:
+        call.first[-1].zero_()
+    return made
+
+
+FAULTS: dict[str, Fault] = {
+    "slice drops the offset": Fault(SLICES, _drop_offset, "pytorch#187117"),
+    "narrow slice loses its step": Fault("slice", _step_lost, "tinygrad#17855"),
+    "transpose is stale": Fault(VIEWS, _stale, "xla#7304"),
+    "select is stale": Fault("select", _stale, "xla#7304"),
+    "diagonal is stale": Fault("diagonal", _stale, "tinygrad#10945"),
+    "unfold is stale": Fault("unfold", _stale, "write through unfold"),
+    "view is stale": Fault("view _unsafe_view", _stale, "xla#7304"),
+    "expand is stale": Fault("expand", _stale, "pytorch#78642"),
+    "as_strided is stale": Fault("as_strided", _stale, "pytorch#104505"),
+    "split does not alias": Fault("split split_with_sizes unbind", _stale_pieces, "xla#3072"),
+    "detach does not alias": Fault("detach", _stale, "stale view"),
+    "as_strided takes offset 0 for unspecified": Fault("as_strided", _offset_unspecified, "tinygrad#17195"),
+    "as_strided ignores the offset": Fault("as_strided", _offset_ignored, "tinygrad#17195"),
+    "as_strided_ leaves stale strides": Fault("as_strided_ t_ transpose_ swapdims_", _strides_kept, "pytorch#185888"),
+    "empty_strided is contiguous": Fault(
+        "empty_strided", lambda call: torch.empty(call.first, **call.kwargs), "peer: empty_strided drops its strides"
+    ),
+    "copy_ clobbers the gap": Fault("copy_", _clobber, "pytorch#189961"),
+    "copy_ into gaps is lost": Fault("copy_", _not_when(_gappy), "tinygrad#17855"),
+    "copy_ broadcasts one row short": Fault("copy_", _last_row_missing, "peer: copy_ into a slice with broadcast"),
+    "copy_ through stride 0 is accepted": Fault("copy_ fill_", _accept_overlap, "pytorch#152425"),
+    "arithmetic through stride 0 is accepted": Fault(ARITHMETIC, _accept_overlap, "peer: add_ on an expanded tensor"),
+    "arithmetic on gaps is lost": Fault(ARITHMETIC, _not_when(_gappy), "tinygrad#17855"),
+    "every third write is lost": Fault(f"{ARITHMETIC} copy_ fill_ zero_", _third_write_lost, "long chains cut wrongly"),
+    "addcmul_ is wrong on gaps": Fault("addcmul_ addcdiv_", _not_when(_gappy), "pytorch#118115"),
+    "fill_ ignores the offset": Fault("fill_", _fill_at_start, "pytorch PR#95113"),
+    "zero_ clears the storage": Fault("zero_", _whole_storage, "write outside the view"),
+    "out= ignores strides": Fault(
+        "add mul neg exp cat mm sum cumsum gather",
+        lambda call: _onto_contiguous(call) if isinstance(call.kwargs.get("out"), torch.Tensor) else call.run(),
+        "tinygrad#17210",
+    ),
+    "mask is off by one": Fault("masked_fill_ masked_scatter_", _roll_mask, "mask write off by one"),
+    "index_put_ does not accumulate": Fault("index_put_", lambda call: call.func(*call.args[:3]), "index_put_"),
+    "scatter_add_ overwrites": Fault(
+        "scatter_add_", lambda call: torch.ops.aten.scatter_.src(*call.args), "scatter_add_"
+    ),
+    "item ignores the offset": Fault("_local_scalar_dense", _scalar_at_start, "pytorch#187117"),
+    "clone of a transpose aliases": Fault("clone", _alias_when(_gappy), "peer: a.t().contiguous() aliases"),
+    "clone always aliases": Fault("clone", _alias_when(lambda t: True), "write after read"),
+    "clone is always contiguous": Fault("clone", _contiguous, "pytorch#133512"),
+    "arithmetic results are contiguous": Fault(
+        "add mul neg sub", lambda call: call.run() if "out" in call.kwargs else _contiguous(call), "pytorch#170175"
+    ),
+    "diag_embed ignores the offset": Fault("diag_embed", lambda call: call.func(call.first), "diag_embed"),
+    "size-1 dims get stride 1": Fault("slice unsqueeze expand", _size_one_stride, "stride of size-1 dims"),
+    "flip forgets the last dim": Fault("flip", lambda call: call.having(1, call.args[1][:-1]), "flip"),
+    "comparison gives uint8": Fault("eq gt", _wide_result, "peer: bool + bool gives int32"),
+    "uint8 saturates": Fault("add_ sub_ mul_", _saturate, "integer overflow"),
+    "float to int rounds": Fault("_to_copy", _round_to_int, "casts truncate"),
+    "alpha is ignored": Fault("add_ sub_", _without("alpha"), "add_(alpha=)"),
+    "tril_ is off by one": Fault(
+        "tril_ triu_",
+        lambda call: call.func(call.first, (call.args[1] if len(call.args) > 1 else 0) + 1),
+        "pytorch tril",
+    ),
+    "diagonal ignores the offset": Fault(
+        "diagonal", lambda call: call.func(call.first, 0, *call.args[2:]), "tinygrad#10945"
+    ),
+    "a write through a view is lost once its base was written": Fault(
+        f"{EVERY_VIEW} {WRITES}", _after_base_write(lambda call: call.first), "xla#7304"
+    ),
+    "a fill through a view goes to its base once that was written": Fault(
+        f"{EVERY_VIEW} fill_ zero_ copy_ add_", _after_base_write(_fill_at_start), "xla#7304"
+    ),
+    "a write through a view of a view is lost": Fault(
+        f"{EVERY_VIEW} {ARITHMETIC}", _depth(lambda call: call.first, 3), "pytorch#104505"
+    ),
+    "a view read twice is read once": Fault(READS, _stale_read, "xla#7304"),
+    "a result follows a write after the read": Fault(f"{READS} {WRITES}", _write_after_read, "peer: write after read"),
+    "a write after t_ goes by the old strides": Fault(
+        f"t_ transpose_ swapdims_ swapaxes_ {WRITES}", _old_strides_after_t, "pytorch#185888"
+    ),
+    "the second write through a view is lost": Fault(WRITES, _twice_through_one_view, "long chains cut wrongly"),
+    "cumsum_ is lost on gaps": Fault("cumsum_", _not_when(_gappy), "in-place on a view"),
+}

@@ -1,0 +1,202 @@
+"""The fuzzer's power, measured: how soon each planted fault is found, and how small its program shrinks.
+
+    python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain] [--on TARGET]
+
+A fault that is not found is a hole in the drawing or in the oracles. `--plain` draws without bias, to show what the
+bias buys. Faults are planted in torch CPU, or with `--on tiny` in the tiny device. As a target, `mutant:NAME` is torch
+CPU with that fault planted, and `mutant:NAME@tiny` the tiny device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.core.errors import TargetError
+from conformance.core.loading import describe_target, load_target
+from conformance.core.oracles import Mismatch
+from conformance.core.target import Target
+from conformance.fuzzing.drawing import Drawing
+from conformance.programs.execute import run
+from conformance.programs.float64 import differences
+from conformance.programs.model import Program
+from conformance.programs.reduce import reduce_program
+from conformance.programs.shadow import Reference, reference
+from conformance.programs.unsupported import unsupported_reason, unsupported_steps
+from conformance.selftest.faults import FAULTS, Call, Fault
+
+
+class Planted(TorchDispatchMode):
+    """One fault between autograd and the device."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.fault, self.ops = fault, frozenset(fault.ops.split())
+        self.memory: dict[Any, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in self.ops:
+            return self.fault.act(Call(func, args, kwargs, self.memory))
+        return func(*args, **kwargs)
+
+
+class MutantTarget(Target):
+    """A target, torch CPU if none is named, with a planted fault.
+
+    What a fault calls in place of an op costs kernels and counts as writes, so neither is judged."""
+
+    name = "mutant"
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+        fault, _, beneath = argument.partition("@")
+        if fault not in FAULTS:
+            raise TargetError(f"there is no fault {fault!r}: choose from {', '.join(FAULTS)}")
+        self.beneath = describe_target(beneath or "cpu")
+        if self.beneath.transforms_program or not self.beneath.exposes_storages:
+            raise TargetError(
+                f"a fault cannot be planted in {beneath!r}: only in a device that runs step by step and "
+                "shows its storages"
+            )
+        self.spec, self.mode = f"mutant:{argument}", Planted(FAULTS[fault])
+        self.oracles = self.beneath.oracles - {"kernels", "version"}
+        self.dtypes, self.unsupported = self.beneath.dtypes, self.beneath.unsupported
+        self.upload, self.download = self.beneath.upload, self.beneath.download  # type: ignore[method-assign]
+
+    def prepare(self) -> None:
+        """Prepare the target beneath."""
+        self.beneath.prepare()
+        self.device = self.beneath.device
+
+    def send(self, tree: Any) -> Any:
+        """Move a program's inputs, and forget what the fault remembers of the last program."""
+        self.mode.memory.clear()
+        return super().send(tree)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """The fault acts on steps only."""
+        with self.beneath.active(), self.mode:
+            yield
+
+    def environment(self) -> dict[str, str]:
+        """That of the target beneath."""
+        return self.beneath.environment()
+
+    def script(self) -> str:
+        """A planted fault cannot be shown by a script of its own."""
+        return f"# The fault was planted: {self.spec}\n{self.beneath.script()}"
+
+
+@dataclass
+class Hunt:
+    """What became of one fault: after how many programs and seconds it was found, and the smallest program."""
+
+    programs: int | None = None
+    seconds: float = 0.0
+    oracle: str = ""
+    small: Program | None = None
+
+
+def differences_on(program: Program, target: Target, expected: Reference | None = None) -> list[Mismatch]:
+    """Where a target differs from torch CPU on a program."""
+    expected = expected or reference(program)
+    return differences(program, expected, run(program, target).observations[-1], target.oracles)[0]
+
+
+def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, beneath: str = "cpu") -> dict[str, Hunt]:
+    """Run the same numbered programs on every fault, planted in the target `beneath`, until each is found; `programs`
+    is the most that are drawn. A program on which that target is wrong by itself finds nothing.
+
+    Raises TargetError."""
+    sound = load_target(beneath)
+    targets = {name: load_target(f"mutant:{name}@{beneath}") for name in names}
+    hunts = {name: Hunt() for name in names}
+    for number in range(programs):
+        left = [name for name in names if hunts[name].programs is None]
+        if not left:
+            break
+        began = time.perf_counter()
+        program = drawing.numbered(seed, number)
+        if unsupported_reason(program, sound):
+            continue
+        expected = reference(program)
+        shared = time.perf_counter() - began
+        for name in left:
+            began = time.perf_counter()
+            found = differences_on(program, targets[name], expected)
+            hunts[name].seconds += shared + time.perf_counter() - began
+            if found and not differences_on(program, sound, expected):
+                hunts[name].programs, hunts[name].oracle, hunts[name].small = number + 1, found[0].oracle, program
+    for name, one in hunts.items():
+        if one.small is not None:
+            one.small = reduce_program(
+                one.small,
+                lambda candidate, name=name: bool(  # type: ignore[misc]
+                    differences_on(candidate, targets[name]) and not differences_on(candidate, sound)
+                ),
+            )
+    return hunts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 when a fault was not found, 2 for bad usage."""
+    parser = argparse.ArgumentParser("python -m conformance.mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("--programs", type=int, default=2000, help="the most programs to draw (default: 2000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault")
+    parser.add_argument("--plain", action="store_true", help="draw without bias")
+    parser.add_argument("--on", default="cpu", metavar="TARGET", help="what the faults are planted in (default: cpu)")
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.fault if name not in FAULTS]
+    if unknown:
+        known = ", ".join(FAULTS)
+        print(f"conformance.mutants: there is no fault {unknown[0]!r}: choose from {known}", file=sys.stderr)
+        return 2
+    warnings.simplefilter("ignore")
+    try:
+        drawing = Drawing(biased=not given.plain, without=unsupported_steps(describe_target(given.on)))
+        hunts = hunt(given.fault or list(FAULTS), drawing, given.seed, given.programs, beneath=given.on)
+    except TargetError as error:
+        print(f"conformance.mutants: {error}", file=sys.stderr)
+        return 2
+    print_table(hunts)
+    return 0 if all(one.programs for one in hunts.values()) else 1
+
+
+def print_table(hunts: dict[str, Hunt]) -> None:
+    """One row a fault, and the medians."""
+    table = Table("fault", "modelled on", "programs", "seconds", "oracle", "steps", "inputs")
+    for name, one in hunts.items():
+        table.add_row(
+            name,
+            FAULTS[name].like,
+            str(one.programs or "not found"),
+            f"{one.seconds:.2f}",
+            one.oracle,
+            str(len(one.small.steps)) if one.small else "",
+            str(len(one.small.inputs)) if one.small else "",
+        )
+    console = Console(width=140)
+    console.print(table)
+    found = [one for one in hunts.values() if one.programs and one.small]
+    if found:
+        programs = statistics.median(one.programs or 0 for one in found)
+        steps = statistics.median(len(one.small.steps) for one in found if one.small)
+        console.print(f"{len(found)} of {len(hunts)} found; median {programs:g} programs, {steps:g} steps when shrunk")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

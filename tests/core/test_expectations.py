@@ -1,0 +1,221 @@
+"""Expectations: strict in both directions, and refused with the line when they are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.core import expectations, names
+from conformance.core import result as model
+from conformance.core.errors import ReportError
+from conformance.core.expectations import Expectation, apply, check, dumps, load, update, without_cases
+from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.opinfo import plan
+
+KNOWN: dict[str, Any] = {
+    "variant": tuple(names.VARIANTS),
+    "layout": tuple(names.LAYOUTS),
+    "dtype": names.DTYPES,
+    "oracle": names.ORACLES,
+}
+
+
+def result(op: str, outcome: Outcome, *oracles: str, dtype: str = "float32", samples: int = 1) -> Result:
+    failures = tuple(Failure(oracle, "result", "1", "2") for oracle in oracles)
+    return Result(op, dtype, "forward", "as_sampled", outcome, samples=samples, failures=failures)
+
+
+def entry(op: str, *oracles: str, dtype: tuple[str, ...] = ("*",), samples: int = 0) -> Expectation:
+    return Expectation(op, ("*",), dtype, ("*",), oracles or ("*",), "a reason", "", samples)
+
+
+class TestApply:
+    """Declared failures and declared failures that pass."""
+
+    @pytest.mark.parametrize(
+        ("found", "declared", "outcome"),
+        [
+            (result("add", Outcome.FAIL, "stride"), entry("add", "stride"), Outcome.XFAIL),
+            (result("add", Outcome.FAIL, "stride"), entry("a*"), Outcome.XFAIL),
+            (result("add", Outcome.FAIL, "stride", "value"), entry("add", "stride"), Outcome.FAIL),
+            (result("add", Outcome.PASS), entry("add", "stride"), Outcome.XPASS),
+            (result("add", Outcome.PASS), entry("sub", "stride"), Outcome.PASS),
+            (result("add", Outcome.PASS), entry("add", "stride", dtype=("int64",)), Outcome.PASS),
+            (result("add", Outcome.CRASH, "crash"), entry("add", "value"), Outcome.CRASH),
+            (result("add", Outcome.CRASH, "crash"), entry("add", "crash"), Outcome.XFAIL),
+            (result("add", Outcome.SKIP), entry("add", "skip"), Outcome.SKIP),
+            (result("add", Outcome.SKIP), entry("add", "value"), Outcome.SKIP),
+        ],
+    )
+    def test_outcome(self, found: Result, declared: Expectation, outcome: Outcome) -> None:
+        """An entry excuses exactly the oracles that it names, and demands them."""
+        assert apply([found], [declared])[0].outcome is outcome
+
+    def test_every_entry_must_be_met(self) -> None:
+        """An oracle that is declared in a second entry and passes is XPASS, although the first entry is met."""
+        declared = [entry("add", "stride"), entry("add", "value")]
+        assert apply([result("add", Outcome.FAIL, "stride")], declared)[0].outcome is Outcome.XPASS
+
+    @pytest.mark.parametrize(("compared", "outcome"), [(8, Outcome.PASS), (9, Outcome.XPASS)])
+    def test_a_shorter_run_need_not_fail(self, compared: int, outcome: Outcome) -> None:
+        """What is declared from nine samples on may pass in eight, never in nine, and is declared in both."""
+        declared = entry("add", "value", samples=9)
+        assert apply([result("add", Outcome.PASS, samples=compared)], [declared])[0].outcome is outcome
+        assert apply([result("add", Outcome.FAIL, "value", samples=compared)], [declared])[0].outcome is Outcome.XFAIL
+
+    def test_the_reason_is_shown(self) -> None:
+        """A declared failure carries its reason."""
+        assert apply([result("add", Outcome.FAIL, "value")], [entry("add", "value")])[0].reason == "a reason"
+
+
+class TestFile:
+    """The TOML file."""
+
+    def test_round_trip(self, tmp_path: Path) -> None:
+        """What is written is read, whatever is in a reason."""
+        entries = [
+            Expectation(
+                'a"\\*', ("forward",), ("float32", "int64"), ("*",), ("value",), 'x\n"\\\x7f\u2028', "https://e"
+            )
+        ]
+        (tmp_path / "t.toml").write_text(dumps(entries, "t\n"))
+        assert load(tmp_path / "t.toml") == entries
+
+    def test_no_file_is_no_entry(self, tmp_path: Path) -> None:
+        """A target without a file is expected to pass everything."""
+        assert load(tmp_path / "none.toml") == []
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("[[expect]\n", "line 1"),
+            ('\n[[expect]]\nop = "add"\n', "line 2: an entry needs a non-empty 'reason'"),
+            ('[[expect]]\nop = "add"\nreason = " "\n', "non-empty 'reason'"),
+            ('[[expect]]\nop = "add"\nreason = "r"\ndtypes = ["x"]\n', "unknown key 'dtypes'"),
+            ('[[expect]]\nop = "add"\nreason = "r"\ndtype = []\n', "'dtype' must be"),
+            ('[[expect]]\nop = "add"\nreason = "r"\nsamples = "9"\n', "line 1: 'samples' must be a whole number"),
+            ("[other]\n", "only .*expect"),
+        ],
+    )
+    def test_damage_is_named(self, tmp_path: Path, text: str, message: str) -> None:
+        """A damaged file is refused with its name and the line."""
+        (tmp_path / "t.toml").write_text(text)
+        with pytest.raises(ReportError, match=message) as raised:
+            load(tmp_path / "t.toml")
+        assert "t.toml" in str(raised.value)
+
+
+class TestUpdate:
+    """Taking over what a run found."""
+
+    def test_update_makes_the_run_pass(self) -> None:
+        """After an update the same results have nothing unexpected, and a second update changes nothing."""
+        results = [
+            result("add", Outcome.FAIL, "stride"),
+            result("add", Outcome.FAIL, "stride", dtype="int64"),
+            result("sub", Outcome.CRASH, "crash"),
+            result("mul", Outcome.PASS),
+        ]
+        entries, done = update([entry("m*", "value")], Run("t", results), "a reason")
+        assert Run("t", apply(results, entries)).exit_code() == 0
+        assert {e.op for e in entries} == {"add", "sub"}
+        assert next(e for e in entries if e.op == "add").dtype == ("float32", "int64")
+        assert any(line.startswith("removed: m*") for line in done)
+        assert update(entries, Run("t", apply(results, entries)), "")[0] == entries
+
+    def test_a_glob_is_narrowed(self) -> None:
+        """Where part of what a glob covers passes, the rest stays declared with the same reason."""
+        results = [result("add", Outcome.FAIL, "value"), result("addmm", Outcome.PASS)]
+        entries, _ = update([entry("add*", "value")], Run("t", results), "")
+        assert [(e.op, e.reason) for e in entries] == [("add", "a reason")]
+
+    def test_from_how_many_samples_on(self) -> None:
+        """What shows in a later sample, or in the kernels of all, is declared from there; a shorter pass keeps it."""
+        late = result("add", Outcome.FAIL, "value", samples=20)
+        late = late.replace(failures=(Failure("value", "", "", "", sample=7),))
+        many = result("sort", Outcome.FAIL, "kernels", samples=20)
+        entries, _ = update([], Run("t", [late, many]), "")
+        assert [(e.op, e.samples) for e in entries] == [("add", 8), ("sort", 20)]
+        short = [result(name, Outcome.PASS, samples=5) for name in ("add", "sort")]
+        assert update(entries, Run("t", short), "")[0] == entries
+
+    def test_what_was_not_run_stays(self) -> None:
+        """A run of a few ops removes nothing about others."""
+        declared = [entry("linalg.*", "value")]
+        assert update(declared, Run("t", [result("add", Outcome.PASS)]), "")[0] == declared
+
+
+class TestCheck:
+    """Names that nothing has."""
+
+    @pytest.mark.parametrize(
+        ("declared", "message"),
+        [
+            (entry("ad"), "no op matches 'ad'; did you mean add"),
+            (entry("add", "strides"), "unknown oracle 'strides'; did you mean stride"),
+            (entry("add", dtype=("float31",)), "unknown dtype 'float31'"),
+        ],
+    )
+    def test_unknown_names(self, declared: Expectation, message: str) -> None:
+        """A misspelt name is found, with what is near it."""
+        (problem,) = check([declared], ["add", "sub"], KNOWN, Path("t.toml"))
+        assert message in problem
+
+    def test_declared_twice(self) -> None:
+        """The same case and oracle in two entries is a mistake."""
+        assert "declared twice" in check([entry("add", "value")] * 2, ["add"], KNOWN, Path("t.toml"))[0]
+
+    def test_good_names(self) -> None:
+        """Entries that name what exists have no problem."""
+        assert check([entry("a*", "value")], ["add"], KNOWN, Path("t.toml")) == []
+
+    @pytest.mark.parametrize(
+        ("variant", "dtype", "found"),
+        [
+            ("forward", "int64", False), ("backward", "int64", True), ("inplace", "float32", True),
+            ("error_inputs", "bool", True), ("*", "bool", True), ("backward", "*", False),
+        ],
+    )  # fmt: skip
+    def test_support_that_went_away(self, variant: str, dtype: str, found: bool) -> None:
+        """An entry whose op exists, but not in that variant and dtype, covers nothing and is named."""
+        op = plan.Entry("add", "", "binary", frozenset({"float32", "int64"}), frozenset({"float32"}),
+                        frozenset({"forward", "backward"}))  # fmt: skip
+        declared = Expectation("a*", (variant,), (dtype,), ("*",), ("value",), "a reason", line=7)
+        problems = without_cases([declared], [op], Path("t.toml"))
+        assert [problem.startswith("t.toml, line 7: 'a*' has no case") for problem in problems] == [True] * found
+
+    @pytest.mark.slow
+    def test_tracked_files_name_what_exists(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Every expectation in the repository names ops, dtypes and oracles that exist."""
+        for path in (Path(__file__).parent.parent / "reports" / "expectations").glob("*.toml"):
+            assert expectations.main(["--file", str(path), "check"]) == 0, capsys.readouterr().out
+
+
+class TestCommand:
+    """`python -m conformance.expectations`."""
+
+    def test_update_and_explain(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The file is written from a run, and a case's entries are shown."""
+        model.save(Run("tiny", [result("add", Outcome.FAIL, "value")]), tmp_path / "run.json")
+        file = ["--file", str(tmp_path / "t.toml")]
+        assert expectations.main([*file, "update", str(tmp_path / "run.json"), "--reason", "why"]) == 0
+        assert expectations.main([*file, "explain", "add::float32::forward::as_sampled"]) == 0
+        output = capsys.readouterr().out
+        assert "added: add::float32" in output
+        assert "why" in output
+        assert "1 entry" in output
+
+    def test_explaining_an_op_that_does_not_exist(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A mistyped op is bad usage, with what is near it; an op without entries is not."""
+        assert expectations.main(["explain", "mlu"]) == 2
+        assert "did you mean lu, mul" in capsys.readouterr().err
+        assert expectations.main(["explain", "mul"]) == 0
+
+    def test_another_targets_run_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A run of the cpu does not become tiny's expectations."""
+        model.save(Run("cpu", [result("add", Outcome.PASS)]), tmp_path / "run.json")
+        assert expectations.main(["--file", str(tmp_path / "t.toml"), "update", str(tmp_path / "run.json")]) == 2
+        assert "add --target cpu" in capsys.readouterr().err
+        assert not (tmp_path / "t.toml").exists()

@@ -1,0 +1,157 @@
+"""Each oracle sees its own kind of wrongness, and only that one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.core.observation import observe
+from conformance.core.oracles import compare
+
+
+def seen_by(want, got, **rules):
+    return [mismatch.oracle for mismatch in compare(observe(want), observe(got), **rules)]
+
+
+class TestMetadata:
+    def test_equal_outcomes_have_no_mismatch(self):
+        """Two equal trees with plain values and tensors agree."""
+        tree = {"a": torch.ones(2, 3).t(), "b": [1, "x", None, torch.tensor(float("nan"))]}
+        assert not compare(observe(tree), observe(tree), exact=True)
+
+    @pytest.mark.parametrize(
+        ("got", "oracles"),
+        [
+            (torch.zeros(2, 3, dtype=torch.float64), ["dtype"]),
+            (torch.zeros(3, 2), ["shape", "stride"]),
+            (torch.zeros(3, 2).t(), ["stride", "contiguity"]),
+            (torch.zeros(7)[1:].view(2, 3), ["storage_offset"]),
+            (torch.zeros(2, 3, requires_grad=True), ["grad"]),
+            (torch.ones(2, 3), ["value"]),
+            (None, ["structure"]),
+            ([torch.zeros(2, 3)], ["structure", "structure"]),
+        ],
+    )
+    def test_each_oracle_sees_its_own(self, got, oracles):
+        """A difference is reported by the oracle whose name it bears."""
+        assert seen_by(torch.zeros(2, 3), got) == oracles
+
+    def test_strides_of_size_one_dims_count(self):
+        """CPU's stride of a size-1 dimension is part of the answer."""
+        assert seen_by(torch.zeros(1, 3), torch.zeros(3).as_strided((1, 3), (7, 1))) == ["stride"]
+
+    def test_strides_that_are_not_significant_can_be_left_out(self):
+        """Those of dimensions of length 1 and of tensors without elements; of the others none."""
+        rules = {"oracles": ("shape", "significant_stride")}
+        one = torch.zeros(9)
+        assert seen_by(one.as_strided((1, 3), (3, 1)), one.as_strided((1, 3), (7, 1)), **rules) == []
+        assert seen_by(one.as_strided((2, 0), (3, 1)), one.as_strided((2, 0), (7, 5)), **rules) == []
+        assert seen_by(one.as_strided((1, 3), (3, 1)), one.as_strided((1, 3), (3, 2)), **rules) == ["stride"]
+
+    def test_alias_is_storage_identity(self):
+        """A copy where CPU gives a view, or a view where CPU gives a copy, is seen although all values agree."""
+        a = torch.zeros(4)
+        assert seen_by([a, a[:]], [a, a.clone()]) == ["alias"]
+        assert seen_by([a, a.clone()], [a, a[:]]) == ["alias"]
+        empty = torch.zeros(0)
+        assert seen_by([empty, empty[:]], [empty, empty.clone()]) == ["alias"]
+
+    def test_only_the_chosen_oracles_speak(self):
+        """`oracles` restricts what is reported."""
+        assert seen_by(torch.zeros(2, 3), torch.ones(3, 2), oracles=("stride",)) == ["stride"]
+
+
+class TestValues:
+    def test_tolerance_is_that_of_the_dtype(self):
+        """float32 takes 1.3e-6 relative, float64 1e-7: torch.testing's own."""
+        assert seen_by(torch.tensor(1.0), torch.tensor(1.0 + 1e-6)) == []
+        one, two = (torch.tensor(number, dtype=torch.float64) for number in (1.0, 1.0 + 1e-6))
+        assert seen_by(one, two) == ["value"]
+        assert seen_by(torch.tensor(1.0), torch.tensor(1.1), rtol=0.2, atol=0.0) == []
+
+    def test_integers_and_bools_are_exact(self):
+        """A tolerance does not apply to integers."""
+        assert seen_by(torch.tensor(10**9), torch.tensor(10**9 + 1), rtol=1.0, atol=10.0) == ["value"]
+        assert seen_by(torch.tensor([True]), torch.tensor([False])) == ["value"]
+
+    def test_exact_means_bits(self):
+        """Pure data movement must keep the sign of zero; nan equals nan."""
+        zeros = torch.tensor([0.0, float("nan")])
+        assert seen_by(zeros, -zeros) == []
+        assert seen_by(zeros, -zeros, exact=True) == ["value"]
+        assert seen_by({"a": zeros}, {"a": -zeros}, exact={"a"}) == ["value"]
+        assert seen_by(zeros, zeros.clone(), exact=True) == []
+
+    @pytest.mark.parametrize(
+        "dtype",
+        [torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.complex32, torch.uint16, torch.bool, torch.int8],
+    )
+    def test_every_dtype_can_be_compared(self, dtype):
+        """Narrow and complex dtypes are compared, equal and not."""
+        one, two = torch.ones(3).to(dtype), torch.zeros(3).to(dtype)
+        assert seen_by(one, one.clone(), exact=True) == []
+        assert seen_by(one, two) == ["value"]
+
+    def test_plain_numbers(self):
+        """Python numbers are compared as values, their types as structure."""
+        assert seen_by([1, 2.0], [1, 2.0]) == []
+        assert seen_by([1, 2.0], [2, 3.0]) == ["value", "value"]
+        assert seen_by([1], [True]) == ["structure"]
+
+    def test_the_detail_names_the_first_difference(self):
+        """The report says how many elements differ and where the first is."""
+        [mismatch] = compare(observe(torch.zeros(2, 2)), observe(torch.tensor([[0.0, 0.0], [5.0, 5.0]])))
+        assert "2 of 4 elements differ" in mismatch.detail and "at (1, 0): expected 0.0, got 5.0" in mismatch.detail
+
+
+class TestStorage:
+    def test_a_write_outside_the_view_is_seen(self):
+        """Bytes of an input's storage that no view covers are compared."""
+        good, bad = torch.zeros(6), torch.zeros(6)
+        bad[5] = 1
+        found = compare(observe((), {"a": good[1:3]}), observe((), {"a": bad[1:3]}))
+        assert [mismatch.oracle for mismatch in found] == ["storage"]
+
+    def test_a_storage_of_another_size_is_seen(self):
+        """The size of an input's storage is part of it."""
+        found = compare(observe((), torch.zeros(6)[:2]), observe((), torch.zeros(7)[:2]))
+        assert [mismatch.oracle for mismatch in found] == ["storage"]
+
+
+class TestErrors:
+    def test_error_types_must_agree(self):
+        """The same type is the same error; another type, or none, is a mismatch."""
+        value, index = observe(error=ValueError("x")), observe(error=IndexError("y"))
+        assert not compare(value, observe(error=ValueError("other text")))
+        assert [m.oracle for m in compare(value, index)] == ["error"]
+        assert [m.oracle for m in compare(value, observe(1))] == ["error"]
+        assert [m.oracle for m in compare(observe(1), value)] == ["error"]
+
+    def test_not_implemented_is_never_a_pass(self):
+        """Not even where CPU raises a RuntimeError, or the same."""
+        missing = observe(error=NotImplementedError("no kernel"))
+        for expected in (observe(error=RuntimeError("shape")), missing, observe(1)):
+            assert "never a pass" in compare(expected, missing)[0].detail
+
+
+class TestGrads:
+    def test_gradients_are_compared(self):
+        """The gradient of a leaf input must be there and right."""
+
+        def run(factor):
+            leaf = torch.ones(2, requires_grad=True)
+            if factor:
+                (leaf * factor).sum().backward()
+            return observe((), {"a": leaf})
+
+        assert not compare(run(2), run(2))
+        assert [m.oracle for m in compare(run(2), run(3))] == ["grad"]
+        assert [m.oracle for m in compare(run(2), run(0))] == ["grad"]
+
+
+class TestKernels:
+    def test_fewer_is_fine_and_more_is_not(self):
+        """The target may run as many kernels as CPU runs aten ops, and no more."""
+        assert not compare(observe(kernels=3), observe(kernels=3))
+        assert not compare(observe(kernels=3), observe(kernels=None))
+        assert [m.oracle for m in compare(observe(kernels=3), observe(kernels=4))] == ["kernels"]

@@ -1,0 +1,160 @@
+"""What a script prints: each fact that can differ is shown with both answers, and nothing else is marked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.script_runtime import compare, picture
+
+
+def shown(capsys, right, wrong, *, judged=ORACLES, exact=(), device="other") -> str:
+    """What is printed when `right` and `wrong` are the programs, each of a float input `a` of six elements."""
+
+    def run_of(program):
+        def run(where):
+            a = torch.arange(6.0).view(2, 3).requires_grad_(program in (graded, twice))
+            yield "a", a
+            yield from program(a).items()
+
+        return run
+
+    compare(run_of(right), run_of(wrong), device, [["a"]], judged, exact)
+    return capsys.readouterr().out
+
+
+def graded(a):
+    (a * 2).sum().backward()
+    return {}
+
+
+def twice(a):
+    (a * 4).sum().backward()
+    return {}
+
+
+def written(a):
+    a.add_(1)
+    return {}
+
+
+def written_twice(a):
+    a.add_(1).add_(0)
+    return {}
+
+
+def raising(a):
+    raise ValueError("no")
+
+
+FLAT = torch.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "lines"),
+    [
+        (lambda a: {"b": FLAT.long()}, lambda a: {"b": FLAT.int()}, ["b dtype: cpu torch.int64", "torch.int32"]),
+        (lambda a: {"b": FLAT.view(2, 3)}, lambda a: {"b": FLAT}, ["b size: cpu (2, 3)", "(6,)"]),
+        (lambda a: {"b": torch.ones(2, 2).t()}, lambda a: {"b": torch.ones(2, 2)}, ["b stride: cpu (1, 2)", "(2, 1)"]),
+        (lambda a: {"b": FLAT[2:4]}, lambda a: {"b": FLAT[2:4].clone()}, ["b offset: cpu 2", "0"]),
+        (
+            lambda a: {"b": FLAT.cfloat().conj()},
+            lambda a: {"b": FLAT.cfloat().conj().resolve_conj()},
+            ["b layout: cpu contiguous conj", "contiguous"],
+        ),
+        (lambda a: {"b": a.view(-1)}, lambda a: {"b": a.flatten().clone()}, ["a lies in the storage of: cpu b", "a"]),
+        (lambda a: {"b": FLAT}, lambda a: {"b": FLAT.clone().requires_grad_()}, ["b requires_grad: cpu False", "True"]),
+        (written, written_twice, ["a in-place writes: cpu 1", "2"]),
+        (graded, twice, ["a grad: cpu [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]", "[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]"]),
+        (lambda a: {"b": FLAT[:2]}, lambda a: {"b": FLAT[1:3].clone()}, ["b values: cpu [0.0, 1.0]", "[1.0, 2.0]"]),
+        (lambda a: {"step 1": True}, lambda a: {"step 1": False}, ["step 1 answer: cpu True", "False"]),
+        (lambda a: {"step 1": 1.5}, lambda a: {"step 1": 1.6}, ["step 1 answer: cpu 1.5", "1.6"]),
+        (lambda a: {"b": 1}, lambda a: {}, ["b answer: cpu 1", "nothing"]),
+        (lambda a: {}, raising, ["other raises, and cpu does not: ValueError: no   <-- DIFFERS"]),
+    ],
+)
+def test_each_fact_is_shown(right, wrong, lines, capsys):
+    """With both answers, beneath each other. Contiguity, the count of writes and conj bits were not looked at, so that
+    a script which had been found by them printed nothing."""
+    said = shown(capsys, right, wrong)
+    assert lines[0] in said.splitlines()
+    assert len(lines) == 1 or f"{lines[0]}\n  other: {lines[1]}   <-- DIFFERS" in said
+    assert "no difference here" not in said
+    assert "no difference here: other answers as cpu does" in shown(capsys, right, right)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "without"),
+    [
+        (lambda a: {"b": FLAT[2:4]}, lambda a: {"b": FLAT[2:4].clone()}, {"alias", "storage_offset"}),
+        (written, written_twice, {"version"}),
+        (lambda a: {"b": torch.ones(1, 2).t()}, lambda a: {"b": torch.ones(2, 1)}, {"stride"}),
+    ],
+)
+def test_what_is_not_judged_is_not_shown(right, wrong, without, capsys):
+    """What a target does not promise is no difference; nor are strides of single elements among significant ones."""
+    judged = {*ORACLES} - without | ({SIGNIFICANT_STRIDE} if "stride" in without else set())
+    assert "DIFFERS" not in shown(capsys, right, wrong, judged=judged)
+
+
+def test_a_rounding_within_the_tolerance_is_no_difference(capsys):
+    """Of floats in their dtype and of plain answers, unless the bits had to agree; whatever was printed otherwise was
+    marked before."""
+
+    def right(a):
+        return {"b": torch.ones(2), "step 1": 1.0}
+
+    def rounded(a):
+        return {"b": torch.ones(2) + 1e-6, "step 1": 1.0 + 1e-7}
+
+    assert "DIFFERS" not in shown(capsys, right, rounded)
+    assert "b values: cpu [1.0, 1.0]\n  other: [1.00000095" in shown(capsys, right, rounded, exact=["b"])
+    zeros = [lambda a, zero=zero: {"b": torch.tensor([zero])} for zero in (0.0, -0.0)]
+    assert "DIFFERS" in shown(capsys, *zeros, exact=["b"])
+    assert "DIFFERS" not in shown(capsys, *zeros)
+
+
+def test_gaps_of_inputs_alone_are_compared(capsys):
+    """What a result holds outside its views is nobody's promise."""
+
+    def gaps(value):
+        return lambda a: {"b": torch.full((4,), value)[::4].fill_(1)}
+
+    assert "DIFFERS" not in shown(capsys, gaps(2.0), gaps(3.0), judged={*ORACLES})
+
+    def outside(a):
+        a.view(-1)[5] = 9
+        a.set_(a.untyped_storage(), 0, (2,), (1,))
+        return {}
+
+    def inside(a):
+        a.set_(a.untyped_storage(), 0, (2,), (1,))
+        return {}
+
+    assert "a storage of a: cpu [0.0, 1.0, 2.0, 3.0, 4.0, 9.0]" in shown(capsys, outside, inside)
+
+
+def test_a_target_on_the_cpu_is_not_called_cpu(capsys):
+    """Both sides bore one name, and the second picture took the place of the first."""
+    said = shown(capsys, lambda a: {"b": torch.ones(2, 2).t()}, lambda a: {"b": torch.ones(2, 2)}, device="cpu")
+    assert "    cell           0 1 2 3\n    cpu (2, 2)     0 2 1 3\n    target (2, 2)  0 1 2 3\n" in said
+
+
+class TestPicture:
+    def test_gaps_overlaps_and_what_shares_a_storage(self):
+        """Cells in a row, the numbers of each tensor's elements beneath; a dot is none, a plus joins several."""
+        places = {"a": ((3,), (2,), 1, 7), "b": ((2, 2), (0, 1), 2, 7), "c": ((), (), 0, 7), "d": ((0,), (1,), 3, 7)}
+        assert picture(places).splitlines() == [
+            "    cell      0 1   2   3 4 5 6",
+            "    a (3,)    . 0   .   1 . 2 .",
+            "    b (2, 2)  . . 0+2 1+3 . . .",
+            "    c ()      0 .   .   . . . .",
+            "    d (0,)    . .   .   . . . .",
+        ]
+
+    def test_it_is_bounded(self):
+        """48 cells, and how many more there are."""
+        first, second, more = picture({"a": ((100,), (1,), 0, 100)}).splitlines()
+        assert first.split()[-1] == second.split()[-1] == "47"
+        assert more == "    and 52 cells more"

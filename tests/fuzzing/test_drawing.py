@@ -1,0 +1,194 @@
+"""Drawn programs have a meaning, cover what they should, and depend on nothing but their seed and number."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from hypothesis import HealthCheck, find, given, settings
+
+from conformance import programs
+from conformance.core.loading import load_target
+from conformance.fuzzing.drawing import DTYPES, Drawing, DrawingError, Tally, UnknownFamily
+from conformance.programs.model import Program, dump
+from conformance.programs.reduce import reduce_program, settle
+from conformance.programs.shadow import reference
+from conformance.programs.steps.layouts import LAYOUTS
+from conformance.programs.steps.table import FAMILIES, OPS
+from conformance.programs.verdict import judge
+
+QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class TestStrategy:
+    @QUIET
+    @given(programs())
+    def test_every_drawn_program_has_a_meaning(self, program):
+        """CPU runs it, declares its errors, and agrees with itself; JSON keeps it."""
+        assert Program.from_json(json.loads(dump(program))).to_json() == program.to_json()
+        assert judge(program, load_target("cpu")).passed
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_it_shrinks(self):
+        """A program with a diagonal shrinks to at most two steps, by Hypothesis and the reducer after it."""
+
+        def interesting(program):
+            return any(step.op == "diagonal" for step in program.steps)
+
+        fixed = settings(max_examples=2000, deadline=None, derandomize=True, database=None)
+        least = reduce_program(find(programs(only=["view"]), interesting, settings=fixed), interesting)
+        assert len(least.steps) <= 2
+        assert least.steps[-1].op == "diagonal"
+
+    def test_an_unknown_family_is_one_sentence(self):
+        """The families that exist are named."""
+        with pytest.raises(UnknownFamily, match="unknown step family 'nonsense': choose from view"):
+            programs(only=["nonsense"])
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ({"dtypes": []}, "there is no dtype to draw: choose from float32, int64"),
+            ({"dtypes": ["float32", "float99"]}, "unknown dtype 'float99': choose from float32, int64"),
+            (
+                {"only": ["autograd"], "dtypes": ["uint8"]},
+                "family 'autograd' cannot be drawn: of 100 programs with the dtypes uint8",
+            ),
+            ({"only": ["autograd"], "dtypes": ["uint8"], "without": ["view"]}, "no step to draw"),
+            ({"only": ["setitem", "view"], "without": ["view"]}, "family 'view' cannot be drawn"),
+            ({"only": ["setitem"], "without": ["setitem", "view"]}, "no step to draw"),
+        ],
+    )
+    def test_what_cannot_be_drawn_is_one_sentence(self, words, message):
+        """Before anything is drawn: an unknown dtype was met while drawing, no dtype and no family ended in an error of
+        the drawing itself, and a family that no dtype fits was left out without a word."""
+        with pytest.raises(DrawingError, match=message) as caught:
+            programs(**words)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("dtype", dict.fromkeys(DTYPES))
+    def test_every_dtype_alone_can_be_drawn(self, dtype):
+        """With and without bias, and each asks for a family that once had nothing to choose from: bools alone ended
+        `empty_filled` in an IndexError."""
+        for drawing in (
+            Drawing(dtypes=(dtype,)),
+            Drawing(dtypes=(dtype,), biased=False),
+            Drawing(only=("empty_strided",), dtypes=(dtype,)),
+        ):
+            drawn = [drawing.numbered(5, number) for number in range(60)]
+            assert {storage.dtype for program in drawn for storage in program.storages} == {dtype}
+            assert sum(len(program.steps) for program in drawn) > 100
+            for program in drawn[:10]:
+                reference(program)
+
+    def test_a_family_that_needs_another_first_can_be_drawn(self):
+        """Integers have no gradient, but what they are divided into has: only a look at what is drawn tells."""
+        assert Drawing(only=("autograd", "out of place"), dtypes=("int64",)).cells
+
+
+class TestNumbered:
+    def test_a_seed_and_number_is_a_program(self):
+        """The same address gives the same program, in any order; another gives another."""
+        drawing = Drawing()
+        forward = [dump(drawing.numbered(7, number)) for number in range(20)]
+        backward = [dump(drawing.numbered(7, number)) for number in reversed(range(20))]
+        assert forward == backward[::-1]
+        assert len(set(forward)) == 20
+        assert dump(drawing.numbered(8, 0)) != forward[0]
+        assert dump(pickle.loads(pickle.dumps(drawing)).numbered(7, 3)) == forward[3]
+
+    def test_most_aims_meet_their_cell(self):
+        """Two thirds do, where it was two fifths: programs ended before their aim, and cells that no row takes were
+        aimed at."""
+        drawing, met = Drawing(), []
+        assert ("matmul", "0-d", "float32") not in drawing.cells
+        for number in range(1, 401, 2):
+            tally = Tally()
+            drawing.numbered(5, number, tally)
+            met.append(drawing.aim(5, number) in tally.cells)
+        assert sum(met) > 0.55 * len(met)
+
+    def test_five_hundred_programs_reach_everything(self):
+        """Every family and layout class is drawn, programs differ, and few draws are turned down."""
+        tally = Tally()
+        drawn = [Drawing().numbered(0, number, tally) for number in range(500)]
+        assert {family for family, _, _ in tally.cells} == set(FAMILIES)
+        layouts = {layout for _, layout, _ in tally.cells}
+        assert layouts >= {
+            "0-d",
+            "contiguous",
+            "empty",
+            "expanded",
+            "gaps",
+            "non-divisible",
+            "overlapping",
+            "permuted",
+            "permuted gaps",
+            "window",
+        }
+        assert len({tuple(step.op for step in program.steps) for program in drawn}) > 450
+        turned_down = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
+        assert turned_down < 0.05 * tally.steps
+        assert any(reason == "write through overlapping memory" for reason in tally.avoided)
+        assert any(step.raises for program in drawn for step in program.steps)
+
+    @pytest.mark.slow
+    def test_every_op_is_drawn(self):
+        """No row of the table is dead."""
+        drawn = {
+            inner.op
+            for number in range(6000)
+            for step in Drawing().numbered(1, number).steps
+            for inner in (step, *step.body)
+        }
+        assert drawn == set(OPS)
+
+    def test_families_and_dtypes_can_be_chosen(self):
+        """`only`, `without`, `dtypes` and `steps` are obeyed."""
+        drawing = Drawing(steps=(2, 3), only=("arithmetic",), dtypes=("int64",))
+        for number in range(50):
+            program = drawing.numbered(0, number)
+            assert {OPS[step.op].family for step in program.steps} <= {"view", "arithmetic"}
+            assert {storage.dtype for storage in program.storages} == {"int64"}
+            assert len(program.steps) <= 3
+        drawing = Drawing(without=("view",))
+        kept = {OPS[step.op].family for number in range(50) for step in drawing.numbered(0, number).steps}
+        assert kept
+        assert "view" not in kept
+
+
+@pytest.mark.parametrize("name", ["select_scatter", "slice_scatter", "diagonal_scatter"])
+def test_no_copy_of_overlapping_memory_is_written(name):
+    """These copy the layout too, and write the copy: of elements that share memory it is not said which write wins."""
+    assert OPS[name].fits(torch.ones(3, 3))
+    assert not OPS[name].fits(torch.arange(9.0).as_strided((3, 3), (2, 2)))
+
+
+class TestLayouts:
+    def test_the_catalogue_is_drawn_by_name(self):
+        """There is a dozen of classes."""
+        assert len(LAYOUTS) == 12
+
+
+class TestReduce:
+    def test_a_smaller_program_still_has_a_meaning(self):
+        """Whatever the reducer accepts, CPU can run, with errors declared anew."""
+        for number in range(30):
+            program = Drawing().numbered(3, number)
+            small = reduce_program(program, lambda candidate: len(candidate.steps) >= 2, 60)
+            assert len(small.steps) <= max(2, len(program.steps))
+            reference(small)
+
+    def test_to_nothing(self):
+        """When everything fails, no step is left."""
+        program = Drawing().numbered(3, 1)
+        assert not reduce_program(program, lambda candidate: True).steps
+
+    def test_settle_refuses_what_has_no_meaning(self):
+        """A step that uses an unknown name is no program."""
+        program = Drawing(steps=(3, 3)).numbered(3, 1)
+        broken = Program(program.storages, (), program.steps)
+        assert settle(broken) is None

@@ -1,0 +1,219 @@
+"""Workers that die, hang where no alarm is heard, or serve another campaign: each says what became of its program."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from conformance.fuzzing import isolation
+from conformance.fuzzing.command import main
+from conformance.fuzzing.drawing import Drawing
+from conformance.fuzzing.isolation import Heartbeat
+from conformance.fuzzing.worker import FAIL, Finding, Shard
+from conformance.programs.model import Input, Program, Storage, dump
+from conformance.programs.steps.op import Step
+
+SHARD = Shard("cpu", Drawing(), 0, 0, 20, "", 5.0)
+PROGRAM = Program(
+    (Storage("float32", 4, "arange"),),
+    (Input("a", 0, "float32", (4,), (1,)),),
+    (Step("neg_", ({"t": "a"},)), Step("unfold", ({"t": "a"}, 0, 2, 1), out=("b",))),
+)
+SETITEM = ("--seed", "5", "--programs", "8", "--only", "setitem")
+
+
+@pytest.fixture
+def targets(tmp_path, monkeypatch) -> str:
+    """A module with targets that end their process in `unfold`, each in its own way; `Once` does so a single time."""
+    (tmp_path / "ending_targets.py").write_text(
+        textwrap.dedent("""
+        import os, pathlib, signal, sys, time
+        from conformance.selftest.mutants import MutantTarget, Planted
+        from conformance.selftest.faults import Fault
+
+        class Ending(MutantTarget):
+            def __init__(self, argument=""):
+                super().__init__("zero_ clears the storage")
+                self.mode = Planted(Fault("unfold", self.act, "test"))
+
+        class Aborts(Ending):
+            def act(self, call): os.abort()
+
+        class Exits(Ending):
+            def act(self, call): os._exit(3)
+
+        class Leaves(Ending):
+            def act(self, call): sys.exit(0)
+
+        class Sleeps(Ending):
+            def act(self, call): time.sleep(1000)
+
+        class Deaf(Ending):
+            def act(self, call):
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+                time.sleep(1000)
+
+        class Once(Ending):
+            def act(self, call):
+                mark = pathlib.Path(__file__).with_name("died")
+                if mark.exists():
+                    return call.run()
+                mark.touch()
+                os.abort()
+    """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "class:ending_targets."
+
+
+def findings(reports: Path) -> list[dict]:
+    return json.loads((reports / "fuzz.json").read_text())["findings"]
+
+
+class TestDeaths:
+    @pytest.mark.parametrize(("name", "kind", "limit"), [
+        ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"), ("Sleeps", "TIMEOUT", "5"),
+    ])  # fmt: skip
+    def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
+        """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
+        monkeypatch.setattr(isolation, "MOST_DEATHS", 2)
+        assert main(["--target", targets + name, *SETITEM, "--limit", limit, "--reports", str(tmp_path)]) == 1
+        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
+        assert [(one["kind"], one["signature"], one["steps"]) for one in findings(tmp_path)] == [
+            (kind, f"{kind.lower()} / unfold", 1)
+        ]
+
+    def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
+        """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
+        monkeypatch.setattr(isolation, "SILENCE", 1.0)
+        monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
+        assert main(["--target", targets + "Deaf", *SETITEM, "--limit", "5", "--reports", str(tmp_path)]) == 1
+        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
+        assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("TIMEOUT", "timeout / unfold")]
+
+    def test_a_death_that_does_not_come_again(self, targets, tmp_path):
+        """It is FLAKY: a crash was believed the first time, and its program agreed when it was replayed."""
+        assert main(["--target", targets + "Once", *SETITEM, "--reports", str(tmp_path)]) == 1
+        assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("FLAKY", "flaky / crash / unfold")]
+
+    def test_slow_programs_are_no_hang(self, tmp_path, monkeypatch):
+        """Each of them within its limit: a shard of twenty was ended when together they took longer than four."""
+        clock = [1.0]
+        monkeypatch.setattr(isolation.time, "monotonic", lambda: clock[0])
+        shard = Shard("cpu", Drawing(), 0, 0, 20, str(tmp_path), 5.0)
+        pulse = Heartbeat(shard)
+        assert not pulse.silent()
+        for second in range(0, 200, 4):
+            clock[0] = second + 1.0
+            shard.running.write_text(str(second))
+            assert not pulse.silent()
+        clock[0] += shard.limit + isolation.SILENCE - 1
+        assert not pulse.silent()
+        clock[0] += 2
+        assert pulse.silent()
+
+    def test_a_worker_that_never_begins(self, tmp_path, monkeypatch):
+        """It has its own time, since it loads the target first."""
+        clock = [1.0]
+        monkeypatch.setattr(isolation.time, "monotonic", lambda: clock[0])
+        pulse = Heartbeat(Shard("cpu", Drawing(), 0, 0, 20, str(tmp_path), 5.0))
+        assert not pulse.silent()
+        clock[0] += isolation.STARTING - 1
+        assert not pulse.silent()
+        clock[0] += 2
+        assert pulse.silent()
+
+
+class TestReplay:
+    @pytest.mark.parametrize(("name", "kind", "limit"), [
+        ("Aborts", "CRASH", "60"), ("Leaves", "CRASH", "60"), ("Sleeps", "TIMEOUT", "5")])  # fmt: skip
+    def test_a_program_that_ends_its_process(self, name, kind, limit, targets, tmp_path, monkeypatch, capsys):
+        """Replayed and minimized it is a finding: it ended the command itself, `sys.exit(0)` as if it agreed. What is
+        saved knows its target, which need not be named again."""
+        monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
+        found, words = tmp_path / "found.json", ("--limit", limit, "--reports", str(tmp_path))
+        found.write_text(json.dumps({"target": targets + name, "program": PROGRAM.to_json()}))
+        for option in ("--replay", "--minimize"):
+            assert main([option, str(found), *words]) == 1
+            said = capsys.readouterr().out
+            assert f"# {kind.lower()} / unfold" in said
+            assert f"--target {targets}{name}" in said
+        smaller = json.loads((tmp_path / "failures" / "found-minimal.json").read_text())
+        assert (smaller["target"], smaller["kind"]) == (targets + name, kind)
+        assert len(smaller["program"]["steps"]) == 1
+        assert main(["--target", "cpu", "--replay", str(found), *words]) == 0
+
+    def test_a_folder(self, targets, tmp_path, capsys):
+        """The programs behind one that dies run too."""
+        folder = tmp_path / "programs"
+        folder.mkdir()
+        (folder / "a.json").write_text(dump(PROGRAM))
+        (folder / "b.json").write_text(dump(PROGRAM.with_steps(())))
+        assert main(["--target", targets + "Aborts", "--replay", str(folder)]) == 1
+        assert capsys.readouterr().out.splitlines() == [
+            "CRASH a",
+            "     crash / unfold",
+            "ok   b",
+            "1 of 2 programs agree with torch CPU",
+        ]
+
+
+class TestWhatIsResumed:
+    WORDS = ("--target", "mutant:slice drops the offset", "--programs", "40")
+
+    def test_findings_of_another_campaign(self, tmp_path):
+        """A finding that nobody took over, left by a worker of another campaign, stays where it is; it was booked on
+        whichever target was resumed next in the folder."""
+        words = ("--target", "cpu", "--programs", "5", "--reports", str(tmp_path))
+        assert main(words) == 0
+        program = Drawing().numbered(0, 3)
+        other = SHARD.found(3).name.replace("found--", "found-another-")
+        left = tmp_path / "failures" / other
+        left.write_text(json.dumps(Finding(FAIL, 0, 3, "value / slice", program).to_json()))
+        assert main([*words, "--resume"]) == 0
+        assert findings(tmp_path) == []
+        assert left.exists()
+
+    def test_findings_of_other_options(self, tmp_path):
+        """Groups that a campaign with other steps and families left in the folder are not taken for one's own."""
+        reports = ("--reports", str(tmp_path))
+        assert main([*self.WORDS, *reports]) == 1
+        undisturbed = [(one["signature"], one["count"]) for one in findings(tmp_path)]
+        assert main(["--target", self.WORDS[1], "--programs", "60", "--only", "copy", *reports]) == 1
+        assert main([*self.WORDS[:3], "20", *reports]) == 1
+        assert main([*self.WORDS, "--resume", *reports]) == 1
+        again = [(one["signature"], one["count"]) for one in findings(tmp_path)]
+        assert sum(count for _, count in again) == sum(count for _, count in undisturbed)
+        assert {name for name, _ in again} == {name for name, _ in undisturbed}
+
+    def test_a_mistyped_target(self, tmp_path):
+        """What is there to be resumed stays: a target that could not be loaded had begun a campaign of its own."""
+        reports = ("--reports", str(tmp_path))
+        assert main([*self.WORDS[:3], "20", *reports]) == 1
+        assert main(["--target", "device:nodev", *reports]) == 2
+        assert main([*self.WORDS, "--resume", *reports]) == 1
+        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 40
+
+    def test_ctrl_c(self, tmp_path, monkeypatch, capsys):
+        """One sentence and exit code 130: the saved program lies as it did, and a traceback says nothing more."""
+        path = tmp_path / "program.json"
+        path.write_text(dump(PROGRAM))
+
+        def interrupted(workers, shard):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(isolation.Workers, "run", interrupted)
+        for option in ("--replay", "--minimize"):
+            assert main(["--target", "cpu", option, str(path), "--reports", str(tmp_path)]) == 130
+            assert capsys.readouterr().err == "interrupted: the saved programs are as they were\n"
+        assert path.read_text() == dump(PROGRAM)
+
+    def test_a_program_alone_names_no_target(self, tmp_path, capsys):
+        """Then the default is meant, as ever."""
+        path = tmp_path / "program.json"
+        path.write_text(dump(Drawing().numbered(0, 3)))
+        assert main(["--replay", str(path), "--reports", str(tmp_path)]) == 0
+        assert "tiny agrees" in capsys.readouterr().out

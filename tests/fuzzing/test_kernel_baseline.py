@@ -1,0 +1,131 @@
+"""Kernels against the baseline: a rise is a finding, what was never counted is not compared."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from conformance.core.loading import load_target
+from conformance.fuzzing.command import main
+from conformance.fuzzing.drawing import Drawing
+from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
+from conformance.programs.model import Input, Program, Storage, digest, dump, read_program
+from conformance.programs.steps.op import Step, tensor
+from conformance.programs.verdict import judge
+
+ROOT = Path(__file__).parent.parent
+CORPUS = ROOT / "conformance" / "corpus"
+TRACKED = ROOT / BASELINE
+TWO_READS = Program(
+    (Storage("float32", 6),),
+    (Input("a", 0, "float32", (2, 3), (3, 1)),),
+    (
+        Step("add", (tensor("a"), 1), out=("b",)),
+        Step("mul", (tensor("b"), 2), out=("c",)),
+        Step("add_", (tensor("b"), tensor("c"))),
+    ),
+)
+
+
+@pytest.fixture
+def wasteful(tmp_path, monkeypatch) -> str:
+    """The tiny device, with one kernel more than it needs."""
+    (tmp_path / "wasteful.py").write_text(
+        textwrap.dedent("""
+        import torch
+        from conformance.targets.tiny import TinyTarget
+
+        class Wasteful(TinyTarget):
+            def __init__(self, argument=""):
+                super().__init__(argument)
+                self.siblings = ()
+
+            def download(self, flats):
+                torch.arange(3.).to(self.device).add(1).cpu()
+                return super().download(flats)
+    """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "class:wasteful.Wasteful"
+
+
+@pytest.fixture
+def recorded(tmp_path, wasteful) -> Path:
+    """What the tiny device itself takes for a program, as the baseline of the wasteful one too."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "two.json").write_text(dump(TWO_READS))
+    kernels = judge(TWO_READS, load_target("tiny")).kernels
+    assert kernels is not None
+    for target in ("tiny", wasteful):
+        write_baseline(tmp_path / "kernels.json", target, {digest(TWO_READS): kernels})
+    return tmp_path / "kernels.json"
+
+
+class TestRise:
+    def test_a_campaign_finds_it(self, recorded, wasteful, tmp_path, capsys):
+        """More kernels than before, yet not more than torch CPU has ops: a finding of the oracle `kernels`."""
+        words = ["--programs", "0", "--corpus", str(tmp_path / "programs"), "--kernels", str(recorded)]
+        assert main(["--target", wasteful, *words, "--reports", str(tmp_path / "found")]) == 1
+        [found] = json.loads((tmp_path / "found" / "fuzz.json").read_text())["findings"]
+        assert found["kind"] == "FAIL"
+        assert found["mismatch"].startswith("kernels of the whole run")
+        assert "more kernels than in the baseline" in found["mismatch"]
+        assert "programs compared with the baseline: 1" in capsys.readouterr().out
+
+    def test_a_replay_finds_it(self, recorded, wasteful, tmp_path, capsys):
+        """So do `--replay FOLDER` and `--replay FILE`."""
+        for path in (tmp_path / "programs", tmp_path / "programs" / "two.json"):
+            words = ["--kernels", str(recorded), "--replay", str(path), "--reports", str(tmp_path)]
+            assert main(["--target", wasteful, *words]) == 1
+            assert "more kernels than in the baseline" in capsys.readouterr().out
+            assert main(["--target", "tiny", *words]) == 0
+
+
+class TestFile:
+    def test_the_tracked_one_covers_the_corpus_and_seed_0(self):
+        """Otherwise nothing would be compared: `python -m conformance.fuzz --programs 300 --corpus conformance/corpus
+        --record-kernels` writes it anew."""
+        known = read_baseline(TRACKED, "tiny")
+        programs = [read_program(path) for path in CORPUS.glob("*.json")]
+        programs += [Drawing().numbered(0, number) for number in range(20)]
+        assert [program.note or program for program in programs if digest(program) not in known] == []
+        assert len(known) >= 300
+
+    def test_a_note_does_not_matter(self):
+        """The digest is of what runs."""
+        assert digest(TWO_READS) == digest(Program.from_json({**TWO_READS.to_json(), "note": "another"}))
+        assert digest(TWO_READS) != digest(TWO_READS.with_steps(TWO_READS.steps[:2]))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            '{"schema": 0, "kernels": {}}',
+            '{"schema": 1}',
+            '{"schema": 1, "kernels": {"tiny": {"a": "b"}}}',
+        ],
+    )
+    def test_a_damaged_one_is_one_sentence(self, text, tmp_path, capsys):
+        """Exit code 2, the file is named, and it stays as it is."""
+        file = tmp_path / "kernels.json"
+        file.write_text(text)
+        assert main(["--target", "tiny", "--programs", "1", "--kernels", str(file), "--reports", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert str(file) in said
+        assert said.count("\n") == 1
+        assert file.read_text() == text
+
+    def test_a_campaign_records(self, recorded, wasteful, tmp_path, capsys):
+        """What ran is written, other targets keep theirs; a program that was never counted is compared with none."""
+        words = ["--target", "tiny", "--programs", "1", "--kernels", str(recorded), "--reports", str(tmp_path)]
+        assert main(words) == 0
+        assert "programs compared with the baseline: 0" in capsys.readouterr().out
+        assert main([*words, "--record-kernels"]) == 0
+        assert read_baseline(recorded, wasteful).keys() == {digest(TWO_READS)}
+        assert read_baseline(recorded, "tiny").keys() == {digest(Drawing().numbered(0, 0))}

@@ -1,0 +1,79 @@
+"""Who shares memory with whom is seen by writes where a device shows no storages."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+from conformance.fuzzing.command import main
+from conformance.fuzzing.drawing import Drawing
+from conformance.programs.alias_probes import with_alias_probes
+from conformance.programs.model import Input, Program, Storage
+from conformance.programs.shadow import reference
+from conformance.programs.steps.op import Step
+
+A = {"t": "a"}
+
+
+def program(*steps: Step, dtype: str = "float32") -> Program:
+    return Program((Storage(dtype, 4, "arange"),), (Input("a", 0, dtype, (2, 2), (2, 1)),), steps)
+
+
+def test_each_tensor_is_written():
+    """With another number; a mask is inverted; what overlaps itself or requires grad is left alone."""
+    steps = (Step("detach", (A,), out=("b",)), Step("eq", (A, 0), out=("c",)), Step("expand", (A, 3, 2, 2), out=("d",)))
+    added = with_alias_probes(program(*steps)).steps[3:]
+    assert [(step.op, step.args) for step in added] == [
+        ("add_", (A, 1)),
+        ("add_", ({"t": "b"}, 2)),
+        ("logical_not_", ({"t": "c"},)),
+    ]
+    assert [step.op for step in with_alias_probes(program(*steps), {"add_"}).steps[3:]] == ["logical_not_"]
+    leaf = Program((Storage("float32", 4, "arange"),), (Input("a", 0, "float32", (2, 2), (2, 1), 0, True),), ())
+    assert with_alias_probes(leaf) == leaf
+
+
+def test_drawn_programs_keep_their_meaning():
+    """With the writes behind it, each still has an answer on torch CPU, and some tensor is written in nearly all."""
+    written = 0
+    for number in range(60):
+        drawn = Drawing().numbered(11, number)
+        longer = with_alias_probes(drawn)
+        assert longer.steps[: len(drawn.steps)] == drawn.steps
+        reference(longer)
+        written += len(longer.steps) > len(drawn.steps)
+    assert written > 50
+
+
+def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
+    """It was found only by programs that happened to write to one of the two later. Shrunk, it is `detach` and a
+    write."""
+    (tmp_path / "hiding_target.py").write_text(
+        textwrap.dedent("""
+        import contextlib
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from conformance.core.target import ORACLES, Target
+
+        class Copies(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func.overloadpacket.__name__ == "detach":
+                    return args[0].clone()
+                return func(*args, **(kwargs or {}))
+
+        class Hiding(Target):
+            name = "hiding"
+            exposes_storages = False
+            oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage", "stride", "storage_offset",
+                                            "contiguity"}
+            unsupported = frozenset({"autograd", "a step that raises", "an input that requires grad"})
+
+            @contextlib.contextmanager
+            def active(self):
+                with Copies():
+                    yield
+    """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    main(["--target", "class:hiding_target.Hiding", "--programs", "60", "--reports", str(tmp_path)])
+    found = json.loads((tmp_path / "fuzz.json").read_text())["findings"]
+    assert any("detach" in one["script"] and one["steps"] == 2 for one in found), [one["signature"] for one in found]

@@ -1,0 +1,208 @@
+"""A program's answer in float64 as the judge of rounding: who rounds more fails, and nothing else is judged by it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.core.target import Target
+from conformance.programs.float64 import truth_of
+from conformance.programs.model import Input, Program, Storage
+from conformance.programs.shadow import reference
+from conformance.programs.steps.op import Step
+from conformance.programs.verdict import judge
+
+CANCELS = [0.0, -8.0, -2.5]
+"""In bfloat16 torch CPU's logsumexp of these is off by four hundredths."""
+
+
+class Instead(TorchDispatchMode):
+    """Computes one op in another way."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.name, self.function = name, function
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = self.function if func.overloadpacket.__name__ == self.name else func
+        return own(*args, **(kwargs or {}))
+
+
+class Other(Target):
+    """torch CPU, with one op computed in another way."""
+
+    name = "other"
+
+    def __init__(self, op: str, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.mode = Instead(op, function)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with self.mode:
+            yield
+
+
+def once(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
+    """logsumexp that rounds once."""
+    return torch.logsumexp(x.double(), dim, keepdim).to(x.dtype)
+
+
+def t(name: str) -> dict[str, str]:
+    return {"t": name}
+
+
+def program(*steps: Step, values: Any = CANCELS, dtype: str = "bfloat16", grad: bool = False) -> Program:
+    count = len(values)
+    return Program((Storage(dtype, count, values),), (Input("a", 0, dtype, (count,), (1,), 0, grad),), steps)
+
+
+LOGSUMEXP = Step("logsumexp", (t("a"), 0, True), out=("b",))
+
+
+class TestJudged:
+    """The target agrees with float64, and the CPU does not."""
+
+    @pytest.mark.parametrize("more", [
+        (), (Step("mul", (t("b"), 2), out=("c",)),), (Step("copy_", (t("a"), t("b"))),),
+        (Step("add", (t("b"), {"tensor": [1.0], "dtype": "bfloat16"}), out=("c",)),),
+    ])  # fmt: skip
+    def test_the_cpu_rounds_more(self, more: tuple[Step, ...]) -> None:
+        """What rounds once passes, and so does what follows from it: constants, dtypes and writes are widened, too."""
+        verdict = judge(program(LOGSUMEXP, *more), Other("logsumexp", once))
+        assert (verdict.mismatches, verdict.arbitrated) == ((), True)
+
+    def test_what_agrees_is_not_judged(self) -> None:
+        """torch CPU itself is right, by no other answer."""
+        verdict = judge(program(LOGSUMEXP), Other("logsumexp", torch.logsumexp))
+        assert (verdict.passed, verdict.arbitrated) == (True, False)
+
+    def test_a_later_fault_is_the_first_bad_step(self) -> None:
+        """A step that only rounds less is not what is wrong."""
+
+        class Tripling(Other):
+            @contextlib.contextmanager
+            def active(self) -> Iterator[None]:
+                with self.mode, Instead("mul", lambda x, y: x + x + x):
+                    yield
+
+        verdict = judge(program(LOGSUMEXP, Step("mul", (t("b"), 2), out=("c",))), Tripling("logsumexp", once))
+        assert verdict.bad_step == 2
+
+
+class TestFails:
+    """What float64 cannot excuse."""
+
+    def test_the_target_rounds_more(self) -> None:
+        """The target is further from float64 than the CPU, which is off itself."""
+        verdict = judge(program(LOGSUMEXP), Other("logsumexp", lambda *given: torch.logsumexp(*given) * 1.1))
+        assert [m.oracle for m in verdict.mismatches] == ["value"]
+        assert "float64" in verdict.mismatches[0].detail
+
+    def test_as_far_on_the_other_side(self) -> None:
+        """Being no further off than the CPU is not enough: the tolerance must hold."""
+        cpu = torch.logsumexp(torch.tensor(CANCELS).bfloat16(), 0)
+        right = once(torch.tensor(CANCELS).bfloat16(), [0])
+        verdict = judge(program(LOGSUMEXP), Other("logsumexp", lambda *given: (2 * right - cpu).reshape(1)))
+        assert not verdict.passed
+
+    def test_a_number_that_was_only_moved(self) -> None:
+        """-0.0 is not 0.0 where bits must agree, although float64 sees no difference."""
+        flip = Step("flip", (t("a"), [0]), out=("b",))
+        verdict = judge(program(flip, values=[0.0, 1.0]), Other("flip", lambda x, dims: -torch.flip(-x, dims) + 0.0))
+        assert verdict.passed
+        verdict = judge(program(flip, values=[-0.0, 1.0]), Other("flip", lambda x, dims: torch.flip(x, dims) + 0.0))
+        assert [m.oracle for m in verdict.mismatches] == ["value"]
+
+    def test_a_write_outside_the_view(self) -> None:
+        """Beside a result that rounds less, a write where none belongs is still seen."""
+
+        def writes(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
+            result = once(x, dim, keepdim)
+            x[1] = 3
+            return result
+
+        verdict = judge(program(LOGSUMEXP), Other("logsumexp", writes))
+        assert not verdict.passed
+
+    def test_a_program_that_decides_by_a_rounded_value(self) -> None:
+        """Where float64 goes another way there is no answer: 0.0825 is more than 0.08, and 0.079 is not."""
+        decides = program(LOGSUMEXP, Step("gt", (t("b"), 0.08), out=("c",)))
+        assert "b" in truth_of(decides)[1].tensors and "c" not in truth_of(decides)[1].tensors
+        verdict = judge(decides, Other("logsumexp", once))
+        assert {m.where for m in verdict.mismatches} == {"b", "c"}
+
+    def test_a_program_that_reads_bits(self) -> None:
+        """Bits of a float are others in float64: what is made from them has no answer there, what was made before has.
+        (A campaign reported a logsumexp that rounds less than the CPU's since something else was viewed as int8 later.)
+        """
+        bits = Step("view.dtype", (t("b"), {"dtype": "int16"}), out=("c",))
+        assert set(truth_of(program(LOGSUMEXP, bits))[1].tensors) == {"a", "b"}
+        apart = Step("view.dtype", (t("a"), {"dtype": "int16"}), out=("c",))
+        assert judge(program(LOGSUMEXP, bits), Other("logsumexp", once)).bad_step == 2
+        assert judge(program(LOGSUMEXP, apart), Other("logsumexp", once)).arbitrated
+        later = (apart, Step("mul", (t("b"), 2), out=("d",)))
+        assert judge(program(LOGSUMEXP, *later), Other("logsumexp", once)).bad_step == 3
+
+    def test_a_value_that_was_written_later(self) -> None:
+        """What float64 said of a tensor before somebody wrote to it excuses nothing afterwards."""
+
+        class Lost(Other):
+            @contextlib.contextmanager
+            def active(self) -> Iterator[None]:
+                with self.mode, Instead("mul_", lambda x, y: x):
+                    yield
+
+        bits = Step("view.dtype", (t("a"), {"dtype": "int16"}), out=("c",))
+        verdict = judge(program(LOGSUMEXP, bits, Step("mul_", (t("b"), 2))), Lost("logsumexp", once))
+        assert verdict.bad_step == 3
+
+    def test_a_conversion_that_is_none_in_float64(self) -> None:
+        """A float32 that becomes a float64 is a copy, and in float64 the same tensor: what is written is another."""
+        to = Step("to", (t("a"), {"dtype": "float64"}), out=("b",))
+        assert set(truth_of(program(to, Step("fill_", (t("b"), 3)), dtype="float32"))[1].tensors) == {"a"}
+
+    def test_metadata(self) -> None:
+        """Nothing but values is a matter of rounding."""
+
+        def strange(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
+            return once(x, dim, keepdim).expand(2)[1:]
+
+        verdict = judge(program(LOGSUMEXP), Other("logsumexp", strange))
+        assert {m.oracle for m in verdict.mismatches} > {"value"}
+
+
+class TestTruth:
+    def test_is_wide_and_leaves_the_default_dtype(self) -> None:
+        """All that floats is float64, what integers become too; afterwards new tensors are as before."""
+        steps = (Step("div", (t("a"), 2), out=("b",)), LOGSUMEXP)
+        seen = truth_of(
+            program(
+                Step("to", (t("a"), {"dtype": "int64"}), out=("i",)),
+                Step("div", (t("i"), 2), out=("j",)),
+                values=[4.0, 2.0],
+            )
+        )[1]
+        assert {name: one.dtype for name, one in seen.tensors.items()} == {
+            "a": torch.float64, "i": torch.int64, "j": torch.float64}  # fmt: skip
+        assert torch.get_default_dtype() is torch.float32
+        assert set(truth_of(program(*steps[:1]))[1].tensors) == {"a", "b"}
+
+    def test_gradients(self) -> None:
+        """A gradient is seen in float64 too."""
+        square = Step("mul", (t("a"), t("a")), out=("b",))
+        backward = Step("backward", (t("b"), {"tensor": [1.0, 2.0], "dtype": "float32"}))
+        seen = truth_of(program(square, backward, values=[1.5, 2.0], dtype="float32", grad=True))[1]
+        assert seen.grads["a"] is not None
+        assert seen.grads["a"].dtype is torch.float64
+
+    def test_planted_rounding_agrees_with_the_shadow(self) -> None:
+        """The CPU's own run is not touched by the one in float64."""
+        before = reference(program(LOGSUMEXP)).observation.tensors["b"].value
+        truth_of(program(LOGSUMEXP))
+        assert torch.equal(before, reference(program(LOGSUMEXP)).observation.tensors["b"].value)

@@ -1,0 +1,488 @@
+"""A program is data: it survives JSON, runs on a target, prints as a script, and bad data is one clear sentence."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conformance.core.loading import load_target
+from conformance.core.observation import Raised
+from conformance.core.oracles import Mismatch
+from conformance.core.target import Target
+from conformance.programs.execute import run
+from conformance.programs.model import Input, Program, ProgramError, Storage, dump, read_program
+from conformance.programs.script import script
+from conformance.programs.shadow import Shadow, reference
+from conformance.programs.steps.op import Step, StepError, decode, render, render_index
+from conformance.programs.steps.table import OPS
+from conformance.programs.verdict import judge
+from conformance.selftest.faults import FAULTS, Fault
+from conformance.selftest.mutants import MutantTarget, Planted
+
+
+def t(name: str) -> dict[str, str]:
+    return {"t": name}
+
+
+def program(*steps: Step, size=(2, 3), stride=(3, 1), offset=0, cells=6, dtype="float32", grad=False) -> Program:
+    return Program((Storage(dtype, cells),), (Input("a", 0, dtype, size, stride, offset, grad),), steps)
+
+
+TRANSPOSE_AND_WRITE = program(Step("t", (t("a"),), out=("b",)), Step("fill_", (t("b"), 7)))
+
+
+@pytest.fixture
+def cpu() -> Target:
+    return load_target("cpu")
+
+
+class TestJson:
+    def test_round_trip(self):
+        """What is written is read back equal."""
+        loop = Step("loop", body=(Step("setitem", (t("a"), {"i": [1, 0]}, {"i": [2, 1]})),), times=2)
+        written = program(loop, Step("view.error", (t("a"), [7]), raises="RuntimeError"))
+        assert Program.from_json(json.loads(dump(written))).to_json() == written.to_json()
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"schema": 0}, "schema 0"),
+            ({"steps": [{"op": "no_such_op"}]}, "unknown op 'no_such_op'"),
+            ({"steps": [{"op": "t", "args": [{"t": "z"}]}]}, "'z', which is not defined"),
+            ({"steps": [{"op": "t", "args": 3}]}, "wrong type"),
+            ({"steps": ["t"]}, "a step is an object"),
+            ({"steps": [{"op": "t", "argz": []}]}, "unknown fields: argz"),
+            ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["a b"]}]}, "must be an identifier"),
+            ({"inputs": [{"name": "a"}]}, "damaged"),
+            (
+                {"inputs": [{"name": "a", "storage": 3, "dtype": "float32", "size": [1], "stride": [1]}]},
+                "input 'a' lies on storage 3",
+            ),
+            (
+                {"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [9], "stride": [1]}]},
+                "reaches cell 8",
+            ),
+            ({"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2], "stride": [-1]}]}, "negative"),
+            (
+                {"inputs": [{"name": "a", "storage": 0, "dtype": "float99", "size": [2], "stride": [1]}]},
+                "unknown dtype",
+            ),
+            ({"storages": [{"dtype": "float32", "size": 3, "values": [1]}]}, "3 cells is given 1 values"),
+            ({"storages": 3}, "damaged"),
+            ({"step": []}, "unknown parts: step"),
+            (
+                {"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2, 1], "stride": [1]}]},
+                "2 dimensions and 1 strides",
+            ),
+            # The following ended in a traceback: a name that cannot be looked up, arguments that a rule looks at.
+            ({"steps": [{"op": "t", "args": [{"t": ["x"]}]}]}, r"uses \['x'\], which is not defined"),
+            ({"steps": [{"op": "neg_"}]}, "has 0 arguments and needs 1"),
+            ({"steps": [{"op": "setitem", "args": [{"t": "a"}, 0]}]}, "has 2 arguments and needs 3"),
+            (
+                {"inputs": [{"name": 3, "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]},
+                "named 3, which is",
+            ),
+            (
+                {
+                    "inputs": [
+                        {"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "offset": True}
+                    ]
+                },
+                "not a whole number",
+            ),
+            (
+                {
+                    "inputs": [
+                        {"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1], "requires_grad": 3}
+                    ]
+                },
+                "give true or false",
+            ),
+            # These were read, and did not end, meant another program each time, or made a script that is no Python.
+            ({"steps": [{"op": "loop", "times": 10**9, "body": []}]}, "runs 1000000000 times: give at most 1000"),
+            ({"steps": [{"op": "loop", "times": 2, "body": [{"op": "loop", "times": 2}]}]}, "a loop within a loop"),
+            ({"steps": [{"op": "t", "args": [{"t": "a"}], "body": [{"op": "t"}]}]}, "only a loop has one"),
+            ({"storages": [{"dtype": "float32", "size": 6, "values": {"seed": None}}]}, "with a whole number n"),
+            (
+                {"storages": [{"dtype": "float32", "size": 6, "values": {"seed": 1, "special": 1}}]},
+                "with a whole number n",
+            ),
+            (
+                {"storages": [{"dtype": "float32", "size": 10**12}]},
+                "1000000000000 cells: give a whole number of at most",
+            ),
+            ({"steps": [{"op": "t", "args": [{"t": "a"}], "out": ["for"]}]}, "must be an identifier"),
+            (
+                {"inputs": 2 * [{"name": "a", "storage": 0, "dtype": "float32", "size": [1], "stride": [1]}]},
+                "two inputs are named 'a'",
+            ),
+        ],
+    )
+    def test_bad_data_is_one_sentence(self, change, message, tmp_path):
+        """Whatever is wrong, the file is named and the sentence says what."""
+        path = tmp_path / "bad.json"
+        path.write_text(json.dumps({**TRANSPOSE_AND_WRITE.to_json(), **change}))
+        with pytest.raises(ProgramError, match=message) as caught:
+            read_program(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "3", '"x"', "\x00"])
+    def test_what_is_no_program_is_one_sentence(self, text, tmp_path):
+        """Truncated and foreign files too."""
+        path = tmp_path / "bad.json"
+        path.write_text(text)
+        with pytest.raises(ProgramError, match="bad"):
+            read_program(path)
+
+    def test_a_constant_that_its_dtype_cannot_hold(self):
+        """One sentence with the step's number: torch's refusal was a traceback."""
+        large = program(Step("add_", (t("a"), {"tensor": 10**9, "dtype": "uint8"})))
+        with pytest.raises(ProgramError, match="step 1: value cannot be converted to type uint8"):
+            reference(large)
+
+
+class TestRun:
+    def test_lazy_observes_the_end_and_eager_every_step(self, cpu):
+        """One observation, or one a step."""
+        assert len(run(TRANSPOSE_AND_WRITE, cpu).observations) == 1
+        first, second = run(TRANSPOSE_AND_WRITE, cpu, eager=True).observations
+        assert first.tensors["b"].value.tolist() == [[0, 3], [1, 4], [2, 5]]
+        assert second.tensors["a"].value.tolist() == [[7, 7, 7], [7, 7, 7]]
+
+    def test_inputs_may_share_a_storage(self, cpu):
+        """A write to one input is seen through the other."""
+        shared = Program(
+            (Storage("float32", 4),),
+            (Input("a", 0, "float32", (4,), (1,)), Input("b", 0, "int32", (2,), (1,), 2)),
+            (Step("zero_", (t("b"),)),),
+        )
+        seen = run(shared, cpu).observations[0]
+        assert seen.tensors["a"].value.tolist() == [0, 1, 0, 0]
+        assert seen.tensors["b"].alias == "a"
+
+    def test_a_declared_error_is_an_answer(self, cpu):
+        """The run goes on after an error that the program declares."""
+        seen = run(program(Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))), cpu)
+        answer = seen.observations[0].others["step 1"]
+        assert isinstance(answer, Raised)
+        assert answer.kind == "RuntimeError"
+        assert not seen.observations[0].tensors["a"].value.any()
+
+    def test_an_error_that_is_not_declared_ends_the_run(self, cpu):
+        """The outcome says which step failed and how."""
+        outcome = run(program(Step("zero_", (t("a"),)), Step("view.error", (t("a"), [7]))), cpu)
+        assert outcome.failed_step == 2
+        assert outcome.observations[-1].error is not None
+
+    def test_what_earlier_programs_taught_is_forgotten(self):
+        """A number that changed from call to call is data: a program's kernels depended on which ran before it."""
+        tiny = load_target("tiny")
+
+        def copies(number: float) -> int:
+            before = tiny.backend.stats()["copies_in"]
+            run(program(Step("mul_", (t("a"), number))), tiny)
+            return tiny.backend.stats()["copies_in"] - before
+
+        assert {copies(number) for number in (0.25, 0.5, 0.75, 1.25, 1.5)} == {1}
+
+    def test_values_are_exact_in_every_dtype(self):
+        """Seeded values are the same numbers in each dtype that holds them."""
+        for dtype in ("float32", "bfloat16", "uint8", "bool", "complex64", "int8"):
+            one, two = (Storage(dtype, 5, {"seed": 3}).make() for _ in range(2))
+            assert torch.equal(one, two)
+
+
+class TestReference:
+    @pytest.mark.parametrize(
+        ("steps", "options", "message"),
+        [
+            (
+                (Step("add_", (t("a"), {"tensor": [1.0, 2.0], "dtype": "float32"})),),
+                {"size": (3, 2), "stride": (1, 1)},
+                "write through overlapping memory",
+            ),
+            (
+                (
+                    Step("as_strided", (t("a"), [2], [2], 0), out=("b",)),
+                    Step("as_strided", (t("a"), [2], [1], 1), out=("c",)),
+                    Step("copy_", (t("b"), t("c"))),
+                ),
+                {},
+                "write over what is read",
+            ),
+            ((Step("view.error", (t("a"), [7])),), {}, "does not (declare|say)"),
+            ((Step("view.error", (t("a"), [6]), raises="RuntimeError"),), {}, "on CPU there is no error"),
+            ((Step("view.error", (t("a"), [7]), raises="IndexError"),), {}, "on CPU there is RuntimeError"),
+        ],
+    )
+    def test_what_has_no_meaning_is_refused(self, steps, options, message):
+        """Undefined behaviour and wrong declarations are no programs."""
+        with pytest.raises(ProgramError, match=message):
+            reference(program(*steps, **options))
+
+    def test_moved_bits_are_exact_and_computed_values_are_not(self):
+        """Only what was never computed must agree bit by bit."""
+        steps = (Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)))
+        assert reference(program(*steps)).exact == {"a", "b"}
+
+    def test_rounded_values_may_not_become_integers(self):
+        """After exp, a conversion to int64 would turn on a rounding error."""
+        shadow = Shadow(program())
+        assert shadow.offer(Step("exp", (t("a"),), out=("b",))) is not None
+        assert not shadow.converts(shadow.env["b"], torch.int64)
+        assert shadow.converts(shadow.env["a"], torch.int64)
+
+    def test_a_bug_of_torch_is_no_answer(self):
+        """torch CPU fails an internal assertion here: no device must raise what it raises."""
+        gappy = Program((Storage("bfloat16", 3),), (Input("a", 0, "bfloat16", (3, 1), (1, 0)),))
+        one = {"tensor": [[0.0], [1.0]], "dtype": "bfloat16"}
+        index = {"tensor": [1, 2], "dtype": "int64"}
+        shadow = Shadow(gappy)
+        assert shadow.offer(Step("index_reduce_", (t("a"), 0, index, one, "prod"))) is None
+        assert dict(shadow.avoided) == {"torch fails an internal assertion: index_reduce_": 1}
+
+    def test_overlap_that_torch_rejects_becomes_a_declared_error(self):
+        """A write through stride 0 is a program: it must raise."""
+        shadow = Shadow(program(size=(2, 3), stride=(0, 1)))
+        step = shadow.offer(Step("add_", (t("a"), 1)))
+        assert step is not None
+        assert step.raises == "RuntimeError"
+
+    def test_a_step_that_ran_before_it_was_turned_down(self):
+        """It leaves nothing behind, no count of its write either, for which a backward raised in the drawing only."""
+        shadow = Shadow(program(cells=6, dtype="int32"))
+        shadow.offer(Step("view.dtype", (t("a"), {"dtype": "float32"}), out=("b",)))
+        shadow.offer(Step("fill_", (t("b"), 2.0)))
+        before, version = shadow.env["a"].clone(), shadow.env["b"]._version
+        assert shadow.offer(Step("exp_", (t("b"),))) is None
+        assert dict(shadow.avoided) == {"rounded values, or nan, seen as bits of another dtype": 1}
+        assert torch.equal(shadow.env["a"], before)
+        assert shadow.env["b"]._version == version
+        assert [step.op for step in shadow.steps] == ["view.dtype", "fill_"]
+
+    @pytest.mark.parametrize(
+        ("steps", "kept"),
+        [
+            ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), False),
+            ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "bfloat16"}))), True),
+            ((Step("neg", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), True),
+            ((Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": 1.0, "dtype": "float32"}))), True),
+            (
+                (Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": [[1.0]], "dtype": "float64"}))),
+                False,
+            ),
+        ],
+    )
+    def test_a_rounded_value_in_a_dtype_that_rounds_less(self, steps, kept):
+        """One unit in the last place of a half is a thousand tolerances of a float32: it is not compared as one."""
+        shadow = Shadow(program(cells=6, dtype="float16"))
+        assert shadow.offer(steps[0]) is not None
+        assert (shadow.offer(steps[1]) is not None) == kept
+
+    def test_a_refused_call_that_had_written(self):
+        """torch CPU copies rows until it meets an index out of range; what it leaves in `out` is nobody's promise."""
+        shadow = Shadow(program(size=(2, 3)))
+        rows, index = {"tensor": [[7.0, 8.0, 9.0]], "dtype": "float32"}, {"tensor": [0, 1], "dtype": "int64"}
+        before = shadow.env["a"].clone()
+        assert shadow.offer(Step("index_select.out", (rows, 0, index), {"out": t("a")})) is None
+        assert dict(shadow.avoided) == {"a refused call that had written: index_select.out": 1}
+        assert torch.equal(shadow.env["a"], before)
+        assert shadow.offer(Step("view.error", (t("a"), [7]))).raises == "RuntimeError"
+        assert shadow.done == len(shadow.steps) == 1
+
+
+class TestVerdict:
+    def test_the_first_bad_step_is_named(self):
+        """A lazy failure is replayed, observing after each step."""
+        steps = (
+            Step("zero_", (t("a"),)),
+            Step("getitem", (t("a"), 1), out=("b",)),
+            Step("fill_", (t("b"), 5)),
+            Step("add_", (t("a"), 1)),
+        )
+        verdict = judge(program(*steps), MutantTarget("fill_ ignores the offset"))
+        assert verdict.bad_step == 3
+
+    def test_cpu_agrees_with_itself(self, cpu):
+        """The harness against itself is green, kernels included."""
+        verdict = judge(TRANSPOSE_AND_WRITE, cpu)
+        assert verdict.passed
+        assert verdict.kernels == verdict.allowed
+
+    def test_not_implemented_is_never_a_pass(self):
+        """Where CPU raises RuntimeError, a missing op is still a failure."""
+
+        def missing(call: object) -> None:
+            raise NotImplementedError("no such op")
+
+        target = MutantTarget("zero_ clears the storage")
+        target.mode = Planted(Fault("view zero_", missing, "a missing op"))
+        for step in (Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))):
+            verdict = judge(program(step), target)
+            assert verdict.mismatches[0].oracle == "error"
+            assert "never a pass" in verdict.mismatches[0].detail
+            assert verdict.bad_step == 1
+
+
+class Negative(Target):
+    """Every tensor arrives negated."""
+
+    name = "negative"
+
+    def upload(self, flats):
+        return [-flat for flat in flats]
+
+
+class TestScript:
+    def test_it_runs_alone_and_shows_both_answers(self, tmp_path):
+        """The script needs torch only, here with cpu as the target."""
+        path = tmp_path / "shown.py"
+        path.write_text(script(TRANSPOSE_AND_WRITE, load_target("device:cpu")))
+        shown = subprocess.run(
+            [sys.executable, str(path)], capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path
+        )
+        assert "a values: cpu [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]" in shown.stdout
+        assert "DIFFERS" not in shown.stdout
+
+    def test_it_opens_with_what_is_wrong_and_where(self):
+        """What differs, the first wrong step as it is called, and how to see it again."""
+        text = script(
+            TRANSPOSE_AND_WRITE,
+            load_target("cpu"),
+            [Mismatch("value", "a", "7", "8")],
+            ["FAIL in 3 programs: value / fill_ / permuted", "Again: a command"],
+            2,
+        )
+        assert ast.get_docstring(ast.parse(text)).splitlines() == [
+            "value of a: expected 7, got 8",
+            "First wrong in step 2: b.fill_(7)",
+            "",
+            "FAIL in 3 programs: value / fill_ / permuted",
+            "Again: a command",
+        ]
+
+    def test_definitions_travel_along(self):
+        """A function that torch does not have is in the script."""
+        text = script(program(Step("swap_rows_", (t("a"), 0, 1))), load_target("cpu"))
+        assert "def swap_rows_(tensor: torch.Tensor, i: int, j: int)" in text
+        assert "swap_rows_(a, 0, 1)" in text
+
+    def test_hostile_text_stays_inert(self):
+        """A note cannot end the docstring."""
+        noted = Program(TRANSPOSE_AND_WRITE.storages, TRANSPOSE_AND_WRITE.inputs, (), 'x""" + \\ \x1b[31m')
+        compile(script(noted, load_target("cpu")), "script", "exec")
+        assert "\x1b" not in script(noted, load_target("cpu"))
+
+    @pytest.mark.parametrize(("factor", "marked"), [(1.001, True), (1.0000001, False)])
+    def test_what_a_script_prints_of_a_wrong_target(self, factor, marked, tmp_path):
+        """Both answers of what differs, and where its elements lie on either side. A rounding within the tolerance was
+        marked, and the picture was a comment."""
+
+        class Wrong(Target):
+            name, transforms_program = "wrong", True
+
+            def script(self):
+                return (
+                    "DEVICE = 'wrong'\n\n\ndef transform(function):\n    def wrong(a):\n"
+                    f"        return {{key: made.contiguous() * {factor} for key, made in function(a).items()}}\n"
+                    "    return wrong"
+                )
+
+        written = program(Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)), cells=8)
+        path = tmp_path / "shown.py"
+        path.write_text(script(written, Wrong()))
+        shown = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        assert "b stride: cpu (1, 3)\n  wrong: (2, 1)   <-- DIFFERS\n" in shown
+        assert "c values: cpu [[1.0" in shown
+        assert ("  wrong: [[1.00" in shown) == marked
+        assert (
+            """\
+where the elements of a lie in their storage before the first step:
+    cell      0 1 2 3 4 5 6 7
+    a (2, 3)  0 1 2 3 4 5 . .
+where the elements of b lie after the last step:
+    cell          0 1 2 3 4 5 6 7
+    cpu (3, 2)    0 2 4 1 3 5 . .
+    wrong (3, 2)  0 1 2 3 4 5 . .
+"""
+            in shown
+        )
+
+    @pytest.mark.parametrize("make", [lambda: MutantTarget("transpose is stale"), Negative])
+    def test_a_script_that_cannot_show_it_says_so(self, make, capsys):
+        """A planted fault or a target's own moves are not in the script, which printed nothing and left its reader to
+        wonder."""
+        target = make()
+        written = program(Step("t", (t("a"),), out=("b",)), Step("add_", (t("b"), 1)))
+        verdict = judge(written, target)
+        assert verdict.mismatches
+        text = script(written, target, verdict.mismatches)
+        exec(compile(text, "<script>", "exec"), {"__name__": "script"})  # noqa: S102
+        assert (
+            capsys.readouterr()
+            .out.splitlines()[-1]
+            .startswith(
+                "no difference here: target answers as cpu does, so either it is mended, or what was found lies in "
+                "what a script lacks"
+            )
+        )
+
+    @pytest.mark.parametrize(
+        ("index", "text"),
+        [
+            (3, "3"),
+            ({"slice": [None, None, 2]}, "::2"),
+            ({"tuple": [{"slice": [1, -1, None]}, None, {"ellipsis": 0}]}, "1:-1, None, ..."),
+            ({"tuple": [2]}, "2,"),
+            ({"i": [1, -1]}, "i - 1"),
+            ({"i": [2, 1]}, "2 * i + 1"),
+            ({"tuple": []}, "()"),
+        ],
+    )
+    def test_indices_read_as_python(self, index, text):
+        """An index is printed as a person would write it, and means the same."""
+        assert render_index(index) == text
+        decode(index, {}, torch.device("cpu"))
+
+
+class TestArguments:
+    @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "complex64"])
+    def test_special_integers_are_extremes(self, dtype):
+        """Among small numbers lie the least and the largest of the dtype, where sums wrap."""
+        made = Storage(dtype, 60, {"special": 3}).make()
+        if dtype in ("bool", "complex64"):
+            assert made.abs().max() <= 8 if made.is_complex() else made.any()
+        else:
+            info = torch.iinfo(made.dtype)
+            assert {info.min, info.max} < set(made.tolist())
+            assert made.unique().numel() > 5
+
+    def test_special_numbers_survive(self):
+        """nan and the infinities are JSON too."""
+        value = decode({"number": "nan"}, {}, torch.device("cpu"))
+        assert value != value
+        assert render({"number": "inf"}) == "float('inf')"
+
+    @pytest.mark.parametrize("bad", [{"no": 1}, {"slice": 3}, {"tensor": [1], "dtype": "x"}, {"t": "q"}])
+    def test_what_is_not_understood_is_a_step_error(self, bad):
+        """Each names the argument."""
+        with pytest.raises(StepError):
+            decode(bad, {}, torch.device("cpu"))
+
+
+class TestTable:
+    def test_every_call_exists(self):
+        """Each row's name is something that torch, or the definitions, can call."""
+        assert all(callable(op.draw) and op.family for op in OPS.values())
+        assert len({op.name for op in OPS.values()}) == len(OPS)
+
+    def test_faults_name_ops_that_exist(self):
+        """Each fault spoils aten ops that there are."""
+        for fault in FAULTS.values():
+            assert all(hasattr(torch.ops.aten, name) for name in fault.ops.split())

@@ -1,0 +1,162 @@
+"""Groups: one for each cause, whatever a program goes on to do, and whichever step meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from conformance.core.oracles import Mismatch
+from conformance.fuzzing.worker import FAIL, Finding, shrink
+from conformance.programs.model import Input, Program, Storage
+from conformance.programs.steps.op import Step, tensor
+from conformance.programs.verdict import gist, judge, signature
+from conformance.selftest.faults import Call, Fault
+from conformance.selftest.mutants import MutantTarget, Planted
+
+
+class Faulty(MutantTarget):
+    """torch CPU with one or two faults of a test."""
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__("zero_ clears the storage")
+        self.spec = "class:test_verdict.TwoFaults"
+
+    def plant(self, ops: str, act: Callable[[Call], object]) -> Faulty:
+        self.mode = Planted(Fault(ops, act, "a test"))
+        return self
+
+
+class TwoFaults(Faulty):
+    """`fill_` writes another number, and `abs` makes another dtype: a later step's fault, of an earlier oracle."""
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+        self.plant("fill_ abs", lambda call: call.having(1, 0) if call.writes else call.run().double())
+
+
+def program(*steps: Step) -> Program:
+    return Program((Storage("float32", 6),), (Input("a", 0, "float32", (2, 3), (3, 1)),), steps)
+
+
+def group(target: Faulty, *steps: Step) -> str:
+    made = program(*steps)
+    return str(signature(made, judge(made, target)))
+
+
+FILL, ABS = Step("fill_", (tensor("a"), 7)), Step("abs", (tensor("a"),), out=("b",))
+
+
+class TestSignature:
+    def test_it_is_of_the_first_bad_step(self):
+        """A group had the oracle of one fault and the step of another: the final observation's first oracle, and the
+        first step after which anything was wrong."""
+        verdict = judge(program(FILL, ABS), TwoFaults())
+        assert [one.oracle for one in verdict.mismatches][:2] == ["dtype", "value"]
+        assert verdict.bad_step == 1
+        assert str(signature(program(FILL, ABS), verdict)) == "value / fill_ / contiguous"
+        assert group(TwoFaults(), ABS) == "dtype / abs / contiguous"
+
+    def test_an_error_that_is_not_raised_comes_before_what_it_leads_to(self):
+        """A write that must raise, and is done instead, is wrong in its values too."""
+
+        def lets_through(call: Call) -> object:
+            torch.ops.aten.zero_(call.first[0] if call.first.dim() else call.first)
+            return call.first
+
+        rejected = Step("add_.error", (tensor("a"), 1), raises="RuntimeError")
+        expanded = Program(
+            (Storage("float32", 2),),
+            (Input("a", 0, "float32", (2,), (0,), 1),),
+            (Step("add_", rejected.args, raises="RuntimeError"),),
+        )
+        verdict = judge(expanded, Faulty().plant("add_", lets_through))
+        assert verdict.mismatches[0].oracle == "value"
+        assert str(signature(expanded, verdict)).startswith("error / no error: unsupported operation more than one")
+
+    def test_one_text_is_one_group_whichever_step_meets_it(self):
+        """An error of two families was two groups."""
+
+        def fails(call: Call) -> object:
+            raise ValueError(f"size mismatch, can't reshape ({call.first.numel()}) -> (1,)")
+
+        target = Faulty().plant("fill_ abs", fails)
+        assert group(target, FILL) == group(target, ABS) == "error / ValueError: size mismatch can t reshape"
+
+    def test_an_error_without_a_text_keeps_the_family(self):
+        """There is nothing else to tell it by."""
+
+        def fails(call: Call) -> object:
+            raise AssertionError
+
+        target = Faulty().plant("fill_ abs", fails)
+        assert group(target, FILL) == "error / copy / AssertionError"
+        assert group(target, ABS) == "error / out of place / AssertionError"
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (
+                "Could not run 'aten::abs.out' with arguments from the 'tiny' backend.",
+                "Could not run abs with arguments from the backend",
+            ),
+            ('size 3 of "b" at 0x7f', "size of at x f"),
+            ("", ""),
+        ],
+    )
+    def test_a_text_keeps_the_names_of_operators(self, text, words):
+        """Two missing operators are two findings; numbers and other names tell nothing."""
+        assert gist(Mismatch("error", "step 1", "no error", "RuntimeError", text)) == words
+
+
+class TestShrinking:
+    def test_what_comes_after_the_first_bad_step_goes_first(self, monkeypatch):
+        """The first fault is what is shrunk to, though the oracle of the second has precedence."""
+        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: TwoFaults())
+        made = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
+        verdict = judge(made, TwoFaults())
+        found = Finding(FAIL, 0, 0, str(signature(made, verdict)), made, verdict.mismatches, verdict.bad_step)
+        small = shrink("two faults", found, 60)
+        assert [step.op for step in small.program.steps] == ["fill_"]
+        assert small.group.startswith("value / fill_ / ")
+        assert json.dumps(small.to_json())
+
+    @pytest.mark.parametrize(
+        ("op", "spoilt", "left"),
+        [
+            ("relu_", "relu_ clamp_ add_ neg_", "add_"),
+            ("neg_", "relu_ clamp_ add_ neg_", "add_"),
+            ("neg_", "neg_", "neg_"),
+        ],
+    )
+    def test_what_any_arithmetic_shows_is_one_finding(self, op, spoilt, left, monkeypatch):
+        """A write that is lost whatever it computes was a group for each op; what only `neg_` loses stays."""
+        monkeypatch.setattr(
+            "conformance.fuzzing.worker.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
+        )
+        made = Program(
+            (Storage("float32", 6, {"seed": 3}),),
+            (Input("a", 0, "float32", (2, 3), (3, 1)),),
+            (Step(op, (tensor("a"),)),),
+        )
+        verdict = judge(made, Faulty().plant(spoilt, lambda call: call.first))
+        small = shrink("lost", Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step), 60)
+        assert small.group.startswith(f"value / {left} / ")
+
+    def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
+        """Of two errors of one type, the one that was found is kept: the shrunk program must not say another text."""
+
+        def fails(call: Call) -> object:
+            raise RuntimeError("no such memory" if call.first.storage_offset() else "no such kernel")
+
+        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: Faulty().plant("fill_", fails))
+        made = Program(
+            (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
+        )
+        verdict = judge(made, Faulty().plant("fill_", fails))
+        found = Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step)
+        small = shrink("an error", found, 60)
+        assert small.group == "error / RuntimeError: no such memory"
+        assert small.program.inputs[0].offset == 1

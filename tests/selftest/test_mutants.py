@@ -1,0 +1,84 @@
+"""The fuzzer's power: planted faults are found soon, and shrink to a step or two."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+
+import pytest
+
+from conformance.core.loading import load_target
+from conformance.fuzzing.drawing import Drawing
+from conformance.programs.model import Input, Program, Storage
+from conformance.programs.steps.op import Step, tensor
+from conformance.selftest.faults import FAULTS
+from conformance.selftest.mutants import differences_on, hunt, main
+
+QUICK = [
+    "slice drops the offset",
+    "transpose is stale",
+    "copy_ clobbers the gap",
+    "clone of a transpose aliases",
+    "out= ignores strides",
+    "mask is off by one",
+    "empty_strided is contiguous",
+    "every third write is lost",
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class TestPower:
+    def test_common_faults_are_found_within_a_hundred_programs(self):
+        """Each is found, and shrinks to at most three steps on one input."""
+        hunts = hunt(QUICK, Drawing(), 0, 100)
+        assert [name for name, one in hunts.items() if one.programs is None] == []
+        assert all(len(one.small.steps) <= 3 and len(one.small.inputs) == 1 for one in hunts.values())
+
+    def test_faults_are_found_in_the_tiny_device(self):
+        """Planted in its dispatcher, where a wrong answer of its own would find nothing."""
+        hunts = hunt(QUICK[:4], Drawing(), 0, 30, beneath="tiny")
+        assert [name for name, one in hunts.items() if one.programs is None] == []
+
+    @pytest.mark.slow
+    def test_every_fault_is_found(self):
+        """All within 2,000 programs, the median within 100 and at most 4 steps."""
+        hunts = hunt(list(FAULTS), Drawing(), 0, 2000)
+        assert [name for name, one in hunts.items() if one.programs is None] == []
+        assert statistics.median(one.programs for one in hunts.values()) < 100
+        assert statistics.median(len(one.small.steps) for one in hunts.values()) <= 4
+
+    @pytest.mark.parametrize(("size", "stride"), [((1, 3), (0, 1)), ((3, 1), (1, 2)), ((2, 2), (1, 3))])
+    def test_a_conversion_that_rounds_keeps_its_strides(self, size, stride):
+        """Only values are wrong. The fault rounded into a new layout and was counted for the strides that it had
+        spoiled beside, at program 105, where its values are first seen at program 1,028."""
+        given = Program(
+            (Storage("float32", 6, [0.75, 1.75, 2.75, 3.75, 4.75, 5.75]),),
+            (Input("a", 0, "float32", size, stride),),
+            (Step("to", (tensor("a"), {"dtype": "int64"}), out=("b",)),),
+        )
+        assert {one.oracle for one in differences_on(given, load_target("mutant:float to int rounds"))} == {"value"}
+
+    def test_there_are_forty_faults(self):
+        """Each says which real bug it is modelled on."""
+        assert len(FAULTS) >= 40
+        assert all(fault.like for fault in FAULTS.values())
+
+    def test_a_fault_that_is_not_found_fails_the_command(self, capsys):
+        """With no program drawn nothing is found: exit code 1."""
+        assert main(["--programs", "0", "--fault", QUICK[0]]) == 1
+        assert "not found" in capsys.readouterr().out
+        assert main(["--fault", "nonsense"]) == 2
+
+    def test_where_no_fault_can_be_planted_is_one_sentence(self, capsys):
+        """A compiled function has no calls between which a fault could stand."""
+        assert main(["--fault", QUICK[0], "--on", "aot_eager"]) == 2
+        assert capsys.readouterr().err == (
+            "conformance.mutants: a fault cannot be planted in 'aot_eager': only in a "
+            "device that runs step by step and shows its storages\n"
+        )

@@ -1,0 +1,385 @@
+"""The targets beside devices: each agrees with torch CPU where it should, catches a planted fault, and says what it
+leaves out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.core.errors import TargetError
+from conformance.core.loading import load_target
+from conformance.core.oracles import compare
+from conformance.core.target import Target
+from conformance.fuzzing.command import main
+from conformance.fuzzing.drawing import Drawing
+from conformance.programs.execute import run
+from conformance.programs.model import Input, Program, Storage, dump
+from conformance.programs.script import script
+from conformance.programs.shadow import reference
+from conformance.programs.source import function, source
+from conformance.programs.steps.op import Step, tensor
+from conformance.programs.unsupported import unsupported_reason, unsupported_steps
+from conformance.programs.verdict import judge
+
+A = Input("a", 0, "float32", (2, 3), (3, 1))
+STORAGES = (Storage("float32", 6),)
+WRITE_THROUGH_A_VIEW = Program(
+    STORAGES,
+    (A,),
+    (
+        Step("t", (tensor("a"),), out=("b",)),
+        Step("add_", (tensor("b"), 1)),
+        Step("sum.dim", (tensor("a"), 0, False), out=("c",)),
+        Step("loop", body=(Step("setitem", (tensor("a"), {"i": [1, 0]}, {"i": [1, 1]})),), times=2),
+    ),
+)
+RAISES = Program(STORAGES, (A,), (Step("view.count", (tensor("a"), 7), raises="RuntimeError"),))
+ERRS = Program(
+    STORAGES,
+    (A,),
+    (
+        Step("t", (tensor("a"),), out=("b",)),
+        Step("setitem", (tensor("a"), {"tuple": [{"slice": [None, None, None]}, 5]}, 1), raises="IndexError"),
+        Step("zero_", (tensor("a"),)),
+    ),
+)
+BACKWARD = Program(
+    STORAGES,
+    (Input("a", 0, "float32", (2, 3), (3, 1), requires_grad=True),),
+    (
+        Step("mul.grad", (tensor("a"), 2), out=("b",)),
+        Step("t", (tensor("b"),), out=("c",)),
+        Step("mul_", (tensor("c"), 3)),
+        Step("backward", (tensor("b"), {"tensor": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "dtype": "float32"})),
+        Step("clone", (tensor("c"),), out=("d",)),
+    ),
+)
+OVERLAPPING = Program(
+    (Storage("float32", 1),),
+    (Input("a", 0, "float32", (2,), (0,)),),
+    (Step("add_", (tensor("a"), 1), raises="RuntimeError"),),
+)
+ASKS = Program(STORAGES, (A,), (Step("is_contiguous", (tensor("a"),)),))
+UNFOLD_WITH_GAPS = Program(
+    (Storage("float32", 5),),
+    (Input("a", 0, "float32", (5,), (1,)),),
+    (Step("unfold", (tensor("a"), 0, 1, 2), out=("b",)), Step("add_", (tensor("b"), 1))),
+)
+
+VIEWS_OF_NOTHING = Program(
+    (Storage("int16", 0),),
+    (Input("a", 0, "int16", (0, 11), (11, 1)),),
+    (Step("view", (tensor("a"), [-1, 11]), out=("b",)), Step("view", (tensor("a"), [0, 11]), out=("c",))),
+)
+
+
+class Negating(Target):
+    """A transform that is wrong: the first step's result is negated."""
+
+    name, transforms_program = "negating", True
+
+    def transform(self, function):
+        def wrong(*inputs):
+            made = function(*inputs)
+            return {**made, **{name: -value for name, value in list(made.items())[-1:]}}
+
+        return wrong
+
+
+class TestWhole:
+    def test_the_function_is_the_programs_calls(self):
+        """Its text has the steps in order, loops included, and returns what they made."""
+        assert source(WRITE_THROUGH_A_VIEW) == (
+            "def program(a):\n    b = a.t()\n    b.add_(1)\n    c = a.sum(0, False)\n    for i in range(2):\n"
+            "        a[i] = i + 1\n    return {'b': b, 'c': c}\n"
+        )
+
+    def test_answers_are_results(self):
+        """What a question answers is returned under the step's number."""
+        assert function(ASKS, Negating())(torch.ones(2, 3)) == {"step 1": True}
+
+    def test_a_step_that_raises_is_a_function_of_its_own(self):
+        """The program goes on after it, and its answer is the exception."""
+        assert source(ERRS) == (
+            "def step_2(a):\n    a[:, 5] = 1\n\n\n"
+            "def program(a):\n    b = a.t()\n    answer_2 = attempt(step_2, a)\n    a.zero_()\n"
+            "    return {'b': b, 'step 2': answer_2}\n"
+        )
+        answer = function(ERRS, Negating())(torch.ones(2, 3))["step 2"]
+        assert isinstance(answer, IndexError)
+
+    def test_a_wrong_transform_is_caught_and_its_step_named(self):
+        """A planted fault is found by the value oracle, and the first wrong step is told."""
+        verdict = judge(WRITE_THROUGH_A_VIEW, Negating())
+        assert verdict.mismatches[0].oracle == "value"
+        assert verdict.bad_step == 1
+
+    @pytest.mark.parametrize("spec", ["functionalize", "meta", "fake"])
+    def test_a_script_runs_by_itself(self, spec, tmp_path):
+        """The standalone script of a program that agrees shows no difference."""
+        path = tmp_path / "script.py"
+        path.write_text(script(WRITE_THROUGH_A_VIEW, load_target(spec)))
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        assert "DIFFERS" not in said.stdout
+        assert ("a values: cpu" in said.stdout) == (spec == "functionalize")
+
+    def test_a_script_shows_a_real_bug(self, tmp_path):
+        """Both answers, and nothing that is not promised. The scripts of whole programs failed in their own inputs, on
+        both sides alike, and so showed nothing whatever was wrong."""
+        path = tmp_path / "script.py"
+        path.write_text(script(UNFOLD_WITH_GAPS, load_target("functionalize")))
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        assert "a values: cpu [1.0, 1.0, 3.0, 3.0, 5.0]\n" in said.stdout
+        assert "  functionalize: [1.0, 0.0, 3.0, 0.0, 5.0]   <-- DIFFERS" in said.stdout
+        assert "stride: cpu" not in said.stdout
+
+    def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path):
+        """The error, and not each of the CPU's answers beside a nothing."""
+        path = tmp_path / "script.py"
+        counts = Program(
+            (Storage("int32", 1),),
+            (Input("a", 0, "int32", (), ()),),
+            (Step("expand", (tensor("a"), []), out=("b",)), Step("add_", (tensor("b"), 1))),
+        )
+        path.write_text(script(counts, load_target("functionalize")))
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        lines = said.stdout.splitlines()
+        assert lines[0].startswith("functionalize raises, and cpu does not: RuntimeError: !value_.key_set()")
+        assert "DIFFERS" not in "".join(lines[1:])
+        assert "no difference" not in said.stdout
+
+    @pytest.mark.parametrize("spec", ["cpu", "functionalize", "meta"])
+    def test_scripts_of_drawn_programs_run(self, spec, capsys):
+        """Whatever was drawn, torch CPU answers in the script, and a difference is shown where the verdict has one. One
+        with `from_host_view` lacked a function that it calls."""
+        target, ran = load_target(spec), 0
+        for number in range(40):
+            program = Drawing(without=unsupported_steps(target)).numbered(31, number)
+            verdict = judge(program, target, locate=False)
+            if verdict.unsupported:
+                continue
+            text = script(program, target, verdict.mismatches)
+            exec(compile(text, "<script>", "exec"), {"__name__": "script"})  # noqa: S102
+            said = capsys.readouterr().out
+            assert ("DIFFERS" in said, "no difference here" in said) == (not verdict.passed, verdict.passed), number
+            ran += 1
+        assert ran > 15
+
+
+class Forgiving(Target):
+    """A transform that is wrong: what must raise does not."""
+
+    name, transforms_program = "forgiving", True
+
+    def attempt(self, step, *tensors):
+        super().attempt(step, *tensors)
+        return "no error"
+
+
+class Forgetful(Target):
+    """A transform that is wrong: gradients are twice what they should be."""
+
+    name, transforms_program = "forgetful", True
+
+    def transform(self, function):
+        def wrong(*inputs):
+            made = function(*inputs)
+            for one in inputs:
+                if one.grad is not None:
+                    one.grad.mul_(2)
+            return made
+
+        return wrong
+
+
+class TestErrorsAndGradients:
+    @pytest.mark.parametrize("spec", ["functionalize", "aot_eager"])
+    def test_a_step_that_raises_agrees(self, spec):
+        """The error's type is the CPU's, and the steps after it run."""
+        for program in (RAISES, *([ERRS, OVERLAPPING] if spec == "aot_eager" else [])):
+            verdict = judge(program, load_target(spec))
+            assert verdict.passed, verdict.mismatches
+
+    def test_gradients_agree(self):
+        """Inputs that require grad, a write through a view, backward, and the gradient used afterwards."""
+        verdict = judge(BACKWARD, load_target("aot_eager"))
+        assert verdict.passed, verdict.mismatches
+
+    def test_what_depends_on_who_looks_is_left_out(self):
+        """A view whose base came to require grad: torch CPU itself answers otherwise in one function."""
+        program = Program(
+            (Storage("float32", 2), Storage("float32", 1)),
+            (Input("a", 0, "float32", (2,), (1,)), Input("b", 1, "float32", (), (), requires_grad=True)),
+            (
+                Step("narrow", (tensor("a"), 0, 0, 1), out=("c",)),
+                Step("mul_", (tensor("a"), tensor("b"))),
+                Step("add_", (tensor("c"), 1)),
+            ),
+        )
+        assert judge(program, load_target("cpu")).passed
+        verdict = judge(program, load_target("aot_eager"))
+        assert verdict.unsupported.startswith("a program that means something else")
+        assert not verdict.passed
+
+    def test_an_error_that_is_not_raised_is_caught(self):
+        """A transform that swallows it fails by the error oracle, at that step."""
+        verdict = judge(ERRS, Forgiving())
+        assert [(one.oracle, one.where) for one in verdict.mismatches] == [("error", "step 2")]
+        assert verdict.bad_step == 2
+
+    def test_a_wrong_gradient_is_caught(self):
+        """So is a gradient."""
+        verdict = judge(BACKWARD, Forgetful())
+        assert verdict.mismatches[0].oracle == "grad"
+        assert verdict.bad_step == 4
+
+    def test_drawn_programs_with_gradients_run(self):
+        """Programs of the family `autograd` are drawn for compilers, and agree."""
+        target = load_target("aot_eager")
+        drawing = Drawing(steps=(4, 8), only=("autograd",), without=unsupported_steps(target))
+        ops = set()
+        for number in (3, 13, 14, 17, 19, 20):
+            program = drawing.numbered(9, number)
+            verdict = judge(program, target, locate=False)
+            assert verdict.passed, (number, verdict.mismatches[:1])
+            ops |= {step.op for step in program.steps}
+        assert "backward" in ops
+
+    def test_a_script_with_a_step_that_raises_runs_by_itself(self, tmp_path):
+        """Both answers are the error's type."""
+        path = tmp_path / "script.py"
+        path.write_text(script(ERRS, load_target("aot_eager")))
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        assert "DIFFERS" not in said.stdout
+        assert "a values: cpu [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]" in said.stdout
+
+
+class TestTargets:
+    @pytest.mark.parametrize("spec", ["meta", "fake", "functionalize", "aot_eager"])
+    def test_a_plain_program_agrees(self, spec):
+        """A write through a view, a reduction and a loop are right on each."""
+        verdict = judge(WRITE_THROUGH_A_VIEW, load_target(spec))
+        assert verdict.passed, verdict.mismatches
+
+    @pytest.mark.slow
+    def test_inductor_agrees(self):
+        """So it is with generated C++."""
+        assert judge(WRITE_THROUGH_A_VIEW, load_target("inductor")).passed
+
+    @pytest.mark.parametrize("spec", ["functionalize", "aot_eager"])
+    def test_a_real_bug_is_found(self, spec):
+        """torch 2.13's functionalization zeroes the gaps of a written unfold."""
+        verdict = judge(UNFOLD_WITH_GAPS, load_target(spec))
+        assert [mismatch.oracle for mismatch in verdict.mismatches][:1] == ["value"]
+        assert verdict.bad_step == 2
+
+    def test_an_answer_follows_from_the_program_alone(self):
+        """The same mismatch each time. What FakeTensorMode remembers of calls gave the first run of this program
+        another answer than all later ones (see the findings), so that a campaign called it flaky."""
+        seen = [judge(VIEWS_OF_NOTHING, load_target("fake"), locate=False).mismatches for _ in range(3)]
+        assert seen[0] == seen[1] == seen[2]
+        assert [mismatch.oracle for mismatch in seen[0]] == ["alias"]
+
+    @pytest.mark.parametrize("spec", ["meta", "fake"])
+    def test_wrong_metadata_is_caught(self, spec, monkeypatch):
+        """A transposition that does nothing is seen by its shape, without any value."""
+        monkeypatch.setattr("conformance.programs.steps.op.Op.run", lambda op, args, kwargs: args[0])
+        target = load_target(spec)
+        got = run(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1]), target).observations[-1]
+        monkeypatch.undo()
+        want = reference(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1])).observation
+        assert {"shape", "stride"} <= {one.oracle for one in compare(want, got, oracles=target.oracles)}
+
+    def test_inductor_without_a_compiler_is_one_sentence(self, monkeypatch):
+        """The target says what is missing and what to do."""
+        builder = pytest.importorskip("torch._inductor.cpp_builder")
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        def none_here():
+            raise InvalidCxxCompiler
+
+        monkeypatch.setattr(builder, "get_cpp_compiler", none_here)
+        with pytest.raises(TargetError, match="install g\\+\\+"):
+            load_target("inductor")
+
+
+class TestLeftOut:
+    @pytest.mark.parametrize(
+        ("spec", "program", "reason"),
+        [
+            ("functionalize", BACKWARD, "backward"),
+            ("aot_eager", BACKWARD, ""),
+            ("aot_eager", BACKWARD.with_steps((*BACKWARD.steps, BACKWARD.steps[3])), "a second backward"),
+            ("functionalize", OVERLAPPING, "a write that raises"),
+            ("meta", OVERLAPPING, "a write that raises"),
+            ("meta", ASKS, "questions"),
+            ("meta", RAISES, ""),
+            ("functionalize", ASKS, "is_contiguous"),
+            ("functionalize", WRITE_THROUGH_A_VIEW, ""),
+        ],
+    )
+    def test_a_program_is_left_out_by_the_targets_own_words(self, spec, program, reason):
+        """Nothing is run to find out, and the verdict is neither a pass nor a failure."""
+        target = load_target(spec)
+        assert unsupported_reason(program, target) == reason
+        if reason:
+            verdict = judge(program, target)
+            assert not verdict.passed
+            assert not verdict.mismatches
+
+    def test_inputs_that_share_a_storage(self):
+        """functionalize takes its inputs for independent tensors."""
+        program = Program(STORAGES, (A, Input("b", 0, "float32", (1,), (1,))))
+        assert unsupported_reason(program, load_target("functionalize")) == "inputs that share a storage"
+
+    def test_a_dtype_that_the_target_cannot_hold(self):
+        """Dtypes are declared too."""
+        target = load_target("cpu")
+        target.dtypes = frozenset({torch.int64})
+        assert unsupported_reason(WRITE_THROUGH_A_VIEW, target) == "dtype float32"
+
+    @pytest.mark.parametrize(
+        ("args", "reason"),
+        [
+            ([tensor("a"), {"dtype": "complex64"}], "dtype complex64"),
+            ([tensor("a"), {"tensor": 1, "dtype": "float16"}], "dtype float16"),
+            ([tensor("a"), {"tensor": 1, "dtype": "float16", "host": True}], ""),
+        ],
+    )
+    def test_a_dtype_that_only_a_step_names(self, args, reason):
+        """A conversion to a dtype that the target cannot hold was a failure; a constant on the CPU may have any."""
+        target = load_target("cpu")
+        target.dtypes = frozenset({torch.float32})
+        loop = Step("loop", times=2, body=(Step("to", tuple(args), out=("b",)),))
+        for step in (Step("to", tuple(args), out=("b",)), loop):
+            assert unsupported_reason(Program(STORAGES, (A,), (step,)), target) == reason
+
+    def test_what_is_left_out_is_not_drawn(self):
+        """Families and steps go to the drawing; traits cannot."""
+        assert "questions" in unsupported_steps(load_target("meta"))
+        assert "a write that raises" not in unsupported_steps(load_target("meta"))
+
+    def test_a_replay_of_it_says_so(self, tmp_path, capsys):
+        """Asked for a program that the target leaves out, the command compares nothing and exits with 2."""
+        path = tmp_path / "asks.json"
+        path.write_text(dump(ASKS))
+        assert main(["--target", "meta", "--replay", str(path)]) == 2
+        assert "leaves out questions" in capsys.readouterr().err
+        assert main(["--target", "meta", "--replay", str(tmp_path)]) == 2
+        assert "0 of 1 programs agree with torch CPU, 1 were not run" in capsys.readouterr().out
+
+    def test_a_campaign_counts_it(self, tmp_path):
+        """Programs not run are counted by reason in the report."""
+        main(["--target", "functionalize", "--programs", "12", "--only", "view", "--reports", str(tmp_path)])
+        report = json.loads((Path(tmp_path) / "fuzz.json").read_text())
+        assert report["programs"] == 12
+        assert sum(report["unsupported"].values()) > 0
