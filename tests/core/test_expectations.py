@@ -189,7 +189,7 @@ class TestCheck:
     @pytest.mark.slow
     def test_tracked_files_name_what_exists(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Every expectation in the repository names ops, dtypes and oracles that exist."""
-        for path in (Path(__file__).parent.parent / "reports" / "expectations").glob("*.toml"):
+        for path in (Path(__file__).parent.parent.parent / "reports" / "expectations").glob("*.toml"):
             assert expectations.main(["--file", str(path), "check"]) == 0, capsys.readouterr().out
 
 

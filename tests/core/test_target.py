@@ -20,7 +20,7 @@ from conformance.programs.model import read_program
 from conformance.programs.steps.op import Step
 from conformance.programs.verdict import judge
 
-CORPUS = Path(__file__).parent.parent / "conformance" / "corpus"
+CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ class TestLoadTarget:
 
     def test_the_targets_of_other_packages_are_named(self, monkeypatch):
         """An unknown target lists those that are installed: it named the built-in ones alone."""
-        monkeypatch.syspath_prepend(str(Path(__file__).parent / "planted"))
+        monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "planted"))
         with pytest.raises(TargetError, match=r"choose one of .*\bplanted\b.*, write class:MODULE.CLASS"):
             load_target("nonsense")
 

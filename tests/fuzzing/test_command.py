@@ -15,7 +15,7 @@ import pytest
 from conformance.fuzzing.command import main
 from conformance.programs.model import read_program
 
-CORPUS = Path(__file__).parent.parent / "conformance" / "corpus"
+CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"
 
 
 def fuzz(*words: object, reports: Path) -> int:

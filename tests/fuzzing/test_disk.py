@@ -15,7 +15,7 @@ import pytest
 from conformance.fuzzing.command import main
 from conformance.programs.model import SCHEMA
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 OPTIONS = ("--target", "mutant:every third write is lost", "--programs", "60")
 SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount")
 

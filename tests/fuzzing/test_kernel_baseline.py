@@ -16,7 +16,7 @@ from conformance.programs.model import Input, Program, Storage, digest, dump, re
 from conformance.programs.steps.op import Step, tensor
 from conformance.programs.verdict import judge
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 CORPUS = ROOT / "conformance" / "corpus"
 TRACKED = ROOT / BASELINE
 TWO_READS = Program(

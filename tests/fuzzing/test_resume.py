@@ -183,7 +183,7 @@ class TestMemory:
 class TestCorpus:
     def test_the_programs_of_a_folder_run_first(self, tmp_path, capsys):
         """A fault that only a program of the corpus shows is found, under a number below 0."""
-        corpus = Path(__file__).parent.parent / "conformance" / "corpus"
+        corpus = Path(__file__).parent.parent.parent / "conformance" / "corpus"
         words = ("--target", "mutant:diagonal is stale", "--programs", "0", "--reports", str(tmp_path))
         assert main([*words, "--corpus", str(corpus)]) == 1
         done = json.loads((tmp_path / "fuzz.json").read_text())

@@ -23,7 +23,7 @@ from conformance.programs.model import Input, Program, Storage
 from conformance.programs.steps.op import Step
 from conformance.programs.verdict import judge
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 class TestRenderers:
