@@ -30,7 +30,7 @@ from conformance.core.oracles import compare
 from conformance.core.target import Target
 from conformance.fuzzing.command import steps_range
 from conformance.fuzzing.drawing import STEPS, Drawing
-from conformance.programs.execute import Execution
+from conformance.programs.execute import SteppedProgram, make_inputs
 from conformance.programs.model import Program
 from conformance.programs.shadow import reference
 from conformance.programs.unsupported import unsupported_reason, unsupported_steps
@@ -167,13 +167,13 @@ def schedules_of(target: Target) -> int:
 
 def read_after_each_step(program: Program, target: Target) -> Observation:
     """Run a program as one does who trusts nothing: every tensor is copied to the host after every step, one by one."""
-    execution = Execution(program, target)
+    execution = SteppedProgram(program, target.send(make_inputs(program)), target.device)
     for step in program.steps:
         with target.active():
             execution.step(step)
         for tensor in execution.env.values():
             tensor.detach().cpu()
-    return execution.observe()
+    return execution.observe(target)
 
 
 def processor_seconds() -> float:

@@ -1,15 +1,14 @@
 """Counting aten ops on torch CPU: the bound on kernels that no fusing device should exceed.
 
-Defines `AtenOps`. The key insight: eager execution pays one kernel for each aten op that computes or moves data, and
-none for a view, which the op's schema tells.
-"""
+Defines `AtenOps`, and `ValueDependence`, which tells whether metadata follows from values. The key insight: eager
+execution pays one kernel for each aten op that computes or moves data, and none for a view, which the op's schema
+tells."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch._C import DispatchKey, DispatchKeySet
-from torch.utils._python_dispatch import TorchDispatchMode
+from conformance.core.torch_compat import VALUE_DEPENDENT, DispatchKey, DispatchKeySet, TorchDispatchMode
 
 
 class AtenOps(TorchDispatchMode):
@@ -70,3 +69,15 @@ def _metadata_ops() -> frozenset[Any]:
 
 
 METADATA_ONLY = _metadata_ops()
+
+
+class ValueDependence(TorchDispatchMode):
+    """Notes whether an aten op is called whose result's size, or whose plain answer, depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= any(tag in func.tags for tag in VALUE_DEPENDENT)
+        return func(*args, **(kwargs or {}))

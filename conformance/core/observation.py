@@ -15,6 +15,7 @@ import torch
 
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.target import Target
+from conformance.core.torch_compat import version_of
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def names_of(tree: Any, root: str) -> dict[str, Any]:
 def versions_of(tree: Any) -> dict[int, int]:
     """The version counters of the tree's tensors now, to be given to `observe` as the start of counting."""
     versions: dict[int, int] = {}
-    map_tensors(tree, lambda tensor: versions.setdefault(id(tensor), tensor._version))
+    map_tensors(tree, lambda tensor: versions.setdefault(id(tensor), version_of(tensor)))
     return versions
 
 
@@ -156,7 +157,7 @@ def _seen(
             contiguity(tensor),
             alias,
             tensor.requires_grad,
-            tensor._version - versions.get(id(tensor), 0) if versions is not None else None,
+            version_of(tensor) - versions.get(id(tensor), 0) if versions is not None else None,
         )
         if name in kept:
             storages.setdefault(alias, _flat(host))

@@ -9,15 +9,16 @@ never equals anything. This module knows nothing of programs, OpInfo or reports.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.testing._comparison import default_tolerances
 
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.observation import Observation, Raised
+from conformance.core.torch_compat import default_tolerances
 
 MAX_SHOWN = 64
 """Values of at most this many elements are shown whole in a mismatch."""
@@ -80,7 +81,7 @@ def compare(
     for alias in expected.storages.keys() & actual.storages.keys():
         bits = exact is True or (exact is not False and alias in exact)
         found += _values("storage", alias, expected.storages[alias], actual.storages[alias], bits, rtol, atol)
-    found += _grads(expected.grads, actual.grads, rtol, atol)
+    found += _grads(expected.grads, actual.grads, rtol, atol, "value" in oracles)
     if expected.kernels is not None and actual.kernels is not None and actual.kernels > expected.kernels:
         found.append(
             Mismatch(
@@ -251,6 +252,7 @@ def _grads(
     actual: Mapping[str, torch.Tensor | None],
     rtol: float | None,
     atol: float | None,
+    values: bool,
 ) -> list[Mismatch]:
     found = []
     for name in sorted(expected.keys() | actual.keys()):
@@ -265,6 +267,17 @@ def _grads(
                 )
         elif (want.dtype, want.shape) != (got.dtype, got.shape):
             found.append(Mismatch("grad", where, *(f"{grad.dtype} {tuple(grad.shape)}" for grad in (want, got))))
-        else:
+        elif values:
             found += _values("grad", where, want, got, False, rtol, atol)
     return found
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"MemoryError|can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
+)
+"""How Python, torch, C++ and the system say it."""
+
+
+def out_of_memory(*texts: str) -> bool:
+    """Whether an error's kind or text says that memory ran out."""
+    return any(_OUT_OF_MEMORY.search(text) for text in texts)

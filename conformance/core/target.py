@@ -1,13 +1,14 @@
 """What is under test: one small class, one file per target in `targets/`, nothing imported until it is asked for.
 
 The key insight: a target says *beforehand* what it can be judged by (`oracles`), which dtypes it holds and which steps
-it does not support, so an exception is never read as "unsupported". This module knows nothing of programs, OpInfo or
-reports.
-"""
+it does not support, so an exception is never read as "unsupported". It moves tensors (`device`), or transforms
+functions (`transforms_program`), or interprets metadata (no oracle "value"). Only the executor runs anything on it.
+This module knows nothing of programs, OpInfo or reports."""
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from conformance.core.errors import TargetError
-from conformance.core.moving import _strided_like, _view_of, copied_to_host, map_tensors, rebuild, storage_key
+from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, strided_like, view_of
 from conformance.core.names import ORACLES
 
 
@@ -24,6 +25,33 @@ class KernelCount:
     """Kernels run inside a `Target.kernels()` block; `total` is None while open and where the target cannot count."""
 
     total: int | None = None
+
+
+@dataclass
+class Capture:
+    """What a compiler was handed inside a `Target.capture()` block: its graphs, the ops in them, and how often tracing
+    gave up and went on in plain Python."""
+
+    graphs: int = 0
+    ops: int = 0
+    breaks: int = 0
+
+    @property
+    def extent(self) -> str:
+        """COMPILED, PARTLY or NOT_COMPILED."""
+        return NOT_COMPILED if not self.ops else PARTLY if self.breaks else COMPILED
+
+
+COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
+
+RENAMED = {
+    "whole": "transforms_program",
+    "storages": "exposes_storages",
+    "without": "unsupported",
+    "relatives": "siblings",
+    "forget": "reset_state",
+}
+"""Attributes of a target by their former names, which are still understood, with a DeprecationWarning."""
 
 
 class Target:
@@ -38,7 +66,8 @@ class Target:
     dtypes: frozenset[torch.dtype] | None = None
     """The dtypes that the device can hold; None means all."""
     unsupported: frozenset[str] = frozenset()
-    """What the target declares it does not support: step families, steps, and traits (`programs/unsupported.py`)."""
+    """What the target declares it does not support: step families, steps, traits (`programs/unsupported.py`), OpInfo
+    variants, and "sparse"."""
     transforms_program: bool = False
     """Whether a program runs as one function that `transform` is given, and not step by step."""
     exposes_storages: bool = True
@@ -48,10 +77,22 @@ class Target:
     """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
     to say whose bug it is."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in RENAMED.items():
+            if old in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is called {new} now", DeprecationWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
+
     def __init__(self, argument: str = "") -> None:
         if argument:
             raise TargetError(f"target {self.name!r} takes no argument, but got {argument!r}: write just {self.name!r}")
         self.spec = self.name
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether its tensors hold values, and not only metadata."""
+        return "value" in self.oracles
 
     def prepare(self) -> None:
         """Import and register what the device needs; called before `torch.testing._internal` is imported.
@@ -60,18 +101,22 @@ class Target:
 
     def send(self, tree: Any) -> Any:
         """The same tree with every CPU tensor on the device: same layout, same aliasing, `requires_grad` kept."""
-        return rebuild(tree, self.upload, _view_of if self.exposes_storages else _strided_like)
+        return rebuild(tree, self.upload, view_of if self.exposes_storages else strided_like)
 
     def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of dense 1-d CPU tensors on the device, each with a storage of its own."""
         return [flat.clone() if self.device.type == "cpu" else flat.to(self.device) for flat in flats]
 
     def fetch(self, tree: Any) -> Any:
-        """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`; without
-        storages each tensor by itself."""
+        """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`, which is
+        asked for the device's own only; without storages each tensor by itself."""
         if not self.exposes_storages:
             return map_tensors(tree, lambda tensor: tensor.detach().cpu())
-        return rebuild(tree, self.download)
+        return rebuild(tree, self._brought)
+
+    def _brought(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own = iter(self.download([flat for flat in flats if flat.device.type == self.device.type]))
+        return [next(own) if flat.device.type == self.device.type else flat.clone() for flat in flats]
 
     def key(self, tensor: torch.Tensor) -> int:
         """Equal for tensors that are known to share a storage."""
@@ -88,7 +133,7 @@ class Target:
             torch.accelerator.synchronize(self.device)
 
     def reset_state(self) -> None:
-        """A case begins: forget what earlier ones taught the device, where the kernels of later ones depend on that."""
+        """A subject begins: forget what earlier ones taught the device, where kernels of later ones depend on that."""
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:
@@ -97,12 +142,17 @@ class Target:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Surrounds each step of a program on the target, not the moves: a mode or a planted fault goes here."""
+        """Surrounds each step of a subject on the target, not the moves: a mode or a planted fault goes here."""
         yield
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in place of the function that a whole program is; only for targets that are `whole`."""
-        return function
+        """What is called in place of the function that a subject is; only for targets with `transforms_program`."""
+        raise NotImplementedError(f"target {self.name!r} does not transform functions")
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Capture | None]:
+        """Count what the compiler behind `transform` is handed inside the block; None where that cannot be counted."""
+        yield None
 
     def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """Within a whole program, call a step that must raise: the exception, or "no error"."""
@@ -115,6 +165,15 @@ class Target:
     def environment(self) -> dict[str, str]:
         """What a report should say about the target: versions, compiler, renderer."""
         return {"torch": torch.__version__}
+
+    def counted_calls(self) -> dict[str, dict[str, int]] | None:
+        """Calls so far, by how they ran and by op: {"native": {op: n}, "decomposed": ..., "host": ..., "fallback":
+        ...}; None when the target cannot tell."""
+        return None
+
+    def scheduled(self) -> int | None:
+        """Graphs scheduled so far; None when the target cannot tell."""
+        return None
 
     def script(self) -> str:
         """Python lines that a standalone script needs before it may use the device as `DEVICE`."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import strategies as st
 
+from conformance.core.errors import UserError
 from conformance.programs.execute import Broken
 from conformance.programs.model import Input, Program, Storage, fresh_names
 from conformance.programs.shadow import Shadow
@@ -102,7 +103,7 @@ PROBED = 100
 """So many programs are drawn to see whether a family can be drawn at all: what can be, was among the first 20."""
 
 
-class DrawingError(ValueError):
+class DrawingError(UserError, ValueError):
     """No programs can be drawn so: one sentence with what is wrong and what to choose from."""
 
 

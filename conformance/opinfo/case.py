@@ -7,7 +7,6 @@ This module decides nothing about what equal means; that is the oracle's.
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
 from collections import Counter
@@ -17,16 +16,18 @@ from typing import Any
 
 import torch
 
-from conformance.core.errors import TargetError
-from conformance.core.observation import Observation, Raised, observe
+from conformance.core.aten_ops import ValueDependence
+from conformance.core.executor import Execution, Executor
+from conformance.core.moving import tensors
+from conformance.core.observation import Observation
 from conformance.core.oracles import compare
 from conformance.core.result import Failure, Outcome, Result
-from conformance.core.target import Target
+from conformance.core.target import COMPILED, NOT_COMPILED, Target
 from conformance.opinfo import catalog
 from conformance.opinfo.finding import LONGEST_TEXT, failure_of
-from conformance.opinfo.judge import judge
+from conformance.opinfo.judge import judge_call
 from conformance.opinfo.plan import Case
-from conformance.opinfo.sampling import Mixed, Sample, observable, samples, send, taken_apart, tensors
+from conformance.opinfo.sampling import Sample, samples
 from conformance.opinfo.variants import VARIANTS, Call, Skip, reference
 
 
@@ -36,7 +37,8 @@ class _Tally:
     arbitrated: int = 0
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    declared: int = 0
+    excused: int = 0
+    extent: Counter[str] = field(default_factory=Counter)
     failures: dict[str, Failure] = field(default_factory=dict)
     worst: Call | None = None
     excess: int = 0
@@ -59,7 +61,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     target.reset_state()
-    tally, before, scheduled = _Tally(), calls_so_far(target), scheduled_so_far(target)
+    tally, before, scheduled = _Tally(), target.counted_calls(), target.scheduled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -75,11 +77,11 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
             )
     _judge_kernels(case, target, dtype, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
-    if not (tally.compared or tally.failures or (tally.declared and tally.declared == sum(tally.skipped.values()))):
+    if not (tally.compared or tally.failures or (tally.excused and tally.excused == sum(tally.skipped.values()))):
         # Only what the target declares beforehand may be skipped whole; anything else must be among the expectations.
         tally.failures["skip"] = Failure("skip", "the whole case", "a comparison", "none", reason)
-    counted = _difference(before, calls_so_far(target))
-    now = scheduled_so_far(target)
+    counted = _difference(before, target.counted_calls())
+    now = target.scheduled()
     return case.result(
         _outcome(tally),
         samples=tally.compared,
@@ -120,23 +122,6 @@ def _outcome(tally: _Tally) -> Outcome:
     return Outcome.PASS if tally.compared else Outcome.SKIP
 
 
-def calls_so_far(target: Target) -> dict[str, dict[str, int]] | None:
-    """Calls so far as {"native": {op: count}, "decomposed": ..., "fallback": ...}; None when the target cannot tell."""
-    stats = _stats(target)
-    return None if stats is None else {k: dict(stats.get(k, {})) for k in ("native", "decomposed", "fallback")}
-
-
-def scheduled_so_far(target: Target) -> int | None:
-    """Graphs scheduled so far; None when the target cannot tell."""
-    stats = _stats(target)
-    return None if stats is None else stats.get("scheduled")
-
-
-def _stats(target: Target) -> dict[str, Any] | None:
-    stats = getattr(getattr(target, "backend", None), "stats", None)
-    return None if stats is None else dict(stats())
-
-
 def _difference(
     before: Mapping[str, Mapping[str, int]] | None, after: Mapping[str, Mapping[str, int]] | None
 ) -> dict[str, Counter[str]] | None:
@@ -156,81 +141,75 @@ def _run_call(
     case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Callable[[int, str], None]
 ) -> None:
     index = call.sample.index
-    reason = _undeclared(target, call.tree)
+    reason = _undeclared(target, call)
     if reason:
         tally.skipped[reason] += 1
-        tally.declared += 1
-        return
-    try:
-        here = send(reference(), call.tree, call.sample.kept)
-    except (TargetError, TypeError) as error:
-        # Nothing declares this skip, so it fails until the expectations do.
-        tally.failed += 1
-        text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-        tally.failures.setdefault(
-            "skip", Failure("skip", "an input", "a comparison", "none", f"it cannot be moved: {text}", index)
-        )
+        tally.excused += 1
         return
     note(index, "CPU")
-    expected, right = _observed(reference(), call, here)
-    if expected.error is not None and expected.error.not_implemented:
-        tally.skipped[f"the CPU does not implement it either: {_first_line(expected.error.text)}"] += 1
+    expected = Executor(reference()).run(call)
+    error = expected.last.error
+    if expected.failed_step == 0:
+        # Nothing declares this skip, so it fails until the expectations do.
+        tally.failed += 1
+        text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
+        failure = Failure("skip", "an input", "a comparison", "none", f"it cannot be moved: {text}", index)
+        tally.failures.setdefault("skip", failure)
         return
-    if case.layout == "expanded" and _wrote_to_shared(call.tree, here):
+    if error is not None and error.not_implemented:
+        tally.skipped[f"the CPU does not implement it either: {_first_line(error.text)}"] += 1
+        return
+    if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
         tally.skipped["it writes to an expanded input, which is undefined"] += 1
         return
-    if case.variant == "error_inputs" and expected.error is None:
+    if case.variant == "error_inputs" and error is None:
         tally.skipped["the CPU accepts this input"] += 1
         return
     note(index, "target")
     # On the CPU itself counting means a dispatch mode, under which some composite ops take other paths.
-    counts = target.name != reference().name
-    try:
-        there = send(target, call.tree, call.sample.kept)
-    except Exception as error:
-        actual, wrong = Observation(error=Raised.of(error)), None
-    else:
-        actual, wrong = _observed(target, call, there, counts)
-    if actual.kernels is not None:
-        tally.count(actual.kernels, _eager_ops(call), transfers(expected), call)
+    actual = Executor(target).run(call, count=target.name != reference().name)
+    if actual.last.kernels is not None:
+        tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
+    found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
+    if not found and not _reached(actual, error is not None, tally):
+        # Counted apart, and never a pass: torch CPU would be compared with itself.
+        tally.skipped[f"{NOT_COMPILED}: the compiler was handed nothing"] += 1
+        tally.excused += 1
+        return
     tally.compared += 1
-    found, arbitrated = judge(case, op, dtype, target, call, (expected, right), (actual, wrong))
     tally.arbitrated += arbitrated
     if not found:
         return
     tally.failed += 1
     for mismatch in found:
         if mismatch.oracle not in tally.failures:
-            tally.failures[mismatch.oracle] = failure_of(case, target, call, mismatch, expected, actual, dtype)
+            failure = failure_of(case, target, call, mismatch, expected.last, actual.last, dtype)
+            tally.failures[mismatch.oracle] = failure
 
 
-def _undeclared(target: Target, tree: Any) -> str:
-    """Why the target need not take these inputs, by its own declaration; empty when it must."""
-    if target.dtypes is None:
-        return ""
-    missing = sorted({str(t.dtype).removeprefix("torch.") for t in tensors(tree) if t.dtype not in target.dtypes})
-    return f"the target declares that it does not hold {', '.join(missing)}" if missing else ""
+def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
+    """Whether the call went through the target's compiler, in part at least; counts how far it did. An error that comes
+    while the compiler traces the call is the compiler's own answer."""
+    if actual.capture is None:
+        return True
+    extent = COMPILED if raises and not actual.capture.ops and not actual.capture.breaks else actual.capture.extent
+    tally.extent[extent] += 1
+    return extent != NOT_COMPILED
 
 
-def _observed(target: Target, call: Call, tree: dict[str, Any], counts: bool = False) -> tuple[Observation, Any]:
-    """What is seen of the call on inputs that lie on the target, and the outcome itself (None when it raised).
-    `counts` asks for the kernels that the call and its observation ran, where the target can count."""
-    error: BaseException | None = None
-    outcome: Any = None
-    with target.kernels() if counts else contextlib.nullcontext() as count:
-        with target.active():
-            catalog.seed(target.device)
-            try:
-                outcome = call.run(tree)
-            except Exception as raised:
-                error = raised
-        try:
-            seen = _observe(target, outcome, tree, error)
-        except Exception as raised:
-            # A lazy device raises when it is observed.
-            outcome, error = None, raised
-            seen = Observation(error=Raised.of(raised))
-    return replace(seen, kernels=count.total if count is not None else None), outcome
+def _undeclared(target: Target, call: Call) -> str:
+    """Why the target need not take this call, by its own declaration; empty when it must."""
+    found = tensors(call.tree)
+    if "sparse" in target.unsupported and any(tensor.layout is not torch.strided for tensor in found):
+        return "the target declares that it does not support sparse tensors"
+    missing = sorted(
+        {str(t.dtype).removeprefix("torch.") for t in found if t.dtype not in (target.dtypes or {t.dtype})}
+    )
+    if missing:
+        return f"the target declares that it does not hold {', '.join(missing)}"
+    if not target.shows_values and depends_on_values(call):
+        return "its metadata depends on values, which the target does not have"
+    return ""
 
 
 def transfers(seen: Observation) -> int:
@@ -251,17 +230,14 @@ def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 def _eager_ops(call: Call) -> int:
     """How many aten ops the call takes on torch CPU. In a run of its own: what counts them changes what some ops do."""
-    tree = send(reference(), call.tree, call.sample.kept)
-    catalog.seed()
-    with reference().kernels() as count, contextlib.suppress(Exception):
-        call.run(tree)
-    return count.total or 0
+    return Executor(reference()).run(call, count=True).last.kernels or 0
 
 
-def _observe(target: Target, outcome: Any, tree: dict[str, Any], error: BaseException | None) -> Observation:
-    return observe(
-        {"result": taken_apart(outcome)} if error is None else None, observable(tree), target=Mixed(target), error=error
-    )
+def depends_on_values(call: Call) -> bool:
+    """Whether the call, on torch CPU, runs an aten op whose result's metadata follows from the values of its inputs."""
+    with ValueDependence() as ops:
+        Executor(reference()).run(call)
+    return ops.found
 
 
 def _first_line(text: str) -> str:

@@ -1,72 +1,96 @@
-"""How two runs of one call differ: the oracle's comparison, under what OpInfo says of the op's results.
+"""How two runs of one op_db call differ: the judge's comparison, under what OpInfo says of the op's results.
 
-Defines `judge`. The key insight: what OpInfo says (of values that nothing defines, of signs and phases that are free,
-of the text of an error) can only take mismatches away or add some; what 'equal' means remains the oracle's. Where only
-rounding is in question, the call's truth in float64 is asked, and that a sample passed by it is told.
-"""
+Defines `CallPolicy` and `judge_call`. The key insight: OpInfo's word (values that nothing defines, signs and phases
+that are free, the text of an error) can only take mismatches away or add some; what 'equal' means remains the oracles'.
+Where only rounding is in question, the call in float64 is asked."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from conformance.core.arbitration import ARBITRATED, arbitrate
-from conformance.core.moving import storage_key
+from conformance.core.executor import Execution
+from conformance.core.judge import Judgement, Policy, judge
+from conformance.core.moving import MARKER, leaves, storage_key, tensors
 from conformance.core.observation import Observation, observe
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Target
 from conformance.opinfo import catalog
 from conformance.opinfo.plan import Case
-from conformance.opinfo.sampling import MARKER, Mixed, leaves, tensors
 from conformance.opinfo.truth import truth_of
 from conformance.opinfo.variants import Call, reference
 
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
-Side = tuple[Observation, Any]
-"""What was seen of a call, and its outcome itself: None when it raised."""
+_PROCESSED = "processed"
 
 
-def judge(
-    case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, here: Side, there: Side
-) -> tuple[list[Mismatch], bool]:
-    """The mismatches between the CPU's side and the target's, and whether there is none only because the target agrees
-    with the call's truth in float64 and the CPU is no nearer to it."""
+@dataclass(frozen=True, kw_only=True)
+class CallPolicy(Policy):
+    """An op_db call's comparison; `expected` and `actual` are both runs of it."""
+
+    op: Any
+    call: Call
+    target: Target
+    expected: Execution
+    actual: Execution
+
+    def undefined(self, mismatch: Mismatch) -> bool:
+        """Storage that the op allocated itself for an empty out=, outside of the result; and values without meaning."""
+        if not self._of_result(mismatch):
+            return False
+        if mismatch.oracle == "storage" and self.call.note == "out empty":
+            return True
+        return mismatch.oracle in ("value", "storage") and not catalog.has_value(self.op)
+
+    def processed(
+        self, expected: Observation, actual: Observation, found: Sequence[Mismatch]
+    ) -> tuple[Observation, Observation, list[Mismatch]] | None:
+        """OpInfo's own processing of both results, applied to the values brought to the CPU, so that its ops are not
+        under test."""
+        free = [m for m in found if m.oracle == "value" and self._of_result(m)]
+        if self.call.sample.process is None or not free:
+            return None
+        sides = (self._with_processed(expected, self.expected, reference()),)
+        sides += (self._with_processed(actual, self.actual, self.target),)
+        left = compare(*sides, oracles={"value", "structure"}, rtol=self.rtol, atol=self.atol)
+        kept = [m for m in found if m not in free]
+        return *sides, [*kept, *(m for m in left if m.where.startswith(_PROCESSED))]
+
+    def _of_result(self, mismatch: Mismatch) -> bool:
+        return mismatch.where.startswith(("result", "out")) and mismatch.where in self.expected.last.tensors
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
+        """The call's answer in float64."""
+        truth = truth_of(self.call)
+        if truth is None or not any(name.startswith(_PROCESSED) for name in (*expected.tensors, *expected.others)):
+            return truth and truth[0]
+        return self._with_processed(truth[0], Execution((truth[0],), outcome=truth[1]), reference())
+
+    def _with_processed(self, seen: Observation, run: Execution, target: Target) -> Observation:
+        """What was seen, and under names of its own what OpInfo's processing leaves of the outcome."""
+        process = self.call.sample.process
+        assert process is not None
+        left = observe({_PROCESSED: process(target.fetch(run.outcome))})
+        tensors, others = {**seen.tensors, **left.tensors}, {**seen.others, **left.others}
+        return replace(seen, tensors=tensors, others=others)
+
+
+def judge_call(
+    case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, expected: Execution, actual: Execution
+) -> Judgement:
+    """The mismatches between the CPU's run and the target's."""
     rtol, atol = catalog.tolerances(op, dtype)
-    (expected, right), (actual, wrong) = here, there
     # What lies in an out= tensor after a refused call is nobody's promise.
     oracles = {"error"} if case.variant == "error_inputs" else target.oracles
-    found = compare(expected, actual, oracles=oracles, rtol=rtol, atol=atol)
-    results = {name for name in expected.tensors if name.startswith(("result", "out"))}
-    if call.note == "out empty":
-        # The op allocated this storage itself; what it leaves outside the result is nobody's promise.
-        found = [m for m in found if not (m.oracle == "storage" and m.where in results)]
-    if not catalog.has_value(op):
-        found = [m for m in found if not (m.oracle in ("value", "storage") and m.where in results)]
-    processed = call.sample.process is not None and any(m.oracle == "value" and m.where in results for m in found)
-    if processed:
-        # OpInfo's own processing is applied to the values brought to the CPU, so that its ops are not under test.
-        expected, actual = _processed(call, here, reference()), _processed(call, there, Mixed(target))
-        found = [m for m in found if not (m.oracle == "value" and m.where in results)]
-        left = compare(expected, actual, oracles={"value", "structure"}, rtol=rtol, atol=atol)
-        found += [m for m in left if m.where.startswith(_PROCESSED)]
-    arbitrated = False
-    if found and all(m.oracle in ARBITRATED for m in found) and (truth := truth_of(call)) is not None:
-        seen = _processed(call, truth, reference()) if processed else truth[0]
-        found = arbitrate(found, expected, actual, seen, rtol=rtol, atol=atol)
-        arbitrated = not found
-    found = [*_exhausted(expected, actual), *found, *_misworded(case, call, expected, actual, found)]
-    if expected.error is None and actual.error is None:
-        found += _misplaced(target, call, right, wrong)
-    return found, arbitrated and not found
-
-
-def _exhausted(expected: Observation, actual: Observation) -> list[Mismatch]:
-    if actual.error is None or expected.error is not None or not _OUT_OF_MEMORY.search(actual.error.text):
-        return []
-    return [Mismatch("memory", "the whole run", "no error", actual.error.kind, _first_line(actual.error.text))]
+    rules: dict[str, Any] = {"op": op, "call": call, "target": target, "expected": expected, "actual": actual}
+    found, arbitrated = judge(expected.last, actual.last, CallPolicy(oracles, rtol=rtol, atol=atol, **rules))
+    found = [*found, *_misworded(case, call, expected.last, actual.last, found)]
+    if expected.last.error is None and actual.last.error is None:
+        found += _misplaced(target, call, actual.outcome)
+    return Judgement(found, arbitrated and not found)
 
 
 def _misworded(
@@ -82,18 +106,7 @@ def _misworded(
     return [Mismatch("message", "the error", want, got, f"OpInfo's pattern is {pattern!r}")]
 
 
-_PROCESSED = "processed"
-
-
-def _processed(call: Call, side: Side, target: Target) -> Observation:
-    """What was seen, and under names of its own what OpInfo's output processing leaves of the outcome."""
-    process = call.sample.process
-    assert process is not None
-    left = observe({_PROCESSED: process(target.fetch(side[1]))})
-    return replace(side[0], tensors={**side[0].tensors, **left.tensors}, others={**side[0].others, **left.others})
-
-
-def _misplaced(target: Target, call: Call, right: Any, wrong: Any) -> list[Mismatch]:
+def _misplaced(target: Target, call: Call, wrong: Any) -> list[Mismatch]:
     """A result that lies on the wrong device. A sample that names the CPU itself wants its result there."""
     if target.device.type == "cpu":
         return []

@@ -1,4 +1,4 @@
-"""Sample inputs: from op_db on the CPU, in the wanted layout, and onto a target without losing layout or aliasing.
+"""Sample inputs: from op_db on the CPU, in the wanted layout.
 
 The key insight: OpInfo writes `device=device` for what belongs on the device and nothing, or "cpu", for what must stay
 on the CPU (the indices of `tensor_split`). Sampling with the device `cpu:0`, which equals no default, keeps the two
@@ -11,20 +11,16 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from conformance.core.moving import storage_key
+from conformance.core.moving import MARKER, leaves, map_leaves, storage_key
 from conformance.core.names import DIFFERENTIATED
-from conformance.core.target import Target
 from conformance.opinfo import catalog
-
-MARKER = torch.device("cpu", 0)
-"""The device that samples are asked for; kwargs that hold it name the device under test."""
 
 
 @dataclass
@@ -44,28 +40,6 @@ class Sample:
     @property
     def tree(self) -> dict[str, Any]:
         return {"input": self.input, "args": self.args, "kwargs": self.kwargs}
-
-
-def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
-    """The tree with each leaf replaced; tuples, named tuples, lists and dicts keep their types."""
-    if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
-        items = [map_leaves(item, replace) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    if isinstance(tree, list):
-        return [map_leaves(item, replace) for item in tree]
-    if isinstance(tree, dict):
-        return {key: map_leaves(item, replace) for key, item in tree.items()}
-    return replace(tree)
-
-
-def leaves(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    map_leaves(tree, found.append)
-    return found
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class KeptOnCpu(TorchFunctionMode):
@@ -177,101 +151,3 @@ _LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expanded": _expanded,
     "channels_last": _channels_last,
 }
-
-
-_COMPRESSED = {
-    torch.sparse_csr: ("crow_indices", "col_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"),
-    torch.sparse_csc: ("ccol_indices", "row_indices"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices"),
-}
-
-
-def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that a sparse tensor consists of: indices, then values."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout not in _COMPRESSED:
-        raise TypeError(f"a tensor of layout {tensor.layout} cannot be taken apart")
-    return [*(getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]), tensor.values()]
-
-
-def _assembled(like: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
-    made: Any
-    if like.layout is torch.sparse_coo:
-        made = torch.sparse_coo_tensor(
-            pieces[0], pieces[1], like.shape, is_coalesced=like.is_coalesced(), check_invariants=False
-        )
-    else:
-        made = torch.sparse_compressed_tensor(
-            pieces[0], pieces[1], pieces[2], like.shape, layout=like.layout, check_invariants=False
-        )
-    return made.requires_grad_(like.requires_grad)
-
-
-def send(target: Target, tree: Any, kept: Iterable[int] = ()) -> Any:
-    """The tree on the target: tensors moved with their layout and aliasing, what stays on the CPU copied there.
-
-    Sparse tensors travel as their parts, meta tensors (of wrong inputs) not at all. `MARKER` becomes the target's
-    device.
-    """
-    host: list[torch.Tensor] = []
-    device: list[torch.Tensor] = []
-
-    def collect(leaf: Any) -> None:
-        if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
-            stays = leaf.layout is torch.strided and storage_key(leaf) in kept
-            (host if stays else device).extend([leaf] if leaf.layout is torch.strided else parts(leaf))
-
-    map_leaves(tree, collect)
-    here, there = iter(_HOST.send(host)), iter(target.send(device))
-
-    def place(leaf: Any) -> Any:
-        if isinstance(leaf, torch.device) and leaf == MARKER:
-            return target.device
-        if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
-            return leaf
-        if leaf.layout is not torch.strided:
-            return _assembled(leaf, [next(there) for _ in parts(leaf)])
-        return next(here) if storage_key(leaf) in kept else next(there)
-
-    return map_leaves(tree, place)
-
-
-def taken_apart(tree: Any) -> Any:
-    """The tree with each sparse tensor as a dict of its layout, size and parts, so that all of it can be observed."""
-
-    def apart(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
-            return {"layout": str(leaf.layout), "size": tuple(leaf.shape), "parts": parts(leaf)}
-        return leaf
-
-    return map_leaves(tree, apart)
-
-
-class _Host(Target):
-    name = "host"
-
-
-_HOST = _Host()
-
-
-class Mixed(Target):
-    """A target seen through results that lie partly on it and partly on the CPU; it is asked for its own only."""
-
-    def __init__(self, target: Target) -> None:
-        self.name, self.device, self.target = target.name, target.device, target
-
-    def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        own = iter(self.target.download([flat for flat in flats if flat.device.type == self.device.type]))
-        return [next(own) if flat.device.type == self.device.type else flat.clone() for flat in flats]
-
-
-def observable(tree: Any) -> Any:
-    """The inputs as they are observed after a call: only tensors (meta tensors hold nothing) can be written to, and
-    other inputs, such as the device, rightly differ."""
-
-    def seen(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, torch.Tensor) and not leaf.is_meta else None
-
-    return map_leaves(taken_apart(tree), seen)

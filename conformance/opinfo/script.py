@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import storage_key, whole_storage
+from conformance.core.moving import MARKER, storage_key, tensors, whole_storage
 from conformance.core.names import DIFFERENTIATED
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sample_script import SEED, TAIL, from_op_db, head
-from conformance.opinfo.sampling import MARKER, Sample, tensors
+from conformance.opinfo.sampling import Sample
 
 MAX_LITERAL = 1_500
 """Inputs with more storage elements than this are taken from op_db rather than written out."""

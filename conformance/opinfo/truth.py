@@ -14,10 +14,10 @@ import torch
 
 from conformance.core.arbitration import widened
 from conformance.core.float64 import Float64Reference
+from conformance.core.moving import leaves, map_leaves, moved, observable, taken_apart
 from conformance.core.observation import Observation, observe
 from conformance.core.oracles import compare
 from conformance.opinfo import catalog
-from conformance.opinfo.sampling import leaves, map_leaves, observable, send, taken_apart
 from conformance.opinfo.variants import Call
 
 
@@ -39,9 +39,10 @@ def truth_of(call: Call) -> tuple[Observation, Any] | None:
 def _run(call: Call, seed: int) -> tuple[Observation, Any]:
     wide = Float64Reference()
     # Nothing is kept apart here: what OpInfo keeps on the CPU is widened with the rest.
-    tree = map_leaves(send(wide, call.tree), lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
+    tree = moved(call.tree, wide.send, wide.device)
+    tree = map_leaves(tree, lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
     catalog.seed()
     torch.default_generator.manual_seed(seed)
     with call.draws.repeated():
-        outcome = call.run(tree)
-    return observe({"result": taken_apart(outcome)}, observable(tree), target=wide), outcome
+        outcome = call.run(tree, lambda function: function)
+    return observe({"result": taken_apart(outcome)}, observable(tree, call.tree), target=wide), outcome

@@ -1,8 +1,8 @@
 """What to call for a sample, by variant: the function, the method, in place, into out=, or backward.
 
 Defines `Call`, `VARIANTS` and `reference`. The key insight: a call is a function of inputs that may lie anywhere, so
-the CPU and the target make the very same one. What is compared afterwards is not known here.
-"""
+the CPU and the target make the very same one; and of what a call does only the function under test goes through a
+target's transform. What is compared afterwards is not known here."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from conformance.core.errors import UserError
+from conformance.core.executor import Transform
 from conformance.core.loading import load_target
+from conformance.core.moving import map_leaves, moved, observable, taken_apart, tensors
+from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
+from conformance.core.torch_compat import is_zerotensor
 from conformance.opinfo import catalog, script
-from conformance.opinfo.sampling import Sample, map_leaves, send, tensors
+from conformance.opinfo.sampling import Sample
 
 OUT_FORMS = ("right-sized", "empty", "with gaps")
 
@@ -52,19 +57,66 @@ class Draws:
             self.given = None
 
 
+Apply = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""The target's transform, or the identity."""
+
+
 @dataclass
 class Call:
-    """One call to compare: `run` takes the inputs where they are and returns the outcome.
+    """One call to compare, as the executor's subject.
 
-    `tree` holds the inputs on the CPU, by name. `source` is how the call reads in a script, None when it has no name.
+    `tree` holds the inputs on the CPU, by name. `run` makes the call on inputs that lie anywhere; the function that it
+    compares goes through `apply`, what it does around it (drawing cotangents, going backward) does not. `source` is how
+    the call reads in a script, None when it has no name.
     """
 
     sample: Sample
     tree: dict[str, Any]
-    run: Callable[[dict[str, Any]], Any]
+    run: Callable[[dict[str, Any], Apply], Any]
     source: str | None
     note: str = ""
     draws: Draws = field(default_factory=Draws)
+
+    def inputs(self) -> tuple[dict[str, Any], set[int]]:
+        """The inputs, and the storages of those that stay on the CPU."""
+        return self.tree, self.sample.kept
+
+    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> RunningCall:
+        """The call on inputs that lie on the target."""
+        return RunningCall(self, inputs, target, transform or (lambda function: function))
+
+
+class RunningCall:
+    """A call under way: one step, whose error is an answer like any other."""
+
+    count = 1
+
+    def __init__(self, call: Call, inputs: dict[str, Any], target: Target, apply: Apply) -> None:
+        self.call, self.inputs, self.target, self.apply = call, inputs, target, apply
+        self.outcome: Any = None
+        self.error: Exception | None = None
+
+    def advance(self, number: int) -> None:
+        """Make the call, with the seed that every side has."""
+        catalog.seed(self.target.device)
+        try:
+            self.outcome = self.call.run(self.inputs, self.apply)
+        except UserError:
+            raise
+        except Exception as error:
+            self.error = error
+
+    def observe(self, target: Target) -> Observation:
+        """What is seen of the result, or the error, and of the inputs. An error that comes only when a lazy device
+        computes is the answer too."""
+        inputs = observable(self.inputs, self.call.tree)
+        if self.error is not None:
+            return observe((), inputs, target=target, error=self.error)
+        try:
+            return observe({"result": taken_apart(self.outcome)}, inputs, target=target)
+        except Exception as error:
+            self.outcome = None
+            return Observation(error=Raised.of(error))
 
 
 class Skip(Exception):
@@ -77,20 +129,25 @@ def reference() -> Target:
     return load_target("cpu")
 
 
+def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], Any]:
+    """A call of a function whose first argument is the sample's input."""
+
+    def call(input: Any, args: Any, kwargs: Any) -> Any:
+        return function(input, *args, **kwargs)
+
+    return lambda tree, apply: apply(call)(tree["input"], tree["args"], tree["kwargs"])
+
+
 def _function(op: Any, sample: Sample) -> Iterator[Call]:
-    yield Call(sample, sample.tree, lambda t: op.op(t["input"], *t["args"], **t["kwargs"]), script.function_name(op))
+    yield Call(sample, sample.tree, _named(op.op), script.function_name(op))
 
 
 def _method(op: Any, sample: Sample) -> Iterator[Call]:
-    method = _on_tensor(op.method_variant, sample)
-    yield Call(sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, ""))
+    yield Call(sample, sample.tree, _named(_on_tensor(op.method_variant, sample)), script.method_name(op, ""))
 
 
 def _inplace(op: Any, sample: Sample) -> Iterator[Call]:
-    method = _on_tensor(op.inplace_variant, sample)
-    yield Call(
-        sample, sample.tree, lambda t: method(t["input"], *t["args"], **t["kwargs"]), script.method_name(op, "_")
-    )
+    yield Call(sample, sample.tree, _named(_on_tensor(op.inplace_variant, sample)), script.method_name(op, "_"))
 
 
 def _on_tensor(method: Any, sample: Sample) -> Any:
@@ -100,10 +157,13 @@ def _on_tensor(method: Any, sample: Sample) -> Any:
 
 
 def _out(op: Any, sample: Sample) -> Iterator[Call]:
-    def run(tree: dict[str, Any]) -> Any:
-        return op.op(tree["input"], *tree["args"], **tree["kwargs"], out=tree["out"])
+    def call(input: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        return op.op(input, *args, **kwargs, out=out)
 
-    copied = send(reference(), sample.tree, sample.kept)
+    def run(tree: dict[str, Any], apply: Apply) -> Any:
+        return apply(call)(tree["input"], tree["args"], tree["kwargs"], tree["out"])
+
+    copied = moved(sample.tree, reference().send, reference().device, sample.kept)
     try:
         catalog.seed()
         result = op.op(copied["input"], *copied["args"], **copied["kwargs"])
@@ -137,9 +197,11 @@ def _backward(op: Any, sample: Sample) -> Iterator[Call]:
         raise Skip("no input requires a gradient")
     drawn = Draws()
 
-    def run(tree: dict[str, Any]) -> Any:
+    forward = _named(op.op)
+
+    def run(tree: dict[str, Any], apply: Apply) -> Any:
         drawn.start()
-        result = op.op(tree["input"], *tree["args"], **tree["kwargs"])
+        result = forward(tree, apply)
         processed = result if sample.process is None else sample.process(result)
         found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
         if not found:
@@ -148,7 +210,7 @@ def _backward(op: Any, sample: Sample) -> Iterator[Call]:
         torch.autograd.backward(found, list(map(drawn, found)))
         for tensor in tensors(tree):
             # The gradient of sgn is a tensor without memory, which nothing may read before it is made real.
-            if tensor.grad is not None and torch._is_zerotensor(tensor.grad):
+            if tensor.grad is not None and is_zerotensor(tensor.grad):
                 tensor.grad = tensor.grad.clone()
         return result
 
@@ -159,9 +221,9 @@ def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
     if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
         raise Skip("no input requires a gradient")
 
-    drawn = Draws()
+    drawn, forward = Draws(), _named(op.op)
 
-    def run(tree: dict[str, Any]) -> Any:
+    def run(tree: dict[str, Any], apply: Apply) -> Any:
         drawn.start()
         duals: list[torch.Tensor] = []
 
@@ -172,8 +234,7 @@ def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
             return duals[-1]
 
         with forward_ad.dual_level():
-            moved = map_leaves(tree, dual)
-            result = op.op(moved["input"], *moved["args"], **moved["kwargs"])
+            result = forward(map_leaves(tree, dual), apply)
             processed = result if sample.process is None else sample.process(result)
             found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
             if not found:
@@ -181,7 +242,7 @@ def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
             gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
             tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradients]
         # A tangent that is known to be zero may be a tensor without memory, which nothing may read.
-        return [t.clone() if t is not None and torch._is_zerotensor(t) else t for t in tangents]
+        return [t.clone() if t is not None and is_zerotensor(t) else t for t in tangents]
 
     yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
 

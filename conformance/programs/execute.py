@@ -1,46 +1,41 @@
-"""Running a program, step by step, on a device.
+"""Running a program: step by step on a device, or as one function that a target transforms.
 
-Defines `Execution`, a program under way with its tensors by name, and `run`, which also observes it. The key insight: a
-step is called the same way on every device, so the reference and the target differ in where the inputs lie and in
-nothing else. What a difference means is not this module's business.
-"""
+Defines `RunningProgram`, a program under way with its tensors by name, and `ProgramSubject`, which the executor runs.
+The key insight: a step is called the same way on every device, so the reference and the target differ in where the
+inputs lie and in nothing else; and a compiler is wrong about what it sees together, so it is given the whole program as
+the very calls that its script shows. What a difference means is not this module's business."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from conformance.core.executor import StepFailed, Transform
 from conformance.core.observation import Observation, Raised, observe, versions_of
 from conformance.core.target import Target
 from conformance.programs.model import LOOP, Program
-from conformance.programs.steps.op import Op, Step, StepError, decode, dtype_of
+from conformance.programs.source import source
+from conformance.programs.steps import definitions
+from conformance.programs.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of
 from conformance.programs.steps.table import OPS
-
-
-class StepFailed(Exception):
-    """A step raised where none was expected; the original error is the cause."""
-
-    def __init__(self, number: int, step: Step) -> None:
-        super().__init__(f"step {number} ({step.op})")
-        self.number = number
 
 
 class Broken(StepFailed):
     """After this step torch cannot even say what a tensor's place in the autograd graph is; the error is the cause."""
 
 
-class Execution:
-    """A program while it runs on a device: its tensors by name, and the plain answers that steps gave."""
+class RunningProgram:
+    """A program under way: its tensors by name, and the plain answers that steps gave. `inputs` lie on `device`;
+    without them it runs on the CPU."""
 
-    def __init__(self, program: Program, target: Target | None = None) -> None:
-        self.program, self.target = program, target
-        self.device = target.device if target else torch.device("cpu")
-        made = make_inputs(program)
-        self.env: dict[str, torch.Tensor] = target.send(made) if target else made
+    def __init__(
+        self, program: Program, inputs: dict[str, torch.Tensor] | None = None, device: torch.device | None = None
+    ) -> None:
+        self.program, self.device = program, device or torch.device("cpu")
+        self.env: dict[str, torch.Tensor] = make_inputs(program) if inputs is None else inputs
         self.inputs = tuple(self.env)
         self.answers: dict[str, Any] = {}
         self.versions = versions_of(self.env)
@@ -55,7 +50,7 @@ class Execution:
             raise
         except Exception as error:
             if step.raises is None:
-                raise StepFailed(self.done, step) from error
+                raise StepFailed(self.done, step.op) from error
             self.answers[f"step {self.done}"] = Raised.of(error)
         else:
             if step.raises is not None:
@@ -67,7 +62,7 @@ class Execution:
                 if isinstance(tensor, torch.Tensor):
                     _ = tensor.grad_fn
         except RuntimeError as error:
-            raise Broken(self.done, step) from error
+            raise Broken(self.done, step.op) from error
 
     def perform(self, step: Step, i: int = 0) -> None:
         """Run one step, whatever it raises."""
@@ -89,17 +84,76 @@ class Execution:
         """Call torch."""
         return op.run(args, kwargs)
 
-    def observe(self, kernels: int | None = None, error: BaseException | None = None) -> Observation:
-        """All that can be seen now."""
+    def observe(self, target: Target | None = None) -> Observation:
+        """All that can be seen now; `target` is None for torch CPU."""
         made = {name: value for name, value in self.env.items() if name not in self.inputs}
-        versions = self.versions if self.target is None or "version" in self.target.oracles else None
-        seen = observe(
-            {**made, **self.answers},
-            {name: self.env[name] for name in self.inputs},
-            target=self.target,
-            versions=versions,
-        )
-        return replace(seen, kernels=kernels, error=Raised.of(error) if error else None)
+        given = {name: self.env[name] for name in self.inputs}
+        versions = self.versions if target is None or "version" in target.oracles else None
+        return observe({**made, **self.answers}, given, target=target, versions=versions)
+
+
+class SteppedProgram(RunningProgram):
+    """A program under way that the executor takes from step to step."""
+
+    outcome = None
+
+    @property
+    def count(self) -> int:
+        """How many steps the program has."""
+        return len(self.program.steps)
+
+    def advance(self, number: int) -> None:
+        """Run step `number`. Raises StepFailed."""
+        self.step(self.program.steps[number - 1])
+
+
+class TransformedProgram:
+    """A program under way as one function that a target transforms: one step."""
+
+    count = 1
+
+    def __init__(self, program: Program, inputs: dict[str, torch.Tensor], target: Target, transform: Transform) -> None:
+        self.inputs, self.outcome = inputs, {}  # type: tuple[dict[str, torch.Tensor], dict[str, Any]]
+        self.function = transform(function(program, target.attempt))
+
+    def advance(self, number: int) -> None:
+        """Call the transformed function."""
+        self.outcome = self.function(*self.inputs.values())
+
+    def observe(self, target: Target) -> Observation:
+        """What the function returned, and its inputs now."""
+        seen = {k: Raised.of(v) if isinstance(v, Exception) else v for k, v in self.outcome.items()}
+        return observe(seen, self.inputs, target=target)
+
+
+@dataclass(frozen=True)
+class ProgramSubject:
+    """A program, for the executor."""
+
+    program: Program
+
+    def inputs(self) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
+        """The program's inputs; none stays on the CPU."""
+        return make_inputs(self.program), ()
+
+    def begin(
+        self, inputs: dict[str, torch.Tensor], target: Target, transform: Transform | None
+    ) -> SteppedProgram | TransformedProgram:
+        """Step by step, or as one function where the target transforms functions."""
+        if transform is None:
+            return SteppedProgram(self.program, inputs, target.device)
+        return TransformedProgram(self.program, inputs, target, transform)
+
+
+def function(program: Program, attempt: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The program as a function of its inputs; `attempt` calls a step that must raise."""
+    scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": attempt}
+    steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
+    for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:
+        scope[name] = getattr(definitions, name)
+    exec(compile(source(program), "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
+    made: Callable[..., dict[str, Any]] = scope["program"]
+    return made
 
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:
@@ -111,56 +165,3 @@ def make_inputs(program: Program) -> dict[str, torch.Tensor]:
         tensor.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride)
         made[one.name] = tensor.requires_grad_() if one.requires_grad else tensor
     return made
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run showed: in lazy mode one observation at the end, in eager mode one after each step."""
-
-    observations: tuple[Observation, ...]
-    failed_step: int | None = None
-    tensors: Mapping[str, str] = field(default_factory=dict)
-
-
-def run(
-    program: Program,
-    target: Target,
-    *,
-    eager: bool = False,
-    count: bool = False,
-    watch: Callable[[int], None] = lambda number: None,
-) -> Outcome:
-    """Run a program on a target and observe it at the end, or, when `eager`, after each step.
-
-    The target first forgets what earlier programs taught it, so that a program's kernels follow from it alone.
-    `count` counts kernels, the observation's included. An error that no step declares ends the run; it is in the last
-    observation, and `failed_step` says where (0: while the inputs moved; None: while observing). What was made before
-    it is not observed.
-    `watch` is told the number of each step before it runs, and one more before the lazy observation.
-    """
-    observations: list[Observation] = []
-    target.reset_state()
-    with target.kernels() if count else contextlib.nullcontext() as counted:
-        failed: int | None = 0
-        try:
-            execution = Execution(program, target)
-            failed = None
-            for number, step in enumerate(program.steps, 1):
-                watch(number)
-                with target.active():
-                    execution.step(step)
-                if eager:
-                    observations.append(execution.observe())
-            watch(len(program.steps) + 1)
-            if not eager or not program.steps:
-                observations.append(execution.observe())
-        except StepFailed as error:
-            failed = error.number
-            observations.append(Observation(error=Raised.of(error.__cause__ or error)))
-        except StepError:
-            raise
-        except Exception as error:
-            observations.append(Observation(error=Raised.of(error)))
-    if counted is not None and counted.total is not None:
-        observations[-1] = replace(observations[-1], kernels=counted.total)
-    return Outcome(tuple(observations), failed)

@@ -1,59 +1,68 @@
 """How a target's run of a program differs from torch CPU's, where the CPU's rounding is not held against it.
 
-Defines `differences` and `truth_of`. The key insight: where only floating values differ, the program in float64 can
-say which of the two rounds more. It can say so only as far as the program goes the same way there: after every step all
-that is not floating (integers, masks, shapes, strides, errors, plain answers) must be what it was in the first run. A
-step that decides by a rounded value, or reads the bits of one, ends that, and from there on the CPU stays right.
+Defines `ProgramPolicy`, `differences` and `truth_of`. The key insight: where only floating values differ, the program
+in float64 can say which of the two rounds more. It can say so only as far as the program goes the same way there: after
+every step all that is not floating (integers, masks, shapes, strides, errors, plain answers) must be what it was in the
+first run. A step that decides by a rounded value, or reads the bits of one, ends that, and from there on the CPU stays
+right.
 
-What the answer decides is the oracle's `arbitrate`; how a target is run is not this module's business.
+What the answer decides is `arbitrate`'s business; how a target is run is the executor's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from conformance.core.arbitration import ARBITRATED, arbitrate, subject, widened
+from conformance.core.arbitration import subject, widened
 from conformance.core.float64 import Float64Reference
+from conformance.core.judge import Judgement, Policy, judge
 from conformance.core.moving import storage_key
 from conformance.core.observation import Observation
-from conformance.core.oracles import Mismatch, compare, differing
-from conformance.programs.execute import Execution
+from conformance.core.oracles import Mismatch, differing
+from conformance.programs.execute import RunningProgram, make_inputs
 from conformance.programs.model import Program
 from conformance.programs.shadow import Reference
 from conformance.programs.steps.op import Op, Step
 
 
-def differences(
-    program: Program, expected: Reference, actual: Observation, oracles: Collection[str]
-) -> tuple[list[Mismatch], bool]:
-    """The mismatches between CPU's answer and the target's, and whether there is none only because the target agrees
-    with the program's answer in float64, to which the CPU is no nearer. Bits that were only moved are never a matter of
-    rounding."""
-    found = compare(expected.observation, actual, oracles=oracles, exact=expected.exact)
-    if not found or any(m.oracle not in ARBITRATED or m.where in expected.exact for m in found):
-        return found, False
-    narrow, wide = truth_of(program)
-    settled = all(_settled(subject(m, narrow), subject(m, expected.observation)) for m in found)
-    left = arbitrate(found, expected.observation, actual, wide) if settled else found
-    return left, not left
+@dataclass(frozen=True)
+class ProgramPolicy(Policy):
+    """A program's comparison, in which the program in float64 decides about rounding."""
+
+    program: Program = field(default_factory=lambda: Program((), ()))
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
+        """The program's answer in float64; None where bits that were only moved differ, which is never a matter of
+        rounding, or where a subject had another content when float64 was last sure."""
+        if any(mismatch.where in self.exact for mismatch in found):  # type: ignore[operator]
+            return None
+        narrow, wide = truth_of(self.program)
+        settled = all(_settled(subject(mismatch, narrow), subject(mismatch, expected)) for mismatch in found)
+        return wide if settled else None
+
+
+def differences(program: Program, expected: Reference, actual: Observation, oracles: Collection[str]) -> Judgement:
+    """How the target's run of the program differs from CPU's."""
+    return judge(expected.observation, actual, ProgramPolicy(oracles, expected.exact, program=program))
 
 
 def truth_of(program: Program) -> tuple[Observation, Observation]:
     """What is seen of the program on the CPU, as it is and in float64, before the first step that goes another way in
     float64 or has no answer there."""
     steps = _steps_that_go_the_same_way(program)
-    narrow, wide = Execution(program), _InFloat64(program, Float64Reference())
+    narrow, wide = RunningProgram(program), _in_float64(program)
     for step in program.steps[:steps]:
         _both(narrow, wide, step)
     return narrow.observe(), wide.observe()
 
 
 def _steps_that_go_the_same_way(program: Program) -> int:
-    narrow, wide = Execution(program), _InFloat64(program, Float64Reference())
+    narrow, wide = RunningProgram(program), _in_float64(program)
     for number, step in enumerate(program.steps):
         try:
             _both(narrow, wide, step)
@@ -64,7 +73,7 @@ def _steps_that_go_the_same_way(program: Program) -> int:
     return len(program.steps)
 
 
-def _both(narrow: Execution, wide: Execution, step: Step) -> None:
+def _both(narrow: RunningProgram, wide: RunningProgram, step: Step) -> None:
     narrow.step(step)
     with _new_floats_are_wide():
         wide.step(step)
@@ -80,7 +89,11 @@ def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bo
     )
 
 
-class _InFloat64(Execution):
+def _in_float64(program: Program) -> _InFloat64:
+    return _InFloat64(program, Float64Reference().send(make_inputs(program)))
+
+
+class _InFloat64(RunningProgram):
     """A program whose constants and dtypes among the arguments are widened too."""
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -107,13 +120,13 @@ def _new_floats_are_wide() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _went_the_same_way(narrow: Execution, wide: Execution) -> bool:
+def _went_the_same_way(narrow: RunningProgram, wide: RunningProgram) -> bool:
     if _shared(narrow) != _shared(wide) or _plain(narrow.answers) != _plain(wide.answers):
         return False
     return all(_alike(tensor, wide.env[name]) for name, tensor in narrow.env.items())
 
 
-def _shared(run: Execution) -> dict[str, str]:
+def _shared(run: RunningProgram) -> dict[str, str]:
     """The tensors by name, each with the first that lies in the same storage."""
     first: dict[int, str] = {}
     return {name: first.setdefault(storage_key(tensor), name) for name, tensor in run.env.items()}

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from conformance.core.errors import UserError
 from conformance.programs.steps.op import Json, Step, StepError, dtype_of, is_name
 from conformance.programs.steps.table import OPS
 
@@ -41,7 +42,7 @@ SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
 """Floats that kernels treat apart."""
 
 
-class ProgramError(Exception):
+class ProgramError(UserError):
     """A program that cannot be read or run: one sentence with what is wrong and where."""
 
 

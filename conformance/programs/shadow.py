@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from conformance.core.aten_ops import AtenOps
+from conformance.core.executor import StepFailed
 from conformance.core.moving import map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.observation import Observation
-from conformance.programs.execute import Broken, Execution, StepFailed
+from conformance.programs.execute import Broken, RunningProgram
 from conformance.programs.model import LOOP, Program, ProgramError, fresh_names
 from conformance.programs.steps import layouts
 from conformance.programs.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, decode
@@ -43,7 +44,7 @@ class Undefined(StepError):
     """A step that has no defined meaning, with the reason as a word for counting."""
 
 
-class Shadow(Execution):
+class Shadow(RunningProgram):
     """A program running on the CPU, with what must be known to draw its next step."""
 
     def __init__(self, program: Program, ops: AtenOps | None = None) -> None:
@@ -340,4 +341,5 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         raise ProgramError(f"step {number}: {error}") from error
     fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
-    return Reference(shadow.observe(kernels=ops.total + transfers if ops else None), shadow.exact_names(), shadow)
+    seen = replace(shadow.observe(), kernels=ops.total + transfers if ops else None)
+    return Reference(seen, shadow.exact_names(), shadow)

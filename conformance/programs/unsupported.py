@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conformance.core.errors import TargetError
+from conformance.core.names import VARIANTS
 from conformance.core.target import Target
 from conformance.programs.model import Program
 from conformance.programs.steps.op import Json, dtype_of, walk
@@ -65,7 +66,7 @@ def unsupported_steps(target: Target) -> tuple[str, ...]:
 
 
 def _check(target: Target) -> None:
-    unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS}))
+    unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *VARIANTS, "sparse"}))
     if unknown:
         raise TargetError(
             f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of "

@@ -9,17 +9,18 @@ and the last step of the first that is wrong is the first bad step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from conformance.core.executor import Executor
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Target
-from conformance.programs.execute import run
+from conformance.programs.execute import ProgramSubject
 from conformance.programs.float64 import differences
 from conformance.programs.model import Program, digest
 from conformance.programs.shadow import Reference, Shadow, reference
-from conformance.programs.source import run_whole
 from conformance.programs.steps.layouts import layout_class
 from conformance.programs.steps.table import OPS
 from conformance.programs.unsupported import unsupported_reason
@@ -72,10 +73,17 @@ class CpuFunction(Target):
 
     name, transforms_program = "cpu function", True
 
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, called as it is."""
+        return lambda *inputs: function(*inputs)
+
 
 WATCHED = "a program that means something else when nobody looks between its steps"
 """A view whose base has come to require grad learns of it when it is looked at (see the findings): step by step
 somebody does, in one function nobody."""
+
+UNCAPTURED = "a program of which the compiler was handed nothing"
+"""What was not compiled was not compared: it ran in plain Python."""
 
 
 def judge(
@@ -98,35 +106,28 @@ def judge(
     expected = reference(program, count=count)
     if target.transforms_program and compare(
         expected.observation,
-        run_whole(program, CpuFunction()).observations[-1],
+        Executor(CpuFunction()).run(ProgramSubject(program)).last,
         oracles=CpuFunction.oracles,
         exact=expected.exact,
     ):
         return Verdict(unsupported=WATCHED)
-    outcome = (
-        run_whole(program, target) if target.transforms_program else run(program, target, count=count, watch=watch)
-    )
-    actual = outcome.observations[-1]
+    execution = Executor(target).run(ProgramSubject(program), count=count, watch=watch)
+    actual = execution.last
     mismatches, arbitrated = differences(program, expected, actual, target.oracles)
-    if actual.error is not None and outcome.failed_step is not None:
+    if execution.capture is not None and not execution.capture.ops and not mismatches:
+        return Verdict(unsupported=UNCAPTURED)
+    if actual.error is not None and execution.failed_step is not None:
         mismatches = [
-            replace(mismatch, where=f"step {outcome.failed_step}") if mismatch.oracle == "error" else mismatch
+            replace(mismatch, where=f"step {execution.failed_step}") if mismatch.oracle == "error" else mismatch
             for mismatch in mismatches
         ]
     before = baseline.get(digest(program)) if baseline and count else None
     if before is not None and actual.kernels is not None and actual.kernels > before:
-        mismatches.append(
-            Mismatch(
-                "kernels",
-                "the whole run",
-                f"at most {before}",
-                str(actual.kernels),
-                "more kernels than in the baseline",
-            )
-        )
+        detail = "more kernels than in the baseline"
+        mismatches.append(Mismatch("kernels", "the whole run", f"at most {before}", str(actual.kernels), detail))
     verdict = Verdict(
         tuple(mismatches),
-        outcome.failed_step,
+        execution.failed_step,
         False,
         actual.kernels,
         expected.observation.kernels,
@@ -149,30 +150,35 @@ def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
 
 def first_bad_step(program: Program, target: Target) -> tuple[int, Mismatch] | None:
     """The number of the first step after which the target differs from CPU, observing after each, and how; 0 when the
-    inputs already differ, None when no step does."""
-    oracles = target.oracles - {"kernels"}
+    inputs already differ, None when no step does. Where the target transforms functions, ever longer beginnings of the
+    program are functions of their own."""
     start = program.with_steps(())
-    runs = run_whole if target.transforms_program else run
-    moved = compare(reference(start).observation, runs(start, target).observations[-1], oracles=oracles, exact=True)
+    executor = Executor(target)
+    moved = compare(
+        reference(start).observation,
+        executor.run(ProgramSubject(start)).last,
+        oracles=target.oracles - {"kernels"},
+        exact=True,
+    )
     if moved:
         return 0, leading(moved)
-    observations = runs(program, target, eager=True).observations
-    shadow = Shadow(program)
-    for number, (step, actual) in enumerate(zip(program.steps, observations, strict=False), 1):
-        shadow.step(step)
-        wrong = _differences(program, number, shadow, actual, oracles)
-        if wrong:
-            return number, leading(wrong)
-    return None
+    if target.transforms_program:
+        return first_bad_beginning(program, target)
+    return _first_wrong(program, target, executor.run(ProgramSubject(program), each=True).observations)
 
 
 def first_bad_beginning(program: Program, target: Target) -> tuple[int, Mismatch] | None:
-    """The number of steps in the shortest beginning of the program that is wrong when nobody looks before its end, and
-    how; None when the failure is gone."""
+    """The number of steps in the shortest beginning of the program that is wrong when nothing is observed before its
+    end, and how; None when the failure is gone."""
+    executor = Executor(target)
+    beginnings = (program.with_steps(program.steps[:number]) for number in range(1, len(program.steps) + 1))
+    return _first_wrong(program, target, (executor.run(ProgramSubject(beginning)).last for beginning in beginnings))
+
+
+def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) -> tuple[int, Mismatch] | None:
     shadow = Shadow(program)
-    for number, step in enumerate(program.steps, 1):
+    for number, (step, actual) in enumerate(zip(program.steps, seen, strict=False), 1):
         shadow.step(step)
-        actual = run(program.with_steps(program.steps[:number]), target).observations[-1]
         wrong = _differences(program, number, shadow, actual, target.oracles - {"kernels"})
         if wrong:
             return number, leading(wrong)
@@ -184,7 +190,7 @@ def _differences(
 ) -> list[Mismatch]:
     """How a run of the program's first steps differs from the shadow's."""
     expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
-    return differences(program.with_steps(program.steps[:number]), expected, actual, oracles)[0]
+    return differences(program.with_steps(program.steps[:number]), expected, actual, oracles).mismatches
 
 
 def signature(program: Program, verdict: Verdict) -> Signature:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from conformance.core.moving import storage_key
+from conformance.core.torch_compat import version_of
 from conformance.programs.steps.layouts import dense
 
 
@@ -195,12 +196,12 @@ def _write_after_read(call: Call) -> Any:
     if not call.writes:
         made = call.run()
         if isinstance(made, torch.Tensor) and isinstance(call.first, torch.Tensor) and "out" not in call.kwargs:
-            call.memory[storage_key(call.first)] = (call, made, made._version)
+            call.memory[storage_key(call.first)] = (call, made, version_of(made))
         return made
     done = call.run()
     earlier, made, version = call.memory.pop(storage_key(call.first), (None, None, None))
     partial = call.first.numel() * call.first.element_size() < call.first.untyped_storage().nbytes()
-    if earlier is not None and partial and made._version == version and not made.requires_grad:
+    if earlier is not None and partial and version_of(made) == version and not made.requires_grad:
         made.copy_(earlier.run())
     return done
 

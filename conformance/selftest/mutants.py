@@ -21,14 +21,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.core.errors import TargetError
+from conformance.core.executor import Executor
 from conformance.core.loading import describe_target, load_target
 from conformance.core.oracles import Mismatch
 from conformance.core.target import Target
+from conformance.core.torch_compat import TorchDispatchMode
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.execute import run
+from conformance.programs.execute import ProgramSubject
 from conformance.programs.float64 import differences
 from conformance.programs.model import Program
 from conformance.programs.reduce import reduce_program
@@ -113,7 +114,8 @@ class Hunt:
 def differences_on(program: Program, target: Target, expected: Reference | None = None) -> list[Mismatch]:
     """Where a target differs from torch CPU on a program."""
     expected = expected or reference(program)
-    return differences(program, expected, run(program, target).observations[-1], target.oracles)[0]
+    actual = Executor(target).run(ProgramSubject(program)).last
+    return differences(program, expected, actual, target.oracles).mismatches
 
 
 def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, beneath: str = "cpu") -> dict[str, Hunt]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from conformance.core import torch_compat
 from conformance.core.moving import map_tensors, storage_key
 from conformance.core.target import Target
 from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
@@ -21,14 +21,14 @@ class FakeTarget(Target):
 
     def prepare(self) -> None:
         """One mode for all programs."""
-        self.mode = FakeTensorMode()
+        self.mode = torch_compat.fake_tensor_mode()
 
     def send(self, tree: Any) -> Any:
         """Fake tensors on fake storages: same geometry, same aliasing, `requires_grad` kept.
 
         What the mode remembers of calls is forgotten, since a remembered answer can be another one (see the findings):
         a program's answers are to follow from the program, not from those before it."""
-        FakeTensorMode.cache_clear()
+        torch_compat.forget_fake_calls()
         flats: dict[int, torch.Tensor] = {}
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,16 +6,20 @@ since a written tensor is made anew, their strides (pytorch#133512).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from conformance.core import torch_compat
 from conformance.core.names import ORACLES
-from conformance.core.target import Target
+from conformance.core.target import Capture, Target
 
 
 class FunctionalizeTarget(Target):
+    """Each function through `torch.func.functionalize`."""
+
     name = "functionalize"
     transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
@@ -23,24 +27,33 @@ class FunctionalizeTarget(Target):
         {
             "inputs that share a storage",
             "a write that raises",
-            "requires_grad_",
-            "backward",
-            "same_base",
-            "tolist",
-            "set_data",
-            "set_view_",
-            "is_contiguous",
-            "resize_filled_",
+            *("requires_grad_", "backward", "same_base", "tolist", "set_data", "set_view_", "is_contiguous"),
+            *("resize_filled_", "forward_over_backward", "sparse"),
         }
     )
     """The transform takes inputs for independent tensors, and writes them when the function has ended; torch documents
     that it refuses `requires_grad_`, `backward`, `.data` and `set_`, and a view's `resize_`; strides, and so
-    contiguity, are not promised."""
+    contiguity, are not promised. (OpInfo's gradients are taken outside of the transform.)"""
+
+    _seen = Capture()
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function without mutations."""
-        transformed: Callable[..., Any] = torch.func.functionalize(function)
+        """The function without mutations; each call that torch really functionalizes is counted."""
+        seen = self._seen
+
+        def counted(*inputs: Any) -> Any:
+            reached = torch_compat.in_functionalize()
+            seen.graphs, seen.ops = seen.graphs + reached, seen.ops + reached
+            return function(*inputs)
+
+        transformed: Callable[..., Any] = torch.func.functionalize(counted)
         return transformed
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Count the calls inside of the transform."""
+        self._seen = Capture()
+        yield self._seen
 
     def script(self) -> str:
         """The transform."""

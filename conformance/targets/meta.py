@@ -10,8 +10,8 @@ from conformance.core.moving import map_tensors, storage_key
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.target import Target
 
-METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "grad", "stride"} | {SIGNIFICANT_STRIDE}
-"""What can be judged without values. Whether a result requires grad is left to targets that compute gradients."""
+METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
+"""What can be judged without values; of gradients, whether there is one, its dtype and its shape."""
 
 NEEDS_VALUES = frozenset(
     {
@@ -26,6 +26,9 @@ NEEDS_VALUES = frozenset(
         "masked_select",
         "masked_select.out",
         "a write that raises",
+        "error_inputs",
+        "forward_over_backward",
+        "sparse",
     }
 )
 """Steps whose answer, size or error depends on values, on how many bytes there are or on which of them overlap: meta

@@ -93,6 +93,15 @@ class TinyTarget(Target):
         yield count
         count.total = self._kernels() - before
 
+    def counted_calls(self) -> dict[str, dict[str, int]]:
+        """Calls by how they ran: on the device, by decomposition, on the CPU by design, or fallen back to it."""
+        stats = self.backend.stats()
+        return {kind: dict(stats.get(kind, {})) for kind in ("native", "decomposed", "host", "fallback")}
+
+    def scheduled(self) -> int:
+        """Graphs that had to be scheduled so far."""
+        return int(self.backend.stats()["scheduled"])
+
     def _kernels(self) -> int:
         stats = self.backend.stats()
         return int(stats["kernels"] if isinstance(stats, dict) else stats.kernels)

@@ -7,10 +7,11 @@ import textwrap
 
 import pytest
 
+from conformance.core.executor import Executor
 from conformance.core.loading import load_target
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
-from conformance.programs.execute import run
+from conformance.programs.execute import ProgramSubject
 from conformance.programs.model import Input, Program, Storage, dump
 from conformance.programs.steps.op import Step, tensor
 from conformance.programs.verdict import judge, signature
@@ -61,7 +62,7 @@ def forgetful(tmp_path, monkeypatch) -> str:
 
 
 def seen_eagerly(target: Target) -> list[list[float]]:
-    return run(PROGRAM, target, eager=True).observations[-1].tensors["a"].value.tolist()
+    return Executor(target).run(ProgramSubject(PROGRAM), each=True).observations[-1].tensors["a"].value.tolist()
 
 
 def test_the_first_bad_step_is_named(forgetful):

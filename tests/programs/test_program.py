@@ -10,11 +10,12 @@ import sys
 import pytest
 import torch
 
+from conformance.core.executor import Executor
 from conformance.core.loading import load_target
 from conformance.core.observation import Raised
 from conformance.core.oracles import Mismatch
 from conformance.core.target import Target
-from conformance.programs.execute import run
+from conformance.programs.execute import ProgramSubject
 from conformance.programs.model import Input, Program, ProgramError, Storage, dump, read_program
 from conformance.programs.script import script
 from conformance.programs.shadow import Shadow, reference
@@ -150,8 +151,8 @@ class TestJson:
 class TestRun:
     def test_lazy_observes_the_end_and_eager_every_step(self, cpu):
         """One observation, or one a step."""
-        assert len(run(TRANSPOSE_AND_WRITE, cpu).observations) == 1
-        first, second = run(TRANSPOSE_AND_WRITE, cpu, eager=True).observations
+        assert len(Executor(cpu).run(ProgramSubject(TRANSPOSE_AND_WRITE)).observations) == 1
+        first, second = Executor(cpu).run(ProgramSubject(TRANSPOSE_AND_WRITE), each=True).observations
         assert first.tensors["b"].value.tolist() == [[0, 3], [1, 4], [2, 5]]
         assert second.tensors["a"].value.tolist() == [[7, 7, 7], [7, 7, 7]]
 
@@ -162,13 +163,15 @@ class TestRun:
             (Input("a", 0, "float32", (4,), (1,)), Input("b", 0, "int32", (2,), (1,), 2)),
             (Step("zero_", (t("b"),)),),
         )
-        seen = run(shared, cpu).observations[0]
+        seen = Executor(cpu).run(ProgramSubject(shared)).observations[0]
         assert seen.tensors["a"].value.tolist() == [0, 1, 0, 0]
         assert seen.tensors["b"].alias == "a"
 
     def test_a_declared_error_is_an_answer(self, cpu):
         """The run goes on after an error that the program declares."""
-        seen = run(program(Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))), cpu)
+        seen = Executor(cpu).run(
+            ProgramSubject(program(Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))))
+        )
         answer = seen.observations[0].others["step 1"]
         assert isinstance(answer, Raised)
         assert answer.kind == "RuntimeError"
@@ -176,7 +179,9 @@ class TestRun:
 
     def test_an_error_that_is_not_declared_ends_the_run(self, cpu):
         """The outcome says which step failed and how."""
-        outcome = run(program(Step("zero_", (t("a"),)), Step("view.error", (t("a"), [7]))), cpu)
+        outcome = Executor(cpu).run(
+            ProgramSubject(program(Step("zero_", (t("a"),)), Step("view.error", (t("a"), [7]))))
+        )
         assert outcome.failed_step == 2
         assert outcome.observations[-1].error is not None
 
@@ -186,7 +191,7 @@ class TestRun:
 
         def copies(number: float) -> int:
             before = tiny.backend.stats()["copies_in"]
-            run(program(Step("mul_", (t("a"), number))), tiny)
+            Executor(tiny).run(ProgramSubject(program(Step("mul_", (t("a"), number)))))
             return tiny.backend.stats()["copies_in"] - before
 
         assert {copies(number) for number in (0.25, 0.5, 0.75, 1.25, 1.5)} == {1}

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from conformance.core.errors import TargetError
+from conformance.core.executor import Executor
 from conformance.core.loading import load_target
 from conformance.core.oracles import compare
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.execute import run
+from conformance.programs.execute import ProgramSubject
 from conformance.programs.model import Input, Program, Storage, dump
 from conformance.programs.script import script
 from conformance.programs.shadow import reference
@@ -294,7 +295,11 @@ class TestTargets:
         """A transposition that does nothing is seen by its shape, without any value."""
         monkeypatch.setattr("conformance.programs.steps.op.Op.run", lambda op, args, kwargs: args[0])
         target = load_target(spec)
-        got = run(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1]), target).observations[-1]
+        got = (
+            Executor(target)
+            .run(ProgramSubject(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1])))
+            .observations[-1]
+        )
         monkeypatch.undo()
         want = reference(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1])).observation
         assert {"shape", "stride"} <= {one.oracle for one in compare(want, got, oracles=target.oracles)}

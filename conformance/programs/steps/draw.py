@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from conformance.core.moving import storage_key
 from conformance.programs.steps.op import Json, Step, dtype_name, number, tensor
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class Situation(Draw):
         """A tensor that fits, by name: later ones, those on a storage that the last steps touched, and
         those of several elements more often."""
         touched = {
-            self.shadow.env[name].untyped_storage()._cdata
+            storage_key(self.shadow.env[name])
             for step in self.shadow.steps[-2:]
             for name in (*step.names()[:1], *step.out)
             if name in self.shadow.env
@@ -118,7 +119,7 @@ class Situation(Draw):
         names: list[str] = []
         for age, (name, candidate) in enumerate(self.shadow.env.items()):
             if candidate.numel() <= MOST_ELEMENTS and (only is None or only(candidate)) and fits(candidate):
-                late, near = age >= len(self.shadow.env) - 2, candidate.untyped_storage()._cdata in touched
+                late, near = age >= len(self.shadow.env) - 2, storage_key(candidate) in touched
                 weight = (1 + late + NEAR * near) * (TELLING if candidate.numel() > 1 else 1)
                 names += [name] * (weight if self.biased else 1)
         return self.choice(names) if names else None

@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 
+from conformance.core.errors import UserError
 from conformance.programs.steps import definitions
 
 Json = Any
 Env = Mapping[str, torch.Tensor]
 
 
-class StepError(Exception):
+class StepError(UserError):
     """A step is not understood: one sentence with what is wrong and where."""
 
 

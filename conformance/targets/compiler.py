@@ -1,0 +1,144 @@
+"""torch.compile with any registered backend on the CPU: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]`.
+
+Defines `CompileTarget`. The key insight: a function that Dynamo never hands to the backend (a graph break, a fallback
+to eager, a constant that is folded away) runs as plain torch CPU and would agree with itself, so the backend is
+wrapped, and what it is handed is counted: graphs, and the ops in them. What differs is the fault of tracing,
+functionalization, fake tensors, autograd's joint graph, aliasing, or the backend's code generator; `compile:aot_eager`
+has no code generator."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from conformance.core import torch_compat
+from conformance.core.errors import TargetError
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, nearest
+from conformance.core.target import Capture, Target
+
+FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
+
+
+class CompileTarget(Target):
+    """A program, or an op_db sample, as one compiled function of tensors on the CPU."""
+
+    name = "compile"
+    transforms_program = True
+    oracles = frozenset(ORACLES) - {"kernels", "version", "stride"} | {SIGNIFICANT_STRIDE}
+    unsupported = frozenset(
+        {
+            *("same_base", "set_data", "set_view_", "resize_filled_", "empty_filled", "a second backward"),
+            "forward_over_backward",
+        }
+    )
+    """`same_base` asks for views' bases and addresses, and the next four replace a storage or look into its gaps: what
+    a functional graph does not have. What was compiled together is one node of the autograd graph, which can be gone
+    through once. `backward` itself, and a step that raises, are where one compiled function ends and the next begins.
+    """
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+        self.backend, *options = argument.split(",")
+        given = dict(option.partition("=")[::2] for option in options)
+        unknown = [key for key, value in given.items() if key not in ("import", "call", "dynamic") or not value]
+        if not self.backend or unknown or given.get("dynamic", "no") not in ("yes", "no"):
+            raise TargetError(f"target 'compile:{argument}' is not understood: write {FORM}")
+        self.module, self.function = given.get("import", ""), given.get("call", "")
+        self.dynamic = given.get("dynamic") == "yes"
+        self._seen = Capture()
+
+    def prepare(self) -> None:
+        """Import what registers the backend, find the backend, and compile one function with it. Raises TargetError."""
+        self._import()
+        torch_compat.quiet_dynamo()
+        known = torch_compat.backend_names()
+        if self.backend not in known:
+            raise TargetError(
+                f"torch.compile knows no backend {self.backend!r}{nearest(self.backend, known)}: choose one of "
+                f"{', '.join(sorted(known))}, or name the module that registers it with import=MODULE"
+            )
+        if self.backend == "inductor" and not torch_compat.has_cpp_compiler():
+            raise TargetError(
+                "inductor needs a C++ compiler and finds none: install g++, or name one in the environment variable CXX"
+            )
+        try:
+            self._compile = torch_compat.compiler_backend(self.backend)
+            self._attempt = torch_compat.run_eagerly(super().attempt)
+            with self.capture() as seen:
+                self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3))
+        except Exception as error:  # anybody's compiler, which may fail in any way
+            reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            raise TargetError(
+                f"torch.compile with backend {self.backend!r} does not work here on Python {sys.version.split()[0]}: "
+                f"{reason}"
+            ) from error
+        if not seen.ops:
+            raise TargetError(
+                f"torch.compile with backend {self.backend!r} compiles nothing here: it was handed no graph of a "
+                "function of three ops; see whether TORCHDYNAMO_DISABLE is set"
+            )
+
+    def _import(self) -> None:
+        if not self.module:
+            return
+        try:
+            module = importlib.import_module(self.module)
+            if self.function:
+                getattr(module, self.function)()
+        except Exception as error:  # anybody's code, which may fail in any way
+            called = f" and calling its {self.function!r}" if self.function else ""
+            raise TargetError(
+                f"importing module {self.module!r}{called}, which should register the backend {self.backend!r}, fails: "
+                + f"{type(error).__name__}: {error}".partition("\n")[0]
+            ) from error
+
+    def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """The step is compiled by itself, between the parts of the program before and after it: an exception ends the
+        compiled function it is in."""
+        answer = self._attempt(step, *tensors)
+        return torch_compat.unwrapped(answer) if isinstance(answer, Exception) else answer
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled function. What was compiled before is forgotten, so that an answer follows from this call."""
+        torch_compat.reset_dynamo()
+        compiled = torch.compile(function, backend=self._counting, dynamic=self.dynamic)
+
+        def call(*inputs: Any) -> Any:
+            try:
+                return compiled(*inputs)
+            except Exception as error:
+                inner = torch_compat.unwrapped(error)
+                if inner is error:
+                    raise
+                raise inner from error
+
+        return call
+
+    def _counting(self, graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
+        self._seen.graphs += 1
+        self._seen.ops += sum(node.op in ("call_function", "call_method", "call_module") for node in graph.graph.nodes)
+        return self._compile(graph, examples)
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Count what the backend is handed, and Dynamo's graph breaks."""
+        self._seen = seen = Capture()
+        torch_compat.reset_graph_breaks()
+        try:
+            yield seen
+        finally:
+            seen.breaks = torch_compat.graph_breaks()
+
+    def script(self) -> str:
+        """What registers the backend, if anything, and the transform."""
+        lines = [f"import {self.module}\n"] if self.module else []
+        lines += [f"{self.module}.{self.function}()\n"] if self.function else []
+        return "".join(lines) + (
+            f"DEVICE = {self.backend!r}\n\n\ndef transform(function):\n"
+            f"    return torch.compile(function, backend={self.backend!r}, dynamic={self.dynamic})"
+        )
