@@ -6,6 +6,7 @@ name; nothing is imported but the job that was asked for.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 
@@ -29,6 +30,8 @@ def main() -> int:
         print(f"conformance: no job {job!r}; choose one of {', '.join(JOBS)}", file=sys.stderr)
         return 2
     module, _ = JOBS[job]
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a target's module may lie in the current folder
     sys.argv = [f"conformance {job}", *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

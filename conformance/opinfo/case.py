@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from conformance.core.aten_ops import ValueDependence
+from conformance.core.aten_ops import AtenOps, ValueDependence
+from conformance.core.errors import UserError
 from conformance.core.executor import Execution, Executor
 from conformance.core.moving import tensors
 from conformance.core.observation import Observation
@@ -69,6 +70,8 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
                 note(sample.index, "sampling")
                 for call in _made(op, case, sample, tally):
                     _run_call(case, op, dtype, target, call, tally, note)
+        except UserError:
+            raise
         except Exception as error:
             tally.failed += 1
             text = f"{type(error).__name__}: {error}"
@@ -202,9 +205,8 @@ def _undeclared(target: Target, call: Call) -> str:
     found = tensors(call.tree)
     if "sparse" in target.unsupported and any(tensor.layout is not torch.strided for tensor in found):
         return "the target declares that it does not support sparse tensors"
-    missing = sorted(
-        {str(t.dtype).removeprefix("torch.") for t in found if t.dtype not in (target.dtypes or {t.dtype})}
-    )
+    held = target.dtypes
+    missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
     if not target.shows_values and depends_on_values(call):
@@ -228,15 +230,31 @@ def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
     return False
 
 
+class _Watched(Target):
+    """Torch CPU with a mode around the call alone, not around the moves."""
+
+    name = "cpu"
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def active(self) -> Any:
+        """The mode."""
+        return self.mode
+
+
 def _eager_ops(call: Call) -> int:
     """How many aten ops the call takes on torch CPU. In a run of its own: what counts them changes what some ops do."""
-    return Executor(reference()).run(call, count=True).last.kernels or 0
+    ops = AtenOps()
+    Executor(_Watched(ops)).run(call)
+    return ops.total
 
 
 def depends_on_values(call: Call) -> bool:
     """Whether the call, on torch CPU, runs an aten op whose result's metadata follows from the values of its inputs."""
-    with ValueDependence() as ops:
-        Executor(reference()).run(call)
+    ops = ValueDependence()
+    Executor(_Watched(ops)).run(call)
     return ops.found
 
 

@@ -53,11 +53,11 @@ class CallPolicy(Policy):
         free = [m for m in found if m.oracle == "value" and self._of_result(m)]
         if self.call.sample.process is None or not free:
             return None
-        sides = (self._with_processed(expected, self.expected, reference()),)
-        sides += (self._with_processed(actual, self.actual, self.target),)
-        left = compare(*sides, oracles={"value", "structure"}, rtol=self.rtol, atol=self.atol)
+        want = self._with_processed(expected, self.expected, reference())
+        got = self._with_processed(actual, self.actual, self.target)
+        left = compare(want, got, oracles={"value", "structure"}, rtol=self.rtol, atol=self.atol)
         kept = [m for m in found if m not in free]
-        return *sides, [*kept, *(m for m in left if m.where.startswith(_PROCESSED))]
+        return want, got, [*kept, *(m for m in left if m.where.startswith(_PROCESSED))]
 
     def _of_result(self, mismatch: Mismatch) -> bool:
         return mismatch.where.startswith(("result", "out")) and mismatch.where in self.expected.last.tensors

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from conformance.core.executor import Executor
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, compare
-from conformance.core.target import Target
+from conformance.core.target import Capture, Target
 from conformance.programs.execute import ProgramSubject
 from conformance.programs.float64 import differences
 from conformance.programs.model import Program, digest
@@ -75,7 +77,11 @@ class CpuFunction(Target):
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, called as it is."""
-        return lambda *inputs: function(*inputs)
+
+        def call(*inputs: torch.Tensor) -> Any:
+            return function(*inputs)
+
+        return call
 
 
 WATCHED = "a program that means something else when nobody looks between its steps"
@@ -114,7 +120,7 @@ def judge(
     execution = Executor(target).run(ProgramSubject(program), count=count, watch=watch)
     actual = execution.last
     mismatches, arbitrated = differences(program, expected, actual, target.oracles)
-    if execution.capture is not None and not execution.capture.ops and not mismatches:
+    if execution.capture is not None and not mismatches and not _reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
         mismatches = [
@@ -141,6 +147,12 @@ def judge(
         return replace(verdict, bad_step=found[0], cause=found[1])
     found = None if target.transforms_program else first_bad_beginning(program, target)
     return replace(verdict, bad_step=found and found[0], cause=found and found[1], lazy_only=True)
+
+
+def _reached(program: Program, capture: Capture) -> bool:
+    """Whether the compiler took part. A step that must raise may do so while the compiler traces it, which is its own
+    answer."""
+    return bool(capture.ops) or (any(step.raises for step in program.steps) and not capture.breaks)
 
 
 def leading(mismatches: Sequence[Mismatch]) -> Mismatch:

@@ -102,7 +102,7 @@ class TestSend:
 
     def test_a_sparse_tensor_is_refused(self, cpu):
         """What has no storage is a clear error, not a silent densification."""
-        with pytest.raises(TargetError, match="only strided tensors"):
+        with pytest.raises(TypeError, match="only strided tensors"):
             cpu.send(torch.eye(2).to_sparse())
 
 

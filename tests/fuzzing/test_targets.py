@@ -104,7 +104,7 @@ class TestUpstream:
         backend.mkdir(parents=True)
         (backend / "backend.py").write_text("raise RuntimeError('Ninja is required')")
         code = (
-            f"from conformance.core.target import load_target, TargetError\n"
+            f"from conformance.core.errors import TargetError\nfrom conformance.core.loading import load_target\n"
             f"try:\n    load_target('tinygrad-upstream:{tmp_path}')\n"
             f"except TargetError as error:\n    print(error)\n"
         )
@@ -195,7 +195,8 @@ class TestLoaded:
     def test_another_tinygrad_is_refused(self):
         """A process that holds one renderer says that it cannot hold another."""
         code = (
-            "import tinygrad\nfrom conformance.core.target import load_target, TargetError\n"
+            "import tinygrad\nfrom conformance.core.errors import TargetError\n"
+            "from conformance.core.loading import load_target\n"
             "try:\n    load_target('tiny:X86')\nexcept TargetError as error:\n    print(error)\n"
         )
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

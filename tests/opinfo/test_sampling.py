@@ -21,9 +21,10 @@ class TestSampling:
 
     def test_indices_that_opinfo_keeps_stay(self, cpu: Any) -> None:
         """The indices of tensor_split are made without a device, so they stay on the CPU; the input does not."""
+        from conformance.core.moving import moved
         from conformance.core.target import Target
         from conformance.opinfo.catalog import find
-        from conformance.opinfo.sampling import samples, send
+        from conformance.opinfo.sampling import samples
 
         class Meta(Target):
             name = "meta"
@@ -34,7 +35,7 @@ class TestSampling:
         import torch
 
         sample = next(samples(find(case("tensor_split")), "forward", torch.float32, "as_sampled", 1))
-        sent = send(Meta(), sample.tree, sample.kept)
+        sent = moved(sample.tree, Meta().send, torch.device("meta"), sample.kept)
         assert (sent["input"].device.type, sent["args"][0].device.type) == ("meta", "cpu")
 
     def test_a_meta_tensor_among_wrong_inputs(self, cpu: Any) -> None:
@@ -60,7 +61,7 @@ class TestSampling:
     def test_one_sample_by_its_index(self, command: Any) -> None:
         """PYTORCH_OPINFO_SAMPLE_INPUT_INDEX runs that sample and no other."""
         code = (
-            "import torch; from conformance.core.target import load_target; load_target('cpu')\n"
+            "import torch; from conformance.core.loading import load_target; load_target('cpu')\n"
             "from conformance.opinfo import catalog, plan; from conformance.opinfo.sampling import samples\n"
             "op = catalog.find(plan.Case('add', '', 'binary', 'float32', 'forward', 'as_sampled'))\n"
             "drawn = list(samples(op, 'forward', torch.float32, 'as_sampled', None))\n"

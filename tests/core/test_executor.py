@@ -1,0 +1,198 @@
+"""The executor: every kind of target is really run, and a target of each kind that lies is caught by both commands."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.core.errors import TargetError
+from conformance.core.executor import Executor
+from conformance.core.loading import load_target
+from conformance.core.target import Capture, Target
+from conformance.programs.execute import ProgramSubject
+from conformance.programs.model import Input, Program, Storage
+from conformance.programs.steps.op import Step, tensor
+from conformance.programs.verdict import UNCAPTURED, judge
+
+ROOT = Path(__file__).parent.parent.parent
+PLANTED = Path(__file__).parent.parent / "planted"
+PROGRAM = Program(
+    (Storage("float32", 6),), (Input("a", 0, "float32", (2, 3), (3, 1)),), (Step("neg", (tensor("a"),), out=("b",)),)
+)
+LIARS = {
+    "class:liars.ValueDevice": "value",
+    "class:liars.StrideDevice": "stride",
+    "class:liars.Meta": "stride",
+    "class:liars.ValueTransform": "value",
+    "class:liars.StrideTransform": "stride",
+    "class:liars.RaisingTransform": "error",
+    "class:liars.IdleTransform": "structure",
+    "compile:off_by_one,import=liars": "value",
+    "compile:by_columns,import=liars": "stride",
+}
+
+
+@pytest.fixture(autouse=True)
+def liars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted targets can be imported."""
+    monkeypatch.syspath_prepend(str(PLANTED))
+
+
+def case_of(op: str, variant: str = "forward"):
+    """A case of op_db in float32, two samples of it."""
+    from conformance.opinfo.plan import Case
+
+    return Case(op, "", "unary", "float32", variant, "as_sampled", 2)
+
+
+class TestLies:
+    @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
+    def test_programs_catch_it(self, spec: str, oracle: str) -> None:
+        """Judged as a program, each lie is a mismatch of its oracle."""
+        assert oracle in {mismatch.oracle for mismatch in judge(PROGRAM, load_target(spec), locate=False).mismatches}
+
+    @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
+    def test_op_db_catches_it(self, spec: str, oracle: str) -> None:
+        """Judged as a sample of op_db, too. `opinfo` once compared torch CPU with itself for all that transform."""
+        from conformance.opinfo.case import run_case
+
+        target = load_target(spec)
+        for op in ("neg", "mul", "t"):
+            result = run_case(case_of(op), target)
+            if {oracle, "structure"} & {failure.oracle for failure in result.failures}:
+                return
+        pytest.fail(f"{spec} agrees")
+
+    @pytest.mark.parametrize("variant", ["inplace", "method", "out", "backward", "error_inputs"])
+    def test_a_lying_compiler_is_caught_in_every_variant(self, variant: str) -> None:
+        """A backend that is off by one, in each way to call an op; one that never raises, in inputs that must."""
+        from conformance.opinfo.case import run_case
+
+        spec = "class:liars.IdleTransform" if variant == "error_inputs" else "compile:off_by_one,import=liars"
+        result = run_case(case_of("add" if variant == "error_inputs" else "mul", variant), load_target(spec))
+        assert result.failures, result
+
+    def test_a_transform_that_gives_its_function_back_is_refused(self) -> None:
+        """It is one sentence and no result, as a program and as a sample."""
+        from conformance.opinfo.case import run_case
+
+        target = load_target("class:liars.IdentityTransform")
+        with pytest.raises(TargetError, match="transforms nothing"):
+            judge(PROGRAM, target)
+        with pytest.raises(TargetError, match="transforms nothing"):
+            run_case(case_of("neg"), target)
+
+    def test_a_backend_that_refuses_is_one_sentence(self) -> None:
+        """Before anything runs."""
+        with pytest.raises(TargetError, match="this backend compiles nothing"):
+            load_target("compile:refuses,import=liars")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("command", [["fuzz", "--programs", "20", "--seed", "1"], ["opinfo", "--op", "mul"]])
+    @pytest.mark.parametrize(
+        ("spec", "code"),
+        [("class:liars.ValueTransform", 1), ("class:liars.StrideDevice", 1), ("class:liars.IdentityTransform", 2)],
+    )
+    def test_the_commands_say_so(self, command: list[str], spec: str, code: int, tmp_path: Path) -> None:
+        """Exit code 1 for a lie, and 2, with one sentence, for a target that transforms nothing."""
+        words = [sys.executable, "-m", "conformance", *command, "--target", spec, "--reports", str(tmp_path)]
+        env = {"PYTHONPATH": f"{ROOT}:{PLANTED}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        said = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+        assert said.returncode == code, said.stdout + said.stderr
+        assert "Traceback" not in said.stderr
+        assert code == 1 or "transforms nothing" in said.stderr
+
+
+class TestNotCompiled:
+    def test_a_program_is_no_pass(self) -> None:
+        """What a compiler was handed nothing of agrees with itself, and is counted apart."""
+        verdict = judge(PROGRAM, load_target("class:liars.UncapturedTransform"))
+        assert (verdict.passed, verdict.unsupported) == (False, UNCAPTURED)
+
+    def test_a_sample_is_no_pass(self) -> None:
+        """Nothing is compared in the case, and its reason says why."""
+        from conformance.opinfo.case import run_case
+
+        result = run_case(case_of("neg"), load_target("class:liars.UncapturedTransform"))
+        assert (result.outcome, result.samples) == ("SKIP", 0)
+        assert "not compiled" in result.reason
+
+    def test_a_graph_break_on_the_op_itself_is_not_compiled(self) -> None:
+        """`masked_select` has a size that follows from values, so Dynamo hands its backend nothing."""
+        from conformance.opinfo.case import run_case
+
+        result = run_case(case_of("masked_select"), load_target("compile:eager"))
+        assert (result.outcome, result.samples, result.skipped) == ("SKIP", 0, 2)
+
+    @pytest.mark.parametrize(
+        ("capture", "extent"),
+        [(Capture(), "not compiled"), (Capture(1, 3), "compiled"), (Capture(2, 3, 1), "partly compiled")],
+    )
+    def test_extent(self, capture: Capture, extent: str) -> None:
+        """Ops in graphs, and graph breaks between them, say how far a function was compiled."""
+        assert capture.extent == extent
+
+
+class TestCompileSpec:
+    @pytest.mark.parametrize(
+        ("spec", "text"),
+        [
+            ("compile:aot_egaer", "knows no backend 'aot_egaer'; did you mean aot_eager"),
+            ("compile:aot_eager,impotr=x", "is not understood: write compile:NAME"),
+            ("compile:aot_eager,dynamic=maybe", "is not understood: write compile:NAME"),
+            ("compile:", "is not understood: write compile:NAME"),
+            ("compile:eager,import=not_there", "No module named 'not_there'"),
+            ("compile:eager,import=liars,call=not_there", "has no attribute 'not_there'"),
+        ],
+    )
+    def test_bad_input_is_one_sentence(self, spec: str, text: str) -> None:
+        """A typo says what is near it; a module that cannot be imported says its own error."""
+        with pytest.raises(TargetError, match=text):
+            load_target(spec)
+
+    def test_a_function_is_called_after_the_import(self) -> None:
+        """Some packages register their backend only when they are asked to."""
+        Path(PLANTED, "liars.py")  # registers when it is imported; `off_by_one` is called with no tensor
+        with pytest.raises(TargetError, match="off_by_one"):
+            load_target("compile:eager,import=liars,call=off_by_one")
+
+
+class TestRenamed:
+    def test_former_names_still_work(self) -> None:
+        """A target that sets `whole`, `storages` or `without` is understood, with a DeprecationWarning."""
+        with pytest.warns(DeprecationWarning, match="whole is called transforms_program"):
+
+            class Old(Target):
+                name = "old"
+                whole = True
+
+        assert Old().transforms_program
+
+
+def test_nothing_else_runs_anything_on_a_target() -> None:
+    """Only the executor sends tensors, enters a target's mode or applies its transform; targets call their own."""
+    calls = {"send", "transform", "active", "capture"}
+    found = []
+    for path in (ROOT / "conformance").rglob("*.py"):
+        if {"backend", "targets"} & set(path.parts) or path.name == "executor.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in calls:
+                owner = ast.unparse(node.func.value)
+                if "target" in owner.lower():
+                    found.append(f"{path.name}: {owner}.{node.func.attr}")
+    assert found == []
+
+
+def test_steps_are_run_one_by_one() -> None:
+    """With `each`, there is one observation a step, and the last is that of a run without."""
+    cpu = load_target("cpu")
+    both = PROGRAM.with_steps((*PROGRAM.steps, Step("zero_", (tensor("b"),))))
+    seen = Executor(cpu).run(ProgramSubject(both), each=True)
+    assert [one.tensors["b"].value.abs().sum().item() for one in seen.observations] == [15.0, 0.0]
+    assert torch.equal(seen.last.tensors["b"].value, Executor(cpu).run(ProgramSubject(both)).last.tensors["b"].value)

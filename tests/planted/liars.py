@@ -1,0 +1,134 @@
+"""Targets that lie, of each kind that the executor knows, each with one lie that every command must catch."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch._dynamo.backends.registry import register_backend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.core.moving import map_tensors
+from conformance.core.target import Target
+from conformance.targets.meta import MetaTarget
+
+
+def off_by_one(tensor: torch.Tensor) -> torch.Tensor:
+    """Other values; booleans are inverted."""
+    return ~tensor if tensor.dtype is torch.bool else tensor + 1
+
+
+def by_columns(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in other strides."""
+    return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, lie: Any) -> None:
+        super().__init__()
+        self.lie = lie
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return self.lie(made) if func.overloadpacket.__name__ in ("neg", "mul") else made
+
+
+class _Device(Target):
+    """A device whose `neg` and `mul` lie."""
+
+    name = "lying device"
+    lie: Any
+
+    @contextlib.contextmanager
+    def active(self) -> Any:
+        with _Mode(type(self).lie):
+            yield
+
+
+class ValueDevice(_Device):
+    lie = staticmethod(off_by_one)
+
+
+class StrideDevice(_Device):
+    lie = staticmethod(by_columns)
+
+
+class Meta(_Device, MetaTarget):
+    """An interpreter of metadata that gets strides wrong."""
+
+    lie = staticmethod(by_columns)
+
+
+class _Transform(Target):
+    name, transforms_program = "lying transform", True
+
+
+class ValueTransform(_Transform):
+    """Every result is off by one."""
+
+    def transform(self, function: Any) -> Any:
+        return lambda *inputs: map_tensors(function(*inputs), off_by_one)
+
+
+class StrideTransform(_Transform):
+    """Results of two dimensions are laid out by columns."""
+
+    def transform(self, function: Any) -> Any:
+        return lambda *inputs: map_tensors(function(*inputs), by_columns)
+
+
+class RaisingTransform(_Transform):
+    """What it makes cannot be called."""
+
+    def transform(self, function: Any) -> Any:
+        def refuse(*inputs: Any) -> Any:
+            raise RuntimeError("no kernel image")
+
+        return refuse
+
+
+class IdentityTransform(_Transform):
+    """It gives the function back, so that CPU is compared with CPU."""
+
+    def transform(self, function: Any) -> Any:
+        return function
+
+
+class IdleTransform(_Transform):
+    """It never calls what it was given."""
+
+    def transform(self, function: Any) -> Any:
+        return lambda *inputs: {}
+
+
+class UncapturedTransform(_Transform):
+    """A compiler that falls back to plain Python, and says that it was handed nothing."""
+
+    def transform(self, function: Any) -> Any:
+        def call(*inputs):
+            return function(*inputs)
+
+        return call
+
+    @contextlib.contextmanager
+    def capture(self) -> Any:
+        from conformance.core.target import Capture
+
+        yield Capture()
+
+
+def _register(name: str, lie: Any) -> None:
+    def compiler(graph: Any, examples: Any) -> Any:
+        return lambda *inputs: lie(graph.forward(*inputs))
+
+    register_backend(compiler, name)
+
+
+_register("off_by_one", lambda made: map_tensors(made, off_by_one))
+_register("by_columns", lambda made: map_tensors(made, by_columns))
+
+
+@register_backend
+def refuses(graph: Any, examples: Any) -> Any:
+    raise RuntimeError("this backend compiles nothing")
