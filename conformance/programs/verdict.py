@@ -150,9 +150,9 @@ def judge(
 
 
 def _reached(program: Program, capture: Capture) -> bool:
-    """Whether the compiler took part. A step that must raise may do so while the compiler traces it, which is its own
-    answer."""
-    return bool(capture.ops) or (any(step.raises for step in program.steps) and not capture.breaks)
+    """Whether the compiler took part. Where every step must raise, each may do so while the compiler traces it, which
+    is its own answer."""
+    return bool(capture.ops) or all(step.raises for step in program.steps)
 
 
 def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
