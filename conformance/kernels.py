@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .backend import trace
+from .backend.runtime import trace
 
 BUDGETS = Path("reports/baseline/kernels.json")
 WHY = {

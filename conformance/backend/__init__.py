@@ -13,28 +13,22 @@ from collections.abc import Iterable
 
 import torch
 
-from . import (  # mends: before anything else is built
-    autocast,
-    construction,
-    device,
-    mends,  # noqa: F401
-    mends_llvm,  # noqa: F401
-    programs,
-    storage,
-    tensors,
-    untraced,
-)
-from .install import install
-from .rows import forget_numbers
-from .stats import FallbackError, no_fallback, reset_stats, stats
-from .toolchain import Compiler, ToolchainError, ensure_compiler
+from .tinygrad_patches import llvm, mends, node_construction  # noqa: F401  # isort: skip
+from .dispatch import tensors
+from .dispatch.registry import forget_numbers
+from .lazy import storage
+from .runtime import program_cache
+from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
+from .runtime.toolchain import Compiler, ToolchainError, ensure_compiler
+from .torch_api import autocast, device_module, skip_dynamo
+from .torch_api.install import install
 
-construction.install()
-programs.install()
-device.register()
+node_construction.install()
+program_cache.install()
+device_module.register()
 install()
 autocast.install()
-untraced.keep_out()
+skip_dynamo.keep_out()
 
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:

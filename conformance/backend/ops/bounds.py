@@ -15,9 +15,11 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import engine, fallback, recording, storage, transfer
-from ..rows import Context
-from ..tensors import is_tiny, read
+from ..dispatch import fallback, transfer
+from ..dispatch.registry import Context
+from ..dispatch.tensors import is_tiny, read
+from ..lazy import storage
+from ..runtime import recording, scheduler
 
 # Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
 # training loop have the same bounds at every step, and are not realized to learn them.
@@ -51,7 +53,7 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
         recording.require(right.reshape((index.numel(),)).cast(dtypes.int32).min())
         return value
     known = _LOOKED_AT.get(value, {}).get(ignored)
-    if known is not None and known[0] >= low and known[1] < high and known[2] == engine.generation():
+    if known is not None and known[0] >= low and known[1] < high and known[2] == scheduler.generation():
         return value
     host = look(index)
     if ignored is not None:
@@ -60,7 +62,7 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
     value = read(index)  # what the look has realized
     if host.numel():
         least, most = torch.aminmax(host)
-        _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), engine.generation())
+        _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), scheduler.generation())
     return value
 
 

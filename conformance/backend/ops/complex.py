@@ -18,12 +18,12 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Overload, find
-from ..dtypes import COMPUTED, PAIRS, opmath
-from ..loops import Array, Program, kernel
-from ..metadata import Refused
-from ..rows import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
-from ..tensors import Spec, cast, constant
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
+from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.tensors import Spec, cast, constant
+from ..lazy.dtypes import COMPUTED, PAIRS, opmath
+from ..runtime.loop_kernels import Array, Program, kernel
 from . import activation, division, indexing, norm, pairs, reduction, scan, scatter  # noqa: F401 - rows used below
 from . import elementary as e
 from . import pointwise as _pointwise  # noqa: F401

@@ -14,10 +14,10 @@ from typing import Any
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..metadata import Refused
-from ..rows import Context, value
-from ..tensors import cast
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import Context, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from .matmul import accumulate, stored
 from .reduction import total
 

@@ -9,9 +9,9 @@ import numpy as np
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, Declined, value
-from ..tensors import cast
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from . import order
 from .elementary import subtract
 from .reduction import norm, settled

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from .. import fallback, overlap
-from ..dispatch import Overload, find
-from ..metadata import Refused
-from ..rows import ROWS, decomposition
-from ..stats import STATS
-from ..tensors import is_tiny
+from ..dispatch import fallback, overlap
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import ROWS, decomposition
+from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.tensors import is_tiny
+from ..runtime.stats import STATS
 from . import indexing, scatter  # noqa: F401 - their rows are looked up below
 from .bounds import look
 

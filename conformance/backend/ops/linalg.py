@@ -18,10 +18,10 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..loops import Array, Index, Program, kernel
-from ..metadata import Refused
-from ..rows import Context, Declined, decomposition, value
-from ..tensors import cast
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import Context, Declined, decomposition, value
+from ..dispatch.tensors import cast
+from ..runtime.loop_kernels import Array, Index, Program, kernel
 from . import bounds
 from .elementary import INF, absolute, divide, subtract
 

@@ -14,12 +14,12 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import fallback, metadata
-from ..dtypes import COMPUTED, opmath
-from ..metadata import Refused
-from ..rows import Context, value
-from ..stats import STATS
-from ..tensors import Spec, assign, cast, check_writable, constant, make, read
+from ..dispatch import fallback, metadata
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import Context, value
+from ..dispatch.tensors import Spec, assign, cast, check_writable, constant, make, read
+from ..lazy.dtypes import COMPUTED, opmath
+from ..runtime.stats import STATS
 from .elementary import divide
 from .matmul import stored
 from .reduction import total

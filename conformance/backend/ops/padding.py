@@ -14,8 +14,8 @@ from typing import Any
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..metadata import Refused
-from ..rows import Context, value
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import Context, value
 from .complex import linear
 from .indexing import coordinates, elements
 from .matmul import stored

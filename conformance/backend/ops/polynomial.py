@@ -15,9 +15,9 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, Declined, value
-from ..tensors import cast
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from . import elementary as e
 from .bounds import look
 from .elementary import NAN, absolute, divide, subtract

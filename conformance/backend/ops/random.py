@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from .. import recording, transfer
-from ..fallback import upload
-from ..stats import STATS
-from ..tensors import check_writable
+from ..dispatch import transfer
+from ..dispatch.fallback import upload
+from ..dispatch.tensors import check_writable
+from ..runtime import recording
+from ..runtime.stats import STATS
 from .dynamic import hosted
 
 aten = torch.ops.aten

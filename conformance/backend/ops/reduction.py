@@ -15,10 +15,10 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from .. import parts
-from ..dtypes import opmath
-from ..rows import Context, decomposition, value
-from ..tensors import cast, constant
+from ..dispatch.registry import Context, decomposition, value
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import opmath
+from ..runtime import materialization
 from . import elementary as e
 from . import order
 from .elementary import INF, divide, subtract
@@ -35,7 +35,7 @@ SUMMED_NARROW = 16
 def settled(x: UOp) -> UOp:
     """A value for a kernel that reads each element many times or unrolls: a long expression is computed first."""
     nodes = x.toposort(gate=lambda node: node.op not in (Ops.REDUCE, Ops.CONTIGUOUS))
-    return parts.once(x) if sum(node.op in GroupOp.ALU for node in nodes) > LONGEST_UNROLLED else x
+    return materialization.once(x) if sum(node.op in GroupOp.ALU for node in nodes) > LONGEST_UNROLLED else x
 
 
 def along(x: UOp, dim: int | Sequence[int] | None) -> tuple[UOp, tuple[int, ...]]:

@@ -21,12 +21,12 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from .. import recording
-from ..dtypes import opmath
-from ..layout import elements
-from ..metadata import Refused
-from ..rows import Context, value
-from ..tensors import cast, constant
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import Context, value
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import opmath
+from ..lazy.layout import elements
+from ..runtime import recording
 from .bounds import Size, check, checked, look
 from .division import divide_integers
 from .indexing import adjacent, indexed_dims, lines

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..metadata import Refused
-from ..rows import Context, Declined, value
-from ..tensors import cast
+from ..dispatch.metadata import Refused
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.tensors import cast
 from . import order
 from .elementary import divide, subtract
 from .indexing import along
