@@ -10,8 +10,11 @@ import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "check_imports.py"
 SETTINGS = """
+[tool.conformance]
+strict_cycles = ["device/lazy"]
 [tool.conformance.rooms]
-device = []
+device = ["device/lazy"]
+"device/lazy" = []
 oracle = ["device"]
 [tool.conformance.forbidden]
 "conformance.device.layout" = ["torch"]
@@ -20,6 +23,9 @@ SOUND = {
     "__init__.py": "",
     "device/__init__.py": "from conformance.device.layout import read",
     "device/layout.py": "import tinygrad\ndef read(): ...",
+    "device/lazy/__init__.py": "",
+    "device/lazy/storage.py": "def hold(): ...",
+    "device/other/__init__.py": "from conformance.device.lazy import storage",
     "oracle.py": "from conformance.device import read\nfrom conformance import device",
 }
 
@@ -47,7 +53,7 @@ def check(tmp_path, capsys, monkeypatch):
 class TestCheckImports:
     def test_a_sound_package_passes(self, check):
         """No fault, and it says how much it looked at."""
-        assert check({}) == (0, "4 modules, 4 imports: no fault\n")
+        assert check({}) == (0, "7 modules, 5 imports: no fault\n")
 
     @pytest.mark.parametrize(
         ("file", "text", "said"),
@@ -59,6 +65,13 @@ class TestCheckImports:
             ("device/layout.py", "import torch.nn\ndef read(): ...", "conformance.device.layout must not import torch"),
             ("attic.py", "", "conformance.attic: a new room"),
             ("device/layout.py", "def read(): ...\nfrom ..oracle import device", "device must not import oracle"),
+            (
+                "device/lazy/storage.py",
+                "def hold():\n  from ..layout import read",
+                "device/lazy must not import device",
+            ),
+            ("oracle.py", "from conformance.device.lazy import storage", "oracle must not import device/lazy"),
+            ("device/other/__init__.py", "from conformance import oracle", "device must not import oracle"),
         ],
     )
     def test_a_planted_fault_is_found(self, check, file, text, said):
@@ -77,6 +90,14 @@ class TestCheckImports:
     def test_a_late_import_makes_no_cycle(self, check, text):
         """What runs after the import, or never, cannot close a cycle."""
         assert check({"device/layout.py": text})[0] == 0
+
+    def test_a_late_import_makes_a_cycle_in_a_strict_room(self, check):
+        """In a room of `strict_cycles` a function's import counts, a type checker's does not."""
+        late = {"device/lazy/flush.py": "from . import storage"}
+        check_only = "import typing\nif typing.TYPE_CHECKING:\n  from . import flush\n"
+        assert check({**late, "device/lazy/storage.py": f"{check_only}def hold(): ..."})[0] == 0
+        code, output = check({**late, "device/lazy/storage.py": "def hold():\n  from . import flush"})
+        assert (code, "import cycle" in output) == (1, True)
 
     def test_what_cannot_be_read_is_no_pass(self, check, tmp_path):
         """A syntax error is one line with the place, and exit code 2; so is a folder without the package."""
