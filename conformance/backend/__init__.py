@@ -16,7 +16,8 @@ import torch
 from .tinygrad_patches import llvm, mends, node_construction  # noqa: F401  # isort: skip
 from .dispatch import tensors
 from .dispatch.registry import forget_numbers
-from .lazy import storage
+from .lazy import flush
+from .lazy.storage import lazy_storage
 from .runtime import program_cache
 from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
 from .runtime.toolchain import Compiler, ToolchainError, ensure_compiler
@@ -28,12 +29,12 @@ program_cache.install()
 device_module.register()
 install()
 autocast.install()
-skip_dynamo.keep_out()
+skip_dynamo.skip_dynamo_frames()
 
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:
     """Compute these tiny tensors in one schedule, with everything that was written in place; copies nothing."""
-    storage.observe([storage.cell_of(t) for t in tensors_], why="realize")
+    flush.flush([lazy_storage(t) for t in tensors_], why="realize")
 
 
 __all__ = [

@@ -34,7 +34,7 @@ class _ManagedTensor(ctypes.Structure):
     )  # fmt: skip
 
 
-def bare_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
+def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
     """A new tensor of no elements on `tiny:index`."""
     if index == 0:
         return torch._C._acc.create_empty_tensor((0,), dtype)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..lazy import layout, storage
-from ..lazy.storage import Cell
+from ..lazy import access, layout
+from ..lazy.storage import lazy_storage
 from ..runtime.stats import count_fallback
 from . import sparse, transfer
 from .tensors import SET, Spec, is_tiny, new_tensor, tensor_on
@@ -24,7 +24,7 @@ class _Call:
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.moved: list[tuple[torch.Tensor, torch.Tensor]] = []  # (tiny, CPU)
-        self.hosts: dict[int, torch.Tensor] = {}  # by cell
+        self.hosts: dict[int, torch.Tensor] = {}  # by storage
         self.index = 0
         self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
         tiny = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
@@ -37,7 +37,7 @@ class _Call:
                 self.sparse.append((t, sparse.assembled(t, here)))
             else:
                 self.moved.append((t, here[0]))
-                self.hosts[id(storage.cell_of(t))] = here[0]
+                self.hosts[id(lazy_storage(t))] = here[0]
 
     def to_cpu(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -54,12 +54,12 @@ class _Call:
         for t, host in self.moved:
             if not any(w is t for w in written):
                 continue
-            cell: Cell = storage.cell_of(t)
+            lazy = lazy_storage(t)
             content = host.untyped_storage()
-            if content.nbytes() != cell.nbytes:
-                storage.resize(t.untyped_storage(), content.nbytes())
-            transfer.load(cell, torch.empty(0, dtype=torch.uint8).set_(content), t.dtype)  # type: ignore[call-overload]
-            cell.mark_dirty()
+            if content.nbytes() != lazy.nbytes:
+                access.resize(t.untyped_storage(), content.nbytes())
+            transfer.load(lazy, torch.empty(0, dtype=torch.uint8).set_(content), t.dtype)  # type: ignore[call-overload]
+            lazy.mark_dirty()
             if (t.size(), t.stride(), t.storage_offset()) != (host.size(), host.stride(), host.storage_offset()):
                 SET(t, t.untyped_storage(), host.storage_offset(), host.size(), host.stride())
             if t.is_conj() != host.is_conj():  # linalg.lu_solve from the right leaves its out= conjugated
@@ -94,7 +94,7 @@ def upload(x: torch.Tensor, index: int) -> torch.Tensor:
     extent = layout.plan(tuple(x.size()), tuple(x.stride())).extent
     if extent:
         flat = x.as_strided((extent,), (1,), x.storage_offset())
-        transfer.load(storage.cell_of(made), flat.contiguous().view(torch.uint8), x.dtype)
+        transfer.load(lazy_storage(made), flat.contiguous().view(torch.uint8), x.dtype)
     return made
 
 

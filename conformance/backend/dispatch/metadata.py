@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..lazy import layout, storage
+from ..lazy import layout
+from ..lazy.storage import lazy_storage
 from . import fallback
 from .tensors import Spec, geometry
 
@@ -172,8 +173,8 @@ def _key(x: Any, aliases: dict[int, int], floats: bool) -> Any:
         if x.device.type != "tiny":
             # A wrapped number and a 0-dim CPU tensor promote differently and look alike: ask what they promote to.
             return ("host", x.dtype, x.dim(), torch.result_type(_INT8, x), torch.result_type(_FLOAT16, x))
-        cell = id(storage.cell_of(x))
-        return (x.dtype, x.size(), x.stride(), x.storage_offset(), aliases.setdefault(cell, len(aliases)))
+        lazy = id(lazy_storage(x))
+        return (x.dtype, x.size(), x.stride(), x.storage_offset(), aliases.setdefault(lazy, len(aliases)))
     if isinstance(x, (list, tuple)):
         return tuple([_key(y, aliases, floats) for y in x])
     if isinstance(x, float) and not floats:
@@ -185,10 +186,10 @@ def _meta(x: Any, metas: dict[int, torch.Tensor], name: str = "") -> Any:
     if isinstance(x, torch.Tensor):
         if x.device.type != "tiny":
             return x
-        cell = storage.cell_of(x)
-        base = metas.get(id(cell))
+        lazy = lazy_storage(x)
+        base = metas.get(id(lazy))
         if base is None:
-            base = metas[id(cell)] = torch.empty(cell.nbytes, dtype=torch.uint8, device="meta")
+            base = metas[id(lazy)] = torch.empty(lazy.nbytes, dtype=torch.uint8, device="meta")
         made = torch.empty(0, dtype=x.dtype, device="meta")
         return made.set_(base.untyped_storage(), x.storage_offset(), x.size(), x.stride())  # type: ignore[call-overload]
     if isinstance(x, (list, tuple)):

@@ -22,7 +22,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from ..lazy.dtypes import COMPUTED, opmath
-from ..runtime import recording, scheduler
+from ..runtime import memory, recording
 from .metadata import OpOverload
 from .tensors import Spec, cast, constant
 
@@ -40,7 +40,7 @@ class Context:
 
     def __init__(self, op: OpOverload, outs: Sequence[Spec], index: int, args: Sequence[Any]) -> None:
         self.op, self.outs, self.index, self.args = op, outs, index, args
-        self.device = scheduler.device_name(index)
+        self.device = memory.device_name(index)
 
     @property
     def out(self) -> Spec:
@@ -59,7 +59,7 @@ class Context:
         """A host array as a realized value of the array's shape (dtype bool, int or float)."""
         array = np.ascontiguousarray(array)
         dtype = COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array).dtype]
-        flat = scheduler.from_host(array.reshape(-1), dtype, self.device)
+        flat = memory.from_host(array.reshape(-1), dtype, self.device)
         return flat.reshape(array.shape)
 
 

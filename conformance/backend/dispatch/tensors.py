@@ -3,7 +3,7 @@
 Defines `Spec` (metadata of a result), `read`, `make`, `assign`, the conversions `cast` and `constant`, and how tensors
 are put on storages.
 
-The key insight: a tensor is a geometry on a cell, nothing more, so reading and assigning are all there is to it.
+The key insight: a tensor is a geometry on a lazy storage and nothing more, so reading and assigning are all it needs.
 Must not know operators.
 """
 
@@ -18,10 +18,11 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from ..lazy import layout, storage
+from ..lazy import access, layout
 from ..lazy.dtypes import COMPUTED, PAIRS, element
-from ..runtime import scheduler
-from .empty_tensor import bare_tensor
+from ..lazy.storage import allocate, lazy_storage
+from ..runtime import expressions
+from .empty_tensor import empty_tensor
 
 
 class Spec(NamedTuple):
@@ -57,7 +58,7 @@ def cast(x: UOp, dtype: DType) -> UOp:
     if x.dtype == dtype:
         return x
     if dtypes.is_float(x.dtype) and dtypes.is_float(dtype) and x.dtype.itemsize < dtype.itemsize:
-        number = scheduler.constant_of(x)
+        number = expressions.constant_of(x)
         if number is not None:  # stays one to see: of zeros, a sum must not be folded away
             return x.const_like(number, dtype)
     if x.dtype is dtypes.float16 and dtype is dtypes.float32 and _is_rounded(x):
@@ -107,10 +108,7 @@ def read(t: torch.Tensor) -> UOp:
     """The elements of a tensor as a lazy value of its shape (complex: with a last dimension of 2)."""
     if t.device.type != "tiny":
         return _read_host(t)
-    cell = storage.cell_of(t)
-    size, stride, offset = geometry(t)
-    storage.settle(cell, t.dtype, size, stride, offset)
-    return cell.read(t.dtype, size, stride, offset)
+    return access.read(lazy_storage(t), t.dtype, *geometry(t))
 
 
 def elements(t: torch.Tensor) -> UOp:
@@ -140,12 +138,12 @@ def new_tensor(spec: Spec, index: int) -> torch.Tensor:
     """A tensor of this metadata on `tiny:index` with a storage of its own; it reads as zeros."""
     real, _ = element(spec.dtype)
     nbytes = layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
-    return SET(bare_tensor(spec.dtype, index), storage.allocate(nbytes, index, real), 0, spec.size, spec.stride)
+    return SET(empty_tensor(spec.dtype, index), allocate(nbytes, index, real), 0, spec.size, spec.stride)
 
 
 def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """A tensor with exactly this geometry on an existing storage."""
-    return SET(bare_tensor(dtype, store.device.index or 0), store, offset, size, stride)
+    return SET(empty_tensor(dtype, store.device.index or 0), store, offset, size, stride)
 
 
 CPU = torch._C.DispatchKey.CPU
@@ -164,26 +162,27 @@ def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
     real, parts = element(spec.dtype)
     size, stride = spec.size, spec.stride
     if parts == 2:
-        size, stride, _ = storage.paired(size, stride, 0)
+        size, stride, _ = access.paired(size, stride, 0)
     result = _stored_as(result, spec.dtype, real)
     result = result.expand(size) if result.shape != size else result
     p = layout.plan(size, stride)
     if p.dense and not p.expanded:
-        storage.cell_of(t).hold(size, stride, result)
+        access.hold(lazy_storage(t), size, stride, result)
     else:
-        storage.cell_of(t).write(spec.dtype, *geometry(t), result)
+        access.write(lazy_storage(t), spec.dtype, *geometry(t), result)
     return t
 
 
 def assign(target: torch.Tensor, result: UOp) -> None:
     """Write elements into an existing tensor, through its geometry, in its dtype, and its conjugate or negative bit."""
-    cell = storage.cell_of(target)
+    lazy = lazy_storage(target)
     size, stride, offset = geometry(target)
     real, parts = element(target.dtype)
     shape = (*size, 2) if parts == 2 else size
     result = _unread(target, _stored_as(result, target.dtype, real))
-    cell.write(target.dtype, size, stride, offset, result.expand(shape) if result.shape != shape else result)
-    cell.mark_dirty()
+    result = result.expand(shape) if result.shape != shape else result
+    access.write(lazy, target.dtype, size, stride, offset, result)
+    lazy.mark_dirty()
 
 
 def fill(target: torch.Tensor, number: float | int | bool) -> None:
@@ -194,7 +193,7 @@ def fill(target: torch.Tensor, number: float | int | bool) -> None:
         assign(target, constant(number, real))
     elif 0 not in size:
         kind = bool if real is dtypes.bool else float if dtypes.is_float(real) else int
-        storage.cell_of(target).fill(real, size, stride, offset, kind(number))
+        access.fill(lazy_storage(target), real, size, stride, offset, kind(number))
 
 
 OVERLAP = (

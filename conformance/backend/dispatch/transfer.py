@@ -14,27 +14,27 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from ..lazy import layout, storage
+from ..lazy import flush, layout
 from ..lazy.dtypes import COMPUTED, TORCH, element
-from ..lazy.storage import Cell
-from ..runtime import scheduler
+from ..lazy.storage import LazyStorage, lazy_storage
+from ..runtime import memory
 from . import overlap
 from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
 
 
-def host_bytes(cell: Cell, needed: int | None = None) -> torch.Tensor:
-    """The storage's bytes as a flat uint8 CPU tensor; the cell must have been observed.
+def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
+    """The storage's bytes as a flat uint8 CPU tensor; the storage must have been flushed.
 
     Where the host can address the device's memory this is that memory: copy before anything is written.
     """
-    memory, number = cell.host(needed)
+    memory, number = flush.to_host(lazy, needed)
     if memory is None:
         assert number is not None
-        real = TORCH[cell.dtype]
-        return torch.full((-(-cell.nbytes // real.itemsize),), number, dtype=real).view(torch.uint8)[: cell.nbytes]
+        real = TORCH[lazy.dtype]
+        return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real).view(torch.uint8)[: lazy.nbytes]
     if not len(memory):
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(memory, dtype=torch.uint8)[: cell.nbytes]
+    return torch.frombuffer(memory, dtype=torch.uint8)[: lazy.nbytes]
 
 
 def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
@@ -48,20 +48,20 @@ def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """CPU tensors with the same geometry as these tiny ones, sharing storages where these do; one schedule for all."""
     tensors = list(tensors)
-    cells = {id(c): c for c in (storage.cell_of(t) for t in tensors)}
-    storage.observe(cells.values())
-    hosts = {key: host_bytes(cell).clone() for key, cell in cells.items()}
-    return [on_host(t, hosts[id(storage.cell_of(t))]) for t in tensors]
+    storages = {id(c): c for c in (lazy_storage(t) for t in tensors)}
+    flush.flush(storages.values())
+    hosts = {key: host_bytes(lazy).clone() for key, lazy in storages.items()}
+    return [on_host(t, hosts[id(lazy_storage(t))]) for t in tensors]
 
 
-def load(cell: Cell, host: torch.Tensor, dtype: torch.dtype) -> None:
+def load(lazy: LazyStorage, host: torch.Tensor, dtype: torch.dtype) -> None:
     """Replace a storage's content by that of a flat contiguous CPU tensor of bytes, held as `dtype`'s elements."""
     real, _ = element(dtype)
     nbytes = host.nbytes
     spare = -nbytes % real.itemsize
     if spare:
         host = torch.cat([host.view(torch.uint8), torch.zeros(spare, dtype=torch.uint8)])
-    cell.replace(_upload(host, real, cell.device), nbytes)
+    lazy.replace(_upload(host, real, lazy.device), nbytes)
 
 
 def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
@@ -70,14 +70,14 @@ def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
         flat = flat.clone(memory_format=torch.contiguous_format)
     if not flat.numel():
         return UOp.const(0, real).expand((0,))
-    return scheduler.from_host(flat.view(torch.uint8).numpy(), real, device)
+    return memory.from_host(flat.view(torch.uint8).numpy(), real, device)
 
 
 def item(tensor: torch.Tensor) -> Any:
     """The Python number in a tensor of one element (aten::_local_scalar_dense)."""
-    cell = storage.cell_of(tensor)
-    storage.observe([cell])
-    return on_host(tensor, host_bytes(cell, tensor.element_size())).item()
+    lazy = lazy_storage(tensor)
+    flush.flush([lazy])
+    return on_host(tensor, host_bytes(lazy, tensor.element_size())).item()
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -114,9 +114,9 @@ def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
         return False
     if dtype is not src.dtype or dtype not in COMPUTED or not (is_tiny(self) and is_tiny(src)) or src.is_neg():
         return False
-    cell = storage.cell_of(src)
-    number = cell.number()
-    if number is None or cell is storage.cell_of(self) or cell.dtype != COMPUTED[dtype] or self.device != src.device:
+    lazy = lazy_storage(src)
+    number = lazy.number()
+    if number is None or lazy is lazy_storage(self) or lazy.dtype != COMPUTED[dtype] or self.device != src.device:
         return False
     check_writable(self)
     fill(self, number)
@@ -124,13 +124,13 @@ def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
 
 
 def _copy_out(self: torch.Tensor, src: torch.Tensor) -> None:
-    cell = storage.cell_of(src)
-    storage.observe([cell])
-    self.copy_(on_host(src, host_bytes(cell)))
+    lazy = lazy_storage(src)
+    flush.flush([lazy])
+    self.copy_(on_host(src, host_bytes(lazy)))
 
 
 def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
-    cell = storage.cell_of(self)
+    lazy = lazy_storage(self)
     size, stride, offset = geometry(self)
     if src.dtype.is_complex and not self.dtype.is_complex:
         warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
@@ -140,14 +140,14 @@ def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
     if src.numel() == 1 and self.dtype in COMPUTED:
         assign(self, UOp.const(src.item(), real).expand(size))
         return
-    if layout.covers(size, stride, offset, cell.nbytes // self.dtype.itemsize) and cell.nbytes % real.itemsize == 0:
+    if layout.covers(size, stride, offset, lazy.nbytes // self.dtype.itemsize) and lazy.nbytes % real.itemsize == 0:
         arranged = torch.empty_strided(size, stride, dtype=self.dtype)
         arranged.copy_(src)
         flat = arranged.as_strided((self.numel(),), (1,))
-        cell.replace(_upload(flat, real, cell.device), cell.nbytes)
+        lazy.replace(_upload(flat, real, lazy.device), lazy.nbytes)
         return
     shape = (*src.shape, 2) if parts == 2 else tuple(src.shape)
-    assign(self, _broadcast(_upload(src, real, cell.device).reshape(shape), size, parts))
+    assign(self, _broadcast(_upload(src, real, lazy.device).reshape(shape), size, parts))
 
 
 def _broadcast(value: UOp, size: tuple[int, ...], parts: int) -> UOp:
@@ -157,7 +157,7 @@ def _broadcast(value: UOp, size: tuple[int, ...], parts: int) -> UOp:
 def _same(self: torch.Tensor, src: torch.Tensor) -> bool:
     """Whether both are the same elements of one storage."""
     kinds = [(t.dtype, t.is_conj(), t.is_neg(), geometry(t)) for t in (self, src)]
-    return kinds[0] == kinds[1] and storage.cell_of(self) is storage.cell_of(src)
+    return kinds[0] == kinds[1] and lazy_storage(self) is lazy_storage(src)
 
 
 def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ..lazy import layout, storage
+from ..lazy import access, layout
 from ..lazy import layout as layout_  # `layout` is an argument of factories
+from ..lazy.storage import allocate
 from .tensors import CPU, SET, Spec, new_tensor, tensor_on
 
 aten = torch.ops.aten
@@ -127,7 +128,7 @@ def resize_(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = Non
     need = _reach(made.size(), made.stride(), int(self.storage_offset()), self.dtype.itemsize)
     store = self.untyped_storage()
     if need > store.nbytes():
-        storage.resize(store, need)
+        access.resize(store, need)
     return SET(self, store, self.storage_offset(), made.size(), made.stride())
 
 
@@ -139,7 +140,7 @@ def set_storage_offset(
     strides = tuple(stride) if stride or not size else layout.contiguous_strides(size)
     need = _reach(size, strides, storage_offset, self.dtype.itemsize)
     if need > store.nbytes():
-        storage.resize(store, need)
+        access.resize(store, need)
     return SET(self, store, storage_offset, size, strides)
 
 
@@ -156,7 +157,7 @@ def set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 def set_empty(self: torch.Tensor) -> torch.Tensor:
     """aten::set_: a new, empty storage."""
-    return SET(self, storage.allocate(0, self.device.index or 0), 0, (0,), (1,))
+    return SET(self, allocate(0, self.device.index or 0), 0, (0,), (1,))
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

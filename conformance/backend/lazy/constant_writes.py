@@ -17,7 +17,7 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..runtime import scheduler
+from ..runtime import expressions, memory
 from . import layout
 from .dtypes import TORCH
 from .layout import Ints
@@ -31,7 +31,7 @@ def replayed(writes: Sequence[NumberWrite], flat: UOp, device: str) -> UOp:
     dtype, (length,) = flat.dtype, flat.shape
     low = min(offset for _, _, offset, _ in writes)
     high = max(offset + layout.plan(size, stride).extent for size, stride, offset, _ in writes)
-    old = scheduler.constant_of(flat)
+    old = expressions.constant_of(flat)
     values = torch.full((high - low,), 0 if old is None else old, dtype=TORCH[dtype]).numpy()
     written = np.zeros(high - low, dtype=np.bool_)
     for single, group in itertools.groupby(writes, key=lambda write: not write[0]):
@@ -46,10 +46,10 @@ def replayed(writes: Sequence[NumberWrite], flat: UOp, device: str) -> UOp:
             values[place] = number
             written[place] = True
     if (old is not None or written.all()) and high - low == length:
-        return scheduler.from_host(values, dtype, device)
+        return memory.from_host(values, dtype, device)
     around = ((low, length - high),)
-    table = scheduler.from_host(values, dtype, device).pad(around)
-    mask = scheduler.from_host(written, dtypes.bool, device).pad(around)
+    table = memory.from_host(values, dtype, device).pad(around)
+    mask = memory.from_host(written, dtypes.bool, device).pad(around)
     return mask.where(table, flat)
 
 

@@ -203,19 +203,19 @@ class Loop:
             free = self.apart(*write[:3]) or (step and self.ahead(*write[:3]))
             if not free or len(self._runs) == MANY_RUNS:
                 return False
-            self._settle()
+            self._end_newest()
             self.count, self._step = self.count + 1, step
             self.low, self.high = min(self.low, write.offset), max(self.high, write.offset + write.extent)
         self.newest = write
         return True
 
-    def _settle(self) -> None:
+    def _end_newest(self) -> None:
         if not self._runs or not self._runs[-1].continued(self.newest):
             self._runs.append(_Run(self.newest))
 
     def writes(self, table: Table) -> list[Write]:
         """Few writes that do what all of them do, in any order; the loop is over."""
-        self._settle()
+        self._end_newest()
         return [run.rolled(table) for run in self._runs]
 
 

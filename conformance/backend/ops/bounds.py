@@ -18,8 +18,9 @@ from tinygrad.uop.ops import UOp
 from ..dispatch import fallback, transfer
 from ..dispatch.registry import Context
 from ..dispatch.tensors import is_tiny, read
-from ..lazy import storage
-from ..runtime import recording, scheduler
+from ..lazy import flush
+from ..lazy.storage import lazy_storage
+from ..runtime import memory, recording
 
 # Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
 # training loop have the same bounds at every step, and are not realized to learn them.
@@ -33,9 +34,9 @@ def look(t: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
     if not is_tiny(t):
         return t
-    cell = storage.cell_of(t)
-    storage.observe([cell], dirty=False, why="index check")
-    return transfer.on_host(t, transfer.host_bytes(cell))
+    lazy = lazy_storage(t)
+    flush.flush([lazy], dirty=False, why="index check")
+    return transfer.on_host(t, transfer.host_bytes(lazy))
 
 
 def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> UOp:
@@ -53,7 +54,7 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
         recording.require(right.reshape((index.numel(),)).cast(dtypes.int32).min())
         return value
     known = _LOOKED_AT.get(value, {}).get(ignored)
-    if known is not None and known[0] >= low and known[1] < high and known[2] == scheduler.generation():
+    if known is not None and known[0] >= low and known[1] < high and known[2] == memory.generation():
         return value
     host = look(index)
     if ignored is not None:
@@ -62,7 +63,7 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
     value = read(index)  # what the look has realized
     if host.numel():
         least, most = torch.aminmax(host)
-        _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), scheduler.generation())
+        _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), memory.generation())
     return value
 
 

@@ -28,7 +28,7 @@ SHORT = 8
 
 def stored(x: UOp) -> UOp:
     """`x`, to be computed once if its expression is costly; cheap ones are fused into every use."""
-    return materialization.once(x) if _is_costly(x) else x
+    return materialization.materialize(x) if _is_costly(x) else x
 
 
 def _is_costly(x: UOp) -> bool:

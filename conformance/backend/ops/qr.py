@@ -19,7 +19,7 @@ from ..dispatch.registry import Context, Declined, value
 from ..dispatch.schema_kernels import Nothing, or_cpu
 from ..dispatch.tensors import Spec, elements, make
 from ..lazy.layout import contiguous_strides
-from ..runtime import scheduler
+from ..runtime import memory
 from ..runtime.loop_kernels import Array, Index, Program, kernel
 from ..runtime.stats import STATS
 from .elementary import copy_sign, divide, subtract
@@ -98,7 +98,7 @@ def _geqrf_kernel(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if 0 in a.shape:
         raise Nothing
     index, (*lead, m, n) = a.device.index or 0, a.shape
-    qr, taus = _factored(elements(a), scheduler.device_name(index))
+    qr, taus = _factored(elements(a), memory.device_name(index))
     *outer, _, _ = contiguous_strides(a.shape)
     factors, numbers = Spec(a.dtype, tuple(a.shape), (*outer, 1, m)), (*lead, min(m, n))
     STATS.native["aten.geqrf.default"] += 1

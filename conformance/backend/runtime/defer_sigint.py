@@ -1,6 +1,6 @@
 """Ctrl-C held back while contents are stored in place.
 
-Defines `HeldBack`.
+Defines `DeferSigint`.
 
 The key insight: a schedule that was computed into new buffers can be dropped at any moment and computed again, one that
 stores in place cannot: half of it would leave contents that belong to no moment. Compiling comes before, and may take
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 
-class HeldBack:
+class DeferSigint:
     """A block in which, where `needed`, an interrupt that arrives after `begin` is raised when the block ends."""
 
     def __init__(self, needed: bool) -> None:
@@ -24,7 +24,7 @@ class HeldBack:
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._arrived: list[tuple[int, FrameType | None]] = []
 
-    def __enter__(self) -> HeldBack:
+    def __enter__(self) -> DeferSigint:
         return self
 
     def begin(self) -> None:
@@ -44,4 +44,4 @@ class HeldBack:
                 self._handler(*self._arrived[0])
 
 
-__all__ = ["HeldBack"]
+__all__ = ["DeferSigint"]

@@ -30,7 +30,7 @@ from tinygrad.dtype import AddrSpace, DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import AxisType, KernelInfo, UOp
 
-from . import scheduler
+from . import expressions
 
 Index = Any  # an int or a value, or a tuple of them
 Content = UOp | float
@@ -64,7 +64,7 @@ class Array:
         """Store an element, if a condition holds."""
         value = content.cast(self.dtype) if isinstance(content, UOp) else UOp.const(content, self.dtype)
         condition = UOp.const(True, dtypes.bool) if where is None else where.simplify()
-        known = scheduler.constant_of(condition)
+        known = expressions.constant_of(condition)
         if known is None:
             value = condition.where(value, self[index])
         elif not known:
@@ -161,4 +161,4 @@ def _in_memory(x: UOp, device: str) -> UOp:
     flat = x.reshape((math.prod(x.shape),))
     if x.device is None:
         return flat.clone(device)
-    return flat if scheduler.bare(x).op in (Ops.BUFFER, Ops.AFTER, Ops.CONTIGUOUS) else flat.contiguous()
+    return flat if expressions.strip_reshapes(x).op in (Ops.BUFFER, Ops.AFTER, Ops.CONTIGUOUS) else flat.contiguous()

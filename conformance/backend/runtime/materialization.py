@@ -1,11 +1,11 @@
-"""The parts of a graph that kernels compute on their own, as operators ask for what is costly and read often.
+"""Materialization points: nodes of a graph that get a kernel and a buffer of their own, for all of their readers.
 
-Defines `once` (make such a part), `read_by_all` (whoever reads a part's value reads the part), `remaining` (which parts
-are read afterwards) and `keeping` (which lazy values had better be computed along than keep parts alive).
+Defines `materialize` (make one), `read_by_all` (share one among all readers of its value), `remaining` (those still
+read after a schedule) and `computed_along` (the lazy values to compute rather than keep points alive for).
 
-The key insight: a part costs memory for as long as somebody reads it. Within a schedule the memory plan gives that of
-one to the next; what a lazy value outside goes on reading stays, as the gradients of a step, small themselves, would
-keep all of its activations.
+The key insight: a materialization point costs memory for as long as something reads it. Within a schedule the memory
+plan passes its memory on to the next; but a lazy value outside the schedule keeps what it reads, and so the gradients
+of a training step, small themselves, would keep all activations alive.
 Must not know storages or torch.
 """
 
@@ -20,52 +20,53 @@ from tinygrad.uop.ops import UOp
 from .replay import Key
 
 _REARRANGING = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.FLIP})
-# A lazy value is computed along where the parts that it reads have at least so many bytes, and so many times its own.
+# A lazy value is computed along when the points that it reads have at least this many bytes, and this many times the
+# bytes of the value itself.
 KEPT_BYTES = 1 << 16
 KEPT_SHARE = 4
 
 
-def once(value: UOp) -> UOp:
-    """An equal value that a schedule computes on its own, for all of its readers.
+def materialize(value: UOp) -> UOp:
+    """An equal value that a schedule computes once into a buffer of its own, for all of its readers.
 
-    What is computed is the value below transposes and the like: those who read it in different order share it.
+    The point lies below transposes and other rearrangements, so that readers in different orders share it.
     """
     if value.op in _REARRANGING:
-        return value.replace(src=(once(value.src[0]), *value.src[1:]))
+        return value.replace(src=(materialize(value.src[0]), *value.src[1:]))
     return value.contiguous()
 
 
 def read_by_all(values: Sequence[UOp]) -> tuple[list[UOp], dict[UOp, UOp]]:
-    """Equal values in which all who read what a part computes read the part; (these, what changed nodes have become).
+    """Equal values in which every reader of a materialized value reads the point; and a map of the nodes replaced.
 
-    An operator that ran before the one which asked for the part has its value as it was, and would compute it again
-    from what the part is computed from, which then lives as long.
+    An operator that ran before the one which made the point reads the value below it: it would compute the value again
+    and keep its inputs alive.
     """
     nodes = UOp.sink(*values).toposort(enter_calls=False)
-    parts = {node.src[0]: node for node in nodes if node.op is Ops.CONTIGUOUS}
+    points = {node.src[0]: node for node in nodes if node.op is Ops.CONTIGUOUS}
     new: dict[UOp, UOp] = {}
-    if not parts:
+    if not points:
         return list(values), new
-    read: dict[UOp, UOp] = {}  # what to read instead of the value of a part
+    read: dict[UOp, UOp] = {}  # instead of a materialized value, its point
     for node in nodes:
         first = new if node.op is Ops.CONTIGUOUS else read
         sources = tuple([first.get(s, new.get(s, s)) for s in node.src])
         if sources != node.src:
             new[node] = node.replace(src=sources)
-        if node in parts:
-            read[node] = parts[node].replace(src=(new.get(node, node), *parts[node].src[1:]))
+        if node in points:
+            read[node] = points[node].replace(src=(new.get(node, node), *points[node].src[1:]))
     return [read.get(v, new.get(v, v)) for v in values], new
 
 
 class Remaining(NamedTuple):
-    """What becomes of the parts of a graph."""
+    """The materialization points of a graph after its schedule has run."""
 
-    passing: set[UOp]  # nobody reads these afterwards
-    key: Key  # the places of the others; empty where the graph has no parts
+    passing: set[UOp]  # read within the schedule only
+    key: Key  # the places of the others; empty where the graph has no points
 
 
 def remaining(nodes: Sequence[UOp], others: Sequence[UOp]) -> Remaining:
-    """The parts among the `nodes` of a graph, told apart by whether `others` read them."""
+    """The materialization points among the `nodes` of a graph, told apart by whether `others` read them."""
     found = {node: i for i, node in enumerate(nodes) if node.op is Ops.CONTIGUOUS}
     if not found:
         return Remaining(set(), ())
@@ -74,19 +75,19 @@ def remaining(nodes: Sequence[UOp], others: Sequence[UOp]) -> Remaining:
     return Remaining(found.keys() - read, (("read", *[i for node, i in found.items() if node in read]),))
 
 
-def keeping(values: Iterable[UOp], others: Sequence[UOp]) -> list[int]:
-    """The places of `others` that a schedule of `values` computes anyhow and that would keep far larger parts alive."""
+def computed_along(values: Iterable[UOp], others: Sequence[UOp]) -> list[int]:
+    """The places of `others` that a schedule of `values` computes anyhow and that would keep larger points alive."""
     nodes = UOp.sink(*values).toposort(enter_calls=False)
-    bits = {part: 1 << i for i, part in enumerate(node for node in nodes if node.op is Ops.CONTIGUOUS)}
+    bits = {point: 1 << i for i, point in enumerate(node for node in nodes if node.op is Ops.CONTIGUOUS)}
     candidates = [i for i, value in enumerate(others) if value in nodes and value not in bits] if bits else []
     if not candidates:
         return []
-    reach: dict[UOp, int] = {}  # the parts that a node reads, as bits
+    reach: dict[UOp, int] = {}  # the points that a node reads, as bits
     for node in UOp.sink(*[others[i] for i in candidates]).toposort(gate=lambda u: u not in bits, enter_calls=False):
         reach[node] = 0
         for source in node.src:
             reach[node] |= bits.get(source) or reach.get(source, 0)
-    sizes = [part.max_numel() * part.dtype.itemsize for part in bits]
+    sizes = [point.max_numel() * point.dtype.itemsize for point in bits]
     found = []
     for i in candidates:
         kept = sum(size for k, size in enumerate(sizes) if reach[others[i]] >> k & 1)

@@ -21,9 +21,10 @@ from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from ..dispatch.tensors import geometry, is_tiny, tensor_on
-from ..lazy import buffer_donation, storage
+from ..lazy import buffer_donation, flush
 from ..lazy.dtypes import element
-from ..runtime import recording, replay, scheduler
+from ..lazy.storage import LazyStorage, allocate, lazy_storage
+from ..runtime import expressions, memory, recording, replay, scheduler
 
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
@@ -57,7 +58,7 @@ class _Schedule:
         """Run it; `held` has the buffers of the inputs."""
         places = zip(self.order, self.buffers, strict=True)
         return scheduler.replayed(
-            self.run, [scheduler.kept(constant) if i is None else held[i] for i, constant in places]
+            self.run, [expressions.filled_or_new(constant) if i is None else held[i] for i, constant in places]
         )
 
 
@@ -141,34 +142,34 @@ def _is_host(x: Any) -> bool:
 
 
 def _key(inputs: Sequence[Any]) -> list[Any]:
-    cells: dict[int, int] = {}
+    storages: dict[int, int] = {}
     key: list[Any] = []
     for x in inputs:
         if isinstance(x, torch.Tensor):
-            cell = storage.cell_of(x)
-            key.append((x.dtype, *geometry(x), cell.nbytes, cells.setdefault(id(cell), len(cells))))
+            lazy = lazy_storage(x)
+            key.append((x.dtype, *geometry(x), lazy.nbytes, storages.setdefault(id(lazy), len(storages))))
         else:
             key.append(x)
     return key
 
 
 def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list[UOp]) -> _Recording | None:
-    stand_ins: dict[int, tuple[torch.UntypedStorage, UOp, int]] = {}  # by the cell they stand for
+    stand_ins: dict[int, tuple[torch.UntypedStorage, UOp, int]] = {}  # by the storage they stand for
     arguments = []
     for i, x in enumerate(inputs):
         if not isinstance(x, torch.Tensor):
             arguments.append(x)
             continue
-        cell = storage.cell_of(x)
-        if id(cell) not in stand_ins:
+        lazy = lazy_storage(x)
+        if id(lazy) not in stand_ins:
             real, _ = element(x.dtype)
-            store = storage.allocate(cell.nbytes, x.device.index or 0, real)
-            buffer = UOp.new_buffer(cell.device, -(-cell.nbytes // real.itemsize), real)
-            store._cell.replace(buffer, cell.nbytes)  # type: ignore[attr-defined]
-            stand_ins[id(cell)] = (store, buffer, i)
-        arguments.append(tensor_on(stand_ins[id(cell)][0], x.dtype, *geometry(x)))
+            store = allocate(lazy.nbytes, x.device.index or 0, real)
+            buffer = UOp.new_buffer(lazy.device, -(-lazy.nbytes // real.itemsize), real)
+            store._lazy.replace(buffer, lazy.nbytes)  # type: ignore[attr-defined]
+            stand_ins[id(lazy)] = (store, buffer, i)
+        arguments.append(tensor_on(stand_ins[id(lazy)][0], x.dtype, *geometry(x)))
     results = graph(*arguments)
-    by_store = {id(store._cell): i for store, _, i in stand_ins.values()}  # type: ignore[attr-defined]
+    by_store = {id(store._lazy): i for store, _, i in stand_ins.values()}  # type: ignore[attr-defined]
     values: list[UOp] = []
     outputs: list[_Output] = []
     places: dict[int, int] = {}
@@ -176,22 +177,22 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
         if not isinstance(r, torch.Tensor) or not is_tiny(r):
             outputs.append(_Output("other", 0, None, 0, r))
             continue
-        cell = storage.cell_of(r)
-        if id(cell) in by_store:
-            outputs.append(_Output("input", by_store[id(cell)], (r.dtype, *geometry(r)), 0))
+        lazy = lazy_storage(r)
+        if id(lazy) in by_store:
+            outputs.append(_Output("input", by_store[id(lazy)], (r.dtype, *geometry(r)), 0))
             continue
-        if id(cell) not in places:
-            places[id(cell)] = len(values)
-            values.append(cell.flat())
-        outputs.append(_Output("value", places[id(cell)], (r.dtype, *geometry(r)), cell.nbytes))
+        if id(lazy) not in places:
+            places[id(lazy)] = len(values)
+            values.append(flush.flat(lazy))
+        outputs.append(_Output("value", places[id(lazy)], (r.dtype, *geometry(r)), lazy.nbytes))
     changed: dict[int, tuple[UOp, UOp]] = {}  # by input: its buffer and its new content
     for store, buffer, i in stand_ins.values():
-        flat = store._cell.flat()  # type: ignore[attr-defined]
+        flat = flush.flat(store._lazy)  # type: ignore[attr-defined]
         if flat is not buffer:
             changed[i] = (buffer, flat)
     if not values and not changed:
         return None
-    device = storage.cell_of(next(a for a in arguments if is_tiny(a))).device
+    device = lazy_storage(next(a for a in arguments if is_tiny(a))).device
     standing = {buffer: i for _, buffer, i in stand_ins.values()}
 
     def over_inputs(run: replay.Replay, buffers: list[UOp]) -> _Schedule:
@@ -204,18 +205,18 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
         whole = functools.reduce(lambda a, b: a * b, conditions).reshape((1,))
         if len(whole.toposort()) <= EARLY_CHECK:
             check, conditions = over_inputs(*scheduler.compiled([whole], device)), []
-    homes = {} if conditions else {i: b for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)}
+    donors = {} if conditions else {i: b for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)}
     try:
-        stored, written, scheduled = _scheduled(values, changed, homes, conditions, device)
+        stored, written, scheduled = _scheduled(values, changed, donors, conditions, device)
     except RuntimeError as error:
-        if not buffer_donation.swapped(error):
+        if not buffer_donation.is_swap(error):
             raise
         stored, written, scheduled = _scheduled(values, changed, {}, conditions, device)
     return _Recording(check, over_inputs(*scheduled), outputs, stored, written, bool(conditions))
 
 
 def _scheduled(
-    values: list[UOp], changed: dict[int, tuple[UOp, UOp]], homes: dict[int, UOp], conditions: list[UOp], device: str
+    values: list[UOp], changed: dict[int, tuple[UOp, UOp]], donors: dict[int, UOp], conditions: list[UOp], device: str
 ) -> tuple[list[int], list[int], tuple[replay.Replay, list[UOp]]]:
     """Inputs that are stored in their buffers, inputs that get new ones, and the schedule.
 
@@ -224,7 +225,7 @@ def _scheduled(
     inputs = list(changed)
     check = [functools.reduce(lambda a, b: a * b, conditions).reshape((1,))] if conditions else []
     contents = [changed[i][1] for i in inputs]
-    places = {inputs.index(i): home for i, home in homes.items()}
+    places = {inputs.index(i): donor for i, donor in donors.items()}
     placed, made, _ = buffer_donation.in_place([*contents, *values, *check], places)
     rest = [x for k, x in enumerate(made) if k not in placed and k < len(inputs)]
     results = made[len(inputs) : len(inputs) + len(values)]
@@ -236,18 +237,18 @@ def _scheduled(
 def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     """The results, written inputs written; None, and nothing written, where an element is out of range."""
     order = [*recorded.schedule.order, *(recorded.check.order if recorded.check else ())]
-    cells = {i: storage.cell_of(inputs[i]) for i in order if i is not None}
-    stored = [cells[i] for i in recorded.stored]
-    held = _held(cells, inputs, recorded.stored)
-    if recorded.check is not None and not any(scheduler.to_host(recorded.check(held)[0])):
+    storages = {i: lazy_storage(inputs[i]) for i in order if i is not None}
+    stored = [storages[i] for i in recorded.stored]
+    held = _held(storages, inputs, recorded.stored)
+    if recorded.check is not None and not any(memory.to_host(recorded.check(held)[0])):
         return None
-    if stored and storage.about_to_write(stored):
-        held = _held(cells, inputs, recorded.stored)  # one that shared another's buffer has its own now
+    if stored and flush.detach_readers(stored):
+        held = _held(storages, inputs, recorded.stored)  # one that shared another's buffer has its own now
     flats = recorded.schedule(held)[len(stored) :]
-    if recorded.checked and not any(scheduler.to_host(flats.pop())):
+    if recorded.checked and not any(memory.to_host(flats.pop())):
         return None
-    for cell in stored:
-        cell.overwritten()
+    for lazy in stored:
+        lazy.mark_overwritten()
     new: dict[int, torch.UntypedStorage] = {}
     results: list[Any] = []
     for out in recorded.outputs:
@@ -260,36 +261,36 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
             continue
         if out.place not in new:
             index = next((x.device.index or 0 for x in inputs if is_tiny(x)), 0)
-            new[out.place] = storage.allocate(out.nbytes, index, flats[out.place].dtype)
-            new[out.place]._cell.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
+            new[out.place] = allocate(out.nbytes, index, flats[out.place].dtype)
+            new[out.place]._lazy.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
         results.append(tensor_on(new[out.place], dtype, size, stride, offset))
     for i, flat in zip(recorded.written, flats[len(flats) - len(recorded.written) :], strict=True):
-        cell = storage.cell_of(inputs[i])
-        cell.replace(flat, cell.nbytes)
+        lazy = lazy_storage(inputs[i])
+        lazy.replace(flat, lazy.nbytes)
     return results
 
 
-def _held(cells: dict[int, storage.Cell], inputs: Sequence[Any], stored: Sequence[int]) -> dict[int, UOp]:
-    """The realized buffer of each input's cell; those of `stored` are the cells' own."""
-    found = {i: cell.buffer(element(inputs[i].dtype)[0]) for i, cell in cells.items()}
+def _held(storages: dict[int, LazyStorage], inputs: Sequence[Any], stored: Sequence[int]) -> dict[int, UOp]:
+    """The realized buffer of each input's storage; those of `stored` are the storages' own."""
+    found = {i: lazy.realized_buffer(element(inputs[i].dtype)[0]) for i, lazy in storages.items()}
     held = {i: buffer for i, buffer in found.items() if buffer is not None}
     if len(held) < len(found):
         missing = [i for i in found if i not in held]
-        storage.observe([cells[i] for i in missing], dirty=False, why="compiled")
-        held |= {i: _buffer(cells[i], inputs[i].dtype, shared=i not in stored) for i in missing}
+        flush.flush([storages[i] for i in missing], dirty=False, why="compiled")
+        held |= {i: _buffer(storages[i], inputs[i].dtype, shared=i not in stored) for i in missing}
     return held
 
 
-def _buffer(cell: storage.Cell, dtype: torch.dtype, shared: bool) -> UOp:
-    """A realized buffer of what a cell holds, in the dtype it was recorded in; `shared` when it is only read."""
+def _buffer(lazy: LazyStorage, dtype: torch.dtype, shared: bool) -> UOp:
+    """A realized buffer of the content of a storage, in the dtype it was recorded in; `shared` when it is only read."""
     real, _ = element(dtype)
-    flat = cell.flat_as(real)
-    number = scheduler.constant_of(flat)
-    if number is not None and shared and cell.nbytes <= CONSTANTS_KEPT:
-        return _filled(repr(number), number, flat.shape[0], real, cell.device)
-    if not scheduler.is_realized(flat):
-        (flat,), _ = scheduler.realize([flat], cell.device, why="compiled")
-        cell.replace(flat, cell.nbytes)
+    flat = flush.flat_as(lazy, real)
+    number = expressions.constant_of(flat)
+    if number is not None and shared and lazy.nbytes <= CONSTANTS_KEPT:
+        return _filled(repr(number), number, flat.shape[0], real, lazy.device)
+    if not expressions.is_realized(flat):
+        (flat,), _ = scheduler.realize([flat], lazy.device, why="compiled")
+        lazy.replace(flat, lazy.nbytes)
     return flat.base
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from ..lazy import storage
+from ..lazy import flush
+from ..lazy.storage import allocate
 
 _current = 0
 
@@ -66,7 +67,7 @@ class device:
 
 def synchronize(device: Any = None) -> None:
     """Run everything that was written in place and not yet computed."""
-    storage.observe([], why="realize")
+    flush.flush([], why="realize")
 
 
 def manual_seed(seed: int) -> None:
@@ -143,11 +144,11 @@ def _serve_untyped_storage() -> None:
         if device is None or torch.device(device).type != "tiny":
             return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
         if len(args) == 1 and isinstance(args[0], int) and not isinstance(args[0], bool):
-            return storage.allocate(args[0], torch.device(device).index or 0)
+            return allocate(args[0], torch.device(device).index or 0)
         if not args:
-            return storage.allocate(0, torch.device(device).index or 0)
+            return allocate(0, torch.device(device).index or 0)
         values = torch.tensor(list(args[0]), dtype=torch.uint8)
-        made = storage.allocate(values.numel(), torch.device(device).index or 0)
+        made = allocate(values.numel(), torch.device(device).index or 0)
         made.copy_(values.untyped_storage())
         return made
 

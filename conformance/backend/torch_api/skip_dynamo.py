@@ -1,6 +1,6 @@
 """Keeps Dynamo out of the device's own Python code.
 
-Defines `keep_out`, called once when all modules of the backend are loaded.
+Defines `skip_dynamo_frames`, called once when all modules of the backend are loaded.
 
 The key insight: after a graph break Dynamo looks at every Python frame that starts, those of kernels, of the device
 module and of finalizers included, which torch, or Python, calls from C: it would compile them as parts of the user's
@@ -23,7 +23,7 @@ _dynamo: Any = torch._C._dynamo.eval_frame
 _PACKAGE = __package__.rpartition(".")[0] + "."
 
 
-def keep_out() -> None:
+def skip_dynamo_frames() -> None:
     """Skip every function of this package, with what it calls, and the finalizers of what it holds."""
     skip = _dynamo._FrameAction.SKIP
     strategy = _dynamo._FrameExecStrategy(skip, skip)

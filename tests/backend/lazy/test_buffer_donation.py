@@ -11,7 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from conformance import kernels, programs
-from conformance.backend.lazy import storage
+from conformance.backend.lazy import flush, storage
+from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import replay, scheduler
 from conformance.program import Program
 from conformance.target import load_target
@@ -23,14 +24,14 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 @pytest.fixture(autouse=True)
 def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small buffers are taken too."""
-    monkeypatch.setattr(storage, "HOME_BYTES", 0)
+    monkeypatch.setattr(storage, "DONOR_BYTES", 0)
 
 
 def memory_of(t: torch.Tensor) -> int:
     """Where the elements of a realized tensor lie."""
-    cell = storage.cell_of(t)
-    storage.observe([cell])
-    return id(cell.flat().base.buffer)
+    lazy = lazy_storage(t)
+    flush.flush([lazy])
+    return id(flush.flat(lazy).base.buffer)
 
 
 def held(*numbers: Sequence[float]) -> list[torch.Tensor]:

@@ -11,14 +11,14 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from conformance.backend.lazy import layout
-from conformance.backend.runtime import scheduler
+from conformance.backend.runtime import memory, scheduler
 
 LENGTH = 60
 
 
 def flat_value(values: torch.Tensor) -> UOp:
     """A flat int32 value holding a CPU tensor."""
-    return scheduler.from_host(memoryview(values.numpy()), dtypes.int32, "CPU")
+    return memory.from_host(memoryview(values.numpy()), dtypes.int32, "CPU")
 
 
 def host(value: UOp) -> torch.Tensor:
@@ -26,7 +26,7 @@ def host(value: UOp) -> torch.Tensor:
     if 0 in value.shape:
         return torch.empty(0, dtype=torch.int32)
     (done,), _ = scheduler.realize([value.reshape((-1,))], "CPU")
-    return torch.from_numpy(np.frombuffer(scheduler.to_host(done), dtype=np.int32).copy())
+    return torch.from_numpy(np.frombuffer(memory.to_host(done), dtype=np.int32).copy())
 
 
 @st.composite
@@ -106,7 +106,7 @@ def refused(positions: np.ndarray) -> UOp:
 
 def table(positions: np.ndarray) -> UOp:
     """A host array of positions as a value."""
-    return scheduler.from_host(memoryview(positions), dtypes.int64, "CPU")
+    return memory.from_host(memoryview(positions), dtypes.int64, "CPU")
 
 
 class TestPlan:

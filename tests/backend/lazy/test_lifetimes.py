@@ -14,7 +14,7 @@ from conformance.backend.lazy import storage
 def live() -> int:
     """How many storages exist on the device."""
     gc.collect()
-    return len({id(cell) for cell in storage._by_address.values()})
+    return len({id(lazy) for lazy in storage.BY_ADDRESS.values()})
 
 
 def test_a_kept_storage_is_seen() -> None:

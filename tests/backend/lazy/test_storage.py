@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conformance import backend, kernels
-from conformance.backend.lazy import storage
+from conformance.backend.lazy import flush
+from conformance.backend.lazy.storage import LazyStorage
 from tests.backend.agreement import DEVICES, both
 
 
@@ -298,7 +299,7 @@ class TestLoops:
             loss = x.sum()
             loss.item()
             kernels.append(backend.stats()["kernels"] - before)
-            sizes.append(storage.graph_size())
+            sizes.append(flush.graph_size())
         assert x.tolist() == [1000.0] * 8
         assert max(sizes[2:]) == min(sizes[2:])
         assert max(kernels[2:]) == min(kernels[2:])
@@ -310,9 +311,9 @@ class TestLoops:
         for i in range(2000):
             x = x + 1
             if i % 50 == 0:
-                largest = max(largest, storage.graph_size())
+                largest = max(largest, flush.graph_size())
         assert x.tolist() == [2000.0] * 4
-        assert largest < 3 * storage.MAX_DEPTH
+        assert largest < 3 * flush.MAX_DEPTH
 
 
 class TestStoredInPlace:
@@ -320,8 +321,8 @@ class TestStoredInPlace:
 
     @pytest.fixture(autouse=True)
     def _every_buffer_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(storage, "IN_PLACE_BYTES", 1)
-        monkeypatch.setattr(storage, "IN_PLACE_SHARE", 1)
+        monkeypatch.setattr(flush, "IN_PLACE_BYTES", 1)
+        monkeypatch.setattr(flush, "IN_PLACE_SHARE", 1)
 
     @settings(max_examples=25)
     @example([(0, 1, 0), (0, 0, 0), (0, 1, 0)])
@@ -397,7 +398,7 @@ class TestStoredInPlace:
 
 def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value grown too deep was realized alone; live values which it is computed from were computed again later."""
-    monkeypatch.setattr(storage, "MAX_DEPTH", 32)
+    monkeypatch.setattr(flush, "MAX_DEPTH", 32)
     w, x = torch.eye(4).to("tiny"), torch.ones(2, 4).to("tiny")
     kept = []
     backend.reset_stats()
@@ -410,14 +411,14 @@ def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_cells_die_while_a_cut_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Garbage was collected while the lazy cells were looked through: "dictionary changed size during iteration"."""
-    monkeypatch.setattr(storage, "MAX_DEPTH", 16)
-    end_loop = storage.Cell.end_loop
+    monkeypatch.setattr(flush, "MAX_DEPTH", 16)
+    end_loop = flush.end_loop
 
-    def collecting(cell: storage.Cell) -> None:
+    def collecting(lazy: LazyStorage) -> None:
         gc.collect()
-        end_loop(cell)
+        end_loop(lazy)
 
-    monkeypatch.setattr(storage.Cell, "end_loop", collecting)
+    monkeypatch.setattr(flush, "end_loop", collecting)
     x, looped = torch.ones(4).to("tiny"), torch.zeros(8).to("tiny")
     cycle = [x + 1]
     cycle.append(cycle)  # only the collector frees it

@@ -8,17 +8,17 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from conformance import kernels
-from conformance.backend.runtime import scheduler
+from conformance.backend.runtime import memory, scheduler
 from conformance.backend.runtime.loop_kernels import Array, Program, kernel
 from conformance.backend.torch_api import compile as compiled
 
 
 def run(write, shape, *inputs):
     """The only output of a program over float32 inputs, as a list."""
-    values = [scheduler.from_host(memoryview(torch.tensor(x).numpy()), dtypes.float32, "CPU") for x in inputs]
+    values = [memory.from_host(memoryview(torch.tensor(x).numpy()), dtypes.float32, "CPU") for x in inputs]
     (out,) = kernel(write, [(shape, dtypes.float32)], values, "CPU")
     (done,), _ = scheduler.realize([out], "CPU")
-    return torch.frombuffer(bytearray(scheduler.to_host(done)), dtype=torch.float32).tolist()
+    return torch.frombuffer(bytearray(memory.to_host(done)), dtype=torch.float32).tolist()
 
 
 def running_sum(p: Program, total: Array, x: Array) -> None:

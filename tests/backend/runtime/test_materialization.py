@@ -10,7 +10,8 @@ from tinygrad.helpers import GlobalCounters
 from torch import nn
 
 from conformance import kernels
-from conformance.backend.lazy import storage
+from conformance.backend.lazy import flush
+from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import materialization
 
 
@@ -21,19 +22,19 @@ def test_all_read_what_is_stored_for_one() -> None:
         p = torch.sinh(x @ w)  # which the next product stores
         torch.cat([p @ w, p.t() * 3]).sum().item()
     assert k.kernels == 3  # 4: the sum of products under the sinh was stored as well, for two to read
-    first = storage.cell_of(torch.sinh(x)).value
-    values, new = materialization.read_by_all([materialization.once(first), first * 3])
+    first = lazy_storage(torch.sinh(x)).base_value()
+    values, new = materialization.read_by_all([materialization.materialize(first), first * 3])
     assert values[1].src[0] is values[0]
     assert not any(node is first for node in new)  # the part itself is computed as before
 
 
 def test_a_value_is_read_from_its_part_within_another() -> None:
     """One part lies within the value of another: both readers of the inner one read it as a part."""
-    a = storage.cell_of(torch.randn(8).to("tiny")).flat()
+    a = flush.flat(lazy_storage(torch.randn(8).to("tiny")))
     inner = a * 2
-    outer = materialization.once(materialization.once(inner) + 1)
+    outer = materialization.materialize(materialization.materialize(inner) + 1)
     (one, two), _ = materialization.read_by_all([outer * inner, inner])
-    assert two is materialization.once(inner)
+    assert two is materialization.materialize(inner)
     assert set(one.src) == {outer, two}
 
 
@@ -46,22 +47,22 @@ class TestKeeping:
 
     def test_a_sum_that_the_graph_holds(self) -> None:
         """It is small beside the part it reads; what the graph does not compute anyhow stays as it is."""
-        a = storage.cell_of(torch.randn(1 << 10).to("tiny")).flat()
-        part = materialization.once(a.exp())
+        a = flush.flat(lazy_storage(torch.randn(1 << 10).to("tiny")))
+        part = materialization.materialize(a.exp())
         total = (part * 2).sum()
-        assert materialization.keeping([total + 1], [total, (part * 3).sum(), a.sum()]) == [0]
+        assert materialization.computed_along([total + 1], [total, (part * 3).sum(), a.sum()]) == [0]
 
     def test_not_one_as_large_as_its_part(self) -> None:
         """Keeping the part costs no more than the value would."""
-        a = storage.cell_of(torch.randn(1 << 10).to("tiny")).flat()
-        value = materialization.once(a.exp()) * 2
-        assert materialization.keeping([value + 1], [value]) == []
+        a = flush.flat(lazy_storage(torch.randn(1 << 10).to("tiny")))
+        value = materialization.materialize(a.exp()) * 2
+        assert materialization.computed_along([value + 1], [value]) == []
 
     def test_not_a_part_itself(self) -> None:
         """What layer_norm keeps for its gradient is a part: the fuzzer found a KeyError."""
-        a = storage.cell_of(torch.randn(1 << 10).to("tiny")).flat()
-        part = materialization.once(a.exp())
-        assert materialization.keeping([part * 2], [part]) == []
+        a = flush.flat(lazy_storage(torch.randn(1 << 10).to("tiny")))
+        part = materialization.materialize(a.exp())
+        assert materialization.computed_along([part * 2], [part]) == []
         x = torch.arange(3.0).to("tiny").requires_grad_()
         y = nn.functional.layer_norm(x, [3])
         torch.testing.assert_close(y.cpu(), nn.functional.layer_norm(torch.arange(3.0), [3]))

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from conformance import backend, kernels
-from conformance.backend.lazy import storage
+from conformance.backend.lazy import flush
+from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.torch_api import compile as compiled
 
 
@@ -386,6 +387,6 @@ def test_dynamo_stays_out_of_kernels() -> None:
 
 def memory_of(t: torch.Tensor) -> int:
     """Where the elements of a realized tensor lie."""
-    cell = storage.cell_of(t)
-    storage.observe([cell])
-    return id(cell.flat().base.buffer)
+    lazy = lazy_storage(t)
+    flush.flush([lazy])
+    return id(flush.flat(lazy).base.buffer)
