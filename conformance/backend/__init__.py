@@ -13,19 +13,15 @@ from collections.abc import Iterable
 
 import torch
 
-from .tinygrad_patches import llvm, mends, node_construction  # noqa: F401  # isort: skip
 from .dispatch import tensors
 from .dispatch.registry import forget_numbers
 from .lazy import flush
 from .lazy.storage import lazy_storage
-from .runtime import program_cache
 from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
 from .runtime.toolchain import Compiler, ToolchainError, ensure_compiler
 from .torch_api import autocast, device_module, skip_dynamo
 from .torch_api.install import install
 
-node_construction.install()
-program_cache.install()
 device_module.register()
 install()
 autocast.install()

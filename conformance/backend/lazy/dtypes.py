@@ -8,31 +8,8 @@ two reals and a float8 as a byte; both move through every copy and view exactly,
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from tinygrad.dtype import DType, dtypes
-
-_const = DType.const
-
-
-def _folded(self: DType, number: Any) -> Any:
-    """A constant within its dtype: a float that does not fit becomes the least integer, an integer wraps."""
-    if isinstance(number, float) and dtypes.is_int(self):
-        whole = int(number) if math.isfinite(number) else self.min
-        number = whole if self.min <= whole <= self.max else self.min  # type: ignore[operator]
-    elif isinstance(number, int) and self in _WRAPPING:
-        number = (number - self.min) % (1 << self.bitsize) + self.min  # type: ignore[operator]
-    return _const(self, number)
-
-
-_WRAPPING = frozenset({
-    dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64, dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64,
-})  # fmt: skip
-# tinygrad folds a cast of nan or inf by int(), which raises, and of 1e20 into a literal that no C compiler takes; its
-# own -1 of an unsigned dtype is less than 0.
-DType.const = _folded  # type: ignore[method-assign,assignment]
 
 # Real dtypes which tinygrad loads, stores and computes.
 COMPUTED: dict[torch.dtype, DType] = {

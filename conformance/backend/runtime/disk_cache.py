@@ -14,18 +14,11 @@ import functools
 import hashlib
 import os
 import re
-import sqlite3
-import types
 from pathlib import Path
 from typing import Any
 
 import tinygrad
-from tinygrad import helpers
 from tinygrad.helpers import CACHELEVEL, diskcache_get, diskcache_put
-
-# tinygrad's connection refused all threads but the one that had used it first. SQLite itself takes turns.
-_shared = functools.partial(sqlite3.connect, check_same_thread=False)
-helpers.sqlite3 = types.SimpleNamespace(**{**vars(sqlite3), "connect": _shared})  # type: ignore[assignment]
 
 _CHECK = 8  # bytes of checksum in front of each row
 _DECIDING = ("schedule", "codegen", "renderer", "uop")  # parts of tinygrad that decide what becomes of a graph

@@ -1,6 +1,7 @@
 """Compiled kernels kept on disk whole, so that a kernel which any process has compiled costs no code generation.
 
-Defines `PROGRAMS`, which `install` puts in the place of tinygrad's table of programs, and `generate` before it.
+Defines `PROGRAMS`, which takes the place of tinygrad's table of programs, and `generate`, which takes that of its code
+generation; importing this module puts both in place.
 
 The key insight: tinygrad keeps a kernel's binary by its source, and to learn the source it must rewrite the kernel's
 graph in Python, which takes four fifths of the time of a fresh kernel. Its own table of whole programs is keyed by the
@@ -15,11 +16,11 @@ import pickle
 from typing import Any
 
 from tinygrad import codegen
-from tinygrad.engine import realize
 from tinygrad.helpers import Context
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
+from ..tinygrad_patches.patch import Patch
 from . import disk_cache
 from .counters import COUNTERS
 
@@ -80,7 +81,12 @@ class Programs(dict[Key, UOp]):
 
 
 PROGRAMS = Programs(codegen.to_program_cache)
-_generate = codegen.do_to_program
+_GENERATE = Patch(
+    "tinygrad.codegen:do_to_program",
+    "The optimizer's vectorizer fails on some graphs of writes to several views ('bad reshape: () -> (6, 6)').",
+    "tests/backend/test_behaviours.py::test_a_graph_that_tinygrads_vectorizer_breaks_is_computed",
+)
+_generate = _GENERATE.original
 
 
 def generate(graph: UOp, renderer: Any) -> UOp:
@@ -104,7 +110,10 @@ def _ready(program: UOp) -> UOp:
     return program.replace(src=(graph.replace(src=()), instructions.replace(src=parameters), *code))
 
 
-def install() -> None:
-    """Use the table in the whole process."""
-    codegen.do_to_program = generate
-    codegen.to_program_cache = realize.to_program_cache = PROGRAMS  # type: ignore[attr-defined]
+_GENERATE.apply(generate)
+for _site in ("tinygrad.codegen:to_program_cache", "tinygrad.engine.realize:to_program_cache"):
+    Patch(
+        _site,
+        "The table of programs ends with the process.",
+        "tests/backend/runtime/test_program_cache.py::test_a_second_process_finds_the_programs_of_the_first",
+    ).apply(PROGRAMS)

@@ -1,8 +1,8 @@
-"""Faults of tinygrad 0.14's LLVM renderer, mended in its tables when this module is imported.
+"""Faults of tinygrad's LLVM renderer.
 
 The key insight: where C leaves a result undefined LLVM calls it poison, and builds on that as freely as on a promise.
 So nothing is promised that does not hold: how a pointer is aligned, that an integer does not wrap, that signs of zeros
-and infinities do not matter, that a float fits its integer. `mends` has the rules that all renderers share.
+and infinities do not matter, that a float fits its integer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,31 @@ from tinygrad.renderer.llvmir import CPULLVMRenderer, LLVMRenderer
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat
 
-from .mends import bfloat16_bits, may_wrap
+from .integer_bounds import may_wrap
+from .number_formats import bfloat16_bits
+from .patch import Patch
 
-# Its fast-math flags let a sum drop the sign of a zero, a quotient be a product and a function be approximate. It lacks
-# subtraction, and takes a power of one half for a square root.
-for _ops, _prefix in ((llvmir.float_lop, "f"), (llvmir.signed_lop, ""), (llvmir.unsigned_lop, "")):
-    for _op, _text in _ops.items():
-        _ops[_op] = _text.replace(llvmir.flags, "").replace(" nsw", "")
-    _ops[Ops.SUB] = f"{_prefix}sub"
+_TEST = "test_renderers.py::test_agrees_with_cpu"
+
+for _table, _prefix in (("float_lop", "f"), ("signed_lop", ""), ("unsigned_lop", "")):
+    _instructions = Patch(
+        f"tinygrad.renderer.llvmir:{_table}",
+        "Fast-math flags let a sum drop the sign of a zero, a quotient be a product and a function be approximate; "
+        "integers are promised not to wrap; subtraction is missing.",
+        _TEST,
+    ).original
+    for _op, _text in _instructions.items():
+        _instructions[_op] = _text.replace(llvmir.flags, "").replace(" nsw", "")
+    _instructions[Ops.SUB] = f"{_prefix}sub"
+Patch("tinygrad.renderer.llvmir:LLVMRenderer.code_for_op[SUB]", "Subtraction is missing.", _TEST, missing=True).apply(
+    lambda: None
+)
 _INTRINSICS = {Ops.SQRT: "sqrt", Ops.TRUNC: "trunc"}
-LLVMRenderer.code_for_op[Ops.SUB] = lambda: None
-CPULLVMRenderer.code_for_op = {**LLVMRenderer.code_for_op, **dict.fromkeys((Ops.NEG, *_INTRINSICS), lambda: None)}
+Patch(
+    "tinygrad.renderer.llvmir:CPULLVMRenderer.code_for_op",
+    "A square root is a power of one half, and truncation and negation are made of other operations.",
+    _TEST,
+).apply({**LLVMRenderer.code_for_op, **dict.fromkeys((Ops.NEG, *_INTRINSICS), lambda: None)})
 
 
 def _constant(number: Any, dtype: DType) -> Any:
@@ -43,11 +57,19 @@ def _constant(number: Any, dtype: DType) -> Any:
 
 
 def _type(dtype: DType, count: int = 1, ptr: bool = False) -> str:
-    """LLVM's name of a type. It moves a bfloat as a float, with a function that nobody has; so bfloat16 is its bits."""
+    """LLVM's name of a type; bfloat16 is its bits, since LLVM moves a bfloat by a function that nothing links."""
     return str(_named(dtypes.uint16 if dtype is dtypes.bfloat16 else dtype, count, ptr))
 
 
-_unchanged, _named = llvmir.lconst, llvmir.ldt
+_CONSTANT = Patch(
+    "tinygrad.renderer.llvmir:lconst",
+    "1e-05 is no number to LLVM, and a folded constant may lie outside its dtype.",
+    _TEST,
+)
+_TYPE = Patch(
+    "tinygrad.renderer.llvmir:ldt", "LLVM moves a bfloat as a float, by a function that nothing links.", _TEST
+)
+_unchanged, _named = _CONSTANT.original, _TYPE.original
 
 
 def _exact_sum(ctx: Any, x: UOp) -> str | None:
@@ -89,25 +111,36 @@ def _aligned(ctx: Any, x: UOp) -> str | None:
     return None if text is None else text.replace(access, f"{access}, align {index.dtype.itemsize}")
 
 
-_tinygrads = CPULLVMRenderer.string_rewrite
-CPULLVMRenderer.string_rewrite = PatternMatcher([
+_REWRITE = Patch(
+    "tinygrad.renderer.llvmir:CPULLVMRenderer.string_rewrite",
+    "Loads and stores of vectors are promised to be aligned as a whole; a float that fits no integer is poison.",
+    _TEST,
+)
+_tinygrads = _REWRITE.original
+_REWRITE.apply(PatternMatcher([
     (UPat((Ops.ADD, Ops.SUB), dtypes.sints, name="x"), _exact_sum),
     (UPat(Ops.CAST, (dtypes.int32, dtypes.int64), src=(UPat(dtype=(dtypes.float32, dtypes.float64)),), name="x"),
      _converted),
     (UPat(Ops.NEG, name="x"), _negative),
     (UPat(tuple(_INTRINSICS), name="x"), _intrinsic),
     (UPat((Ops.LOAD, Ops.STORE), name="x"), _aligned),
-]) + _tinygrads  # fmt: skip
-_render = CPULLVMRenderer.render
+]) + _tinygrads)  # fmt: skip
+_RENDER = Patch(
+    "tinygrad.renderer.llvmir:CPULLVMRenderer.render",
+    "Each buffer is promised to be aligned to 32 bytes, which a part of one is not.",
+    _TEST,
+)
 
 
 def _declared(self: CPULLVMRenderer, uops: list[UOp]) -> str:
     """A kernel whose pointers are aligned as their elements are, behind the intrinsics that it calls."""
-    llvmir.lconst, llvmir.ldt = _constant, _type  # type: ignore[assignment]
+    _CONSTANT.apply(_constant)
+    _TYPE.apply(_type)
     try:
-        text = _render(self, uops).replace(" noalias align 32", " noalias")
+        text = _RENDER.original(self, uops).replace(" noalias align 32", " noalias")
     finally:
-        llvmir.lconst, llvmir.ldt = _unchanged, _named
+        _CONSTANT.apply(_unchanged)
+        _TYPE.apply(_named)
     called = [
         f"declare {kind} @llvm.{name}.f{bits}({kind})"
         for name in _INTRINSICS.values()
@@ -117,4 +150,4 @@ def _declared(self: CPULLVMRenderer, uops: list[UOp]) -> str:
     return "\n".join([*called, text])
 
 
-CPULLVMRenderer.render = _declared  # type: ignore[method-assign]
+_RENDER.apply(_declared)
