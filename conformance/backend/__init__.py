@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 
 from .dispatch import tensors
-from .dispatch.registry import forget_numbers
+from .dispatch.registry import reset_state
 from .lazy import flush
 from .lazy.storage import lazy_storage
 from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
@@ -26,6 +26,9 @@ device_module.register()
 install()
 autocast.install()
 skip_dynamo.skip_dynamo_frames()
+
+
+forget_numbers = reset_state  # the earlier name
 
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:
@@ -41,6 +44,7 @@ __all__ = [
     "forget_numbers",
     "no_fallback",
     "realize",
+    "reset_state",
     "reset_stats",
     "stats",
     "tensors",

@@ -82,7 +82,7 @@ class TinyTarget(Target):
 
     def forget(self) -> None:
         """A number that has changed from call to call is data, and a kernel reads only so many buffers."""
-        self.backend.forget_numbers()
+        self.backend.reset_state()
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:

@@ -1,6 +1,6 @@
 """The metadata of an operator's results: what torch's meta kernels say, put right where the CPU says otherwise.
 
-Defines `specs`, `Refused` and `device_index`.
+Defines `specs`, `MetaRejected` and `device_index`.
 
 The key insight: metadata depend on the geometry of the arguments and not on their elements, so a meta kernel is asked
 once for each geometry, and the CPU too where its strides are known to be other ones (on small tensors).
@@ -24,7 +24,7 @@ from .tensors import Spec, geometry
 OpOverload = torch._ops.OpOverload
 
 
-class Refused(Exception):
+class MetaRejected(Exception):
     """A call that the meta kernel refuses, or that torch's checks of memory overlap may refuse: the CPU decides."""
 
 
@@ -36,7 +36,7 @@ _INT8, _FLOAT16 = torch.empty(1, dtype=torch.int8), torch.empty(1, dtype=torch.f
 def specs(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], floats: bool = True
 ) -> tuple[Any, tuple[Spec, ...]]:
-    """The metadata of an operator's results as (structure, specs); raises Refused where the meta kernel raises.
+    """The metadata of an operator's results as (structure, specs); raises MetaRejected where the meta kernel raises.
 
     Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments; the values
     of floats are part of that only where `floats` is true.
@@ -52,7 +52,7 @@ def specs(
         try:
             result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
         except Exception as error:
-            raise Refused(str(error)) from error
+            raise MetaRejected(str(error)) from error
         _check_dtypes(op, args, kwargs)
         known = _describe(result)
         if known[1] and not any(a.alias_info is not None for a in op._schema.arguments):
@@ -73,7 +73,7 @@ _accepted: dict[tuple[Any, ...], bool] = {}
 
 
 def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise Refused for dtypes that the meta kernel lets pass and the CPU's own kernel does not.
+    """Raise MetaRejected for dtypes that the meta kernel lets pass and the CPU's own kernel does not.
 
     Whether an out= tensor is written in another dtype, or a source is added in one, only the kernel knows. So where
     dtypes differ, one is written out or integers are written, the call is tried once on ones; a large one on few.
@@ -98,7 +98,7 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
             return
         _accepted[key] = accepted is not False
     if not _accepted[key]:
-        raise Refused("the CPU's kernel takes no such dtypes together")
+        raise MetaRejected("the CPU's kernel takes no such dtypes together")
 
 
 _OF_DTYPES = (

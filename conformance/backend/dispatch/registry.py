@@ -11,7 +11,6 @@ Must not know which operators there are: the tables in `ops` say that.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -172,7 +171,7 @@ _SEEN_NUMBERS: dict[tuple[Any, ...], set[float]] = {}
 _CHANGING = 3  # distinct values after which a number counts as changing
 
 
-def forget_numbers() -> None:
+def reset_state() -> None:
     """Take every float argument for a constant until it is seen to change again, as a new process does."""
     _SEEN_NUMBERS.clear()
 
@@ -196,8 +195,3 @@ def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
     if isinstance(argument, (bool, int, float)):
         return constant(argument, dtype)
     return argument
-
-
-def accepts_context(function: ValueFunction) -> bool:
-    """Whether a value function's first parameter is its Context (all registered ones; for tests)."""
-    return next(iter(inspect.signature(function).parameters), "") == "ctx"

@@ -20,12 +20,12 @@ from ..lazy.dtypes import COMPUTED, PAIRS
 from ..runtime import recording
 from ..runtime.stats import STATS, FallbackError, count_fallback
 from . import fallback, overlap
-from .metadata import OpOverload, Refused, check_devices, device_index, specs, tensors_in
+from .metadata import MetaRejected, OpOverload, check_devices, device_index, specs, tensors_in
 from .registry import DECOMPOSITIONS, ROWS, Context, Declined, Row, ValueFunction
 from .tensors import Spec, assign, cast, check_writable, elements, make
 
 
-class Nothing(Exception):
+class EmptyResult(Exception):
     """A call whose results have no elements: what is left of it are the CPU's checks of its arguments."""
 
 
@@ -84,7 +84,7 @@ class Overload:
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, kwargs, self.row.keep_floats)
         if outs[0].size != tuple(target.shape):
-            raise Refused("the result would be larger than what it is written to")
+            raise MetaRejected("the result would be larger than what it is written to")
         function = choose(self.row, [*args, *kwargs.values()], [*checked, *outs])
         if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
@@ -100,12 +100,12 @@ class Overload:
         self._check_overlap(targets, [*args[accumulates:], *inputs.values()])
         read = {id(t) for t in tensors_in([*args, *inputs.values()])}
         if any(id(t) in read and tuple(t.shape) != s.size for t, s in zip(targets, sized, strict=False)):
-            raise Refused("an input would be resized")
+            raise MetaRejected("an input would be resized")
         index = device_index(args, kwargs)
         _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
         unlike = any(s is not None and t.dtype != s.dtype for t, s in zip(targets, outs, strict=False))
         if unlike and not self.row.elementwise:
-            raise Refused("only the CPU's kernel knows in which of the dtypes it computes")
+            raise MetaRejected("only the CPU's kernel knows in which of the dtypes it computes")
         function = choose(self.row, [*args, *inputs.values()], outs)
         if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
@@ -121,13 +121,13 @@ class Overload:
 
     def _check_overlap(self, targets: Sequence[torch.Tensor], others: Iterable[Any]) -> None:
         if overlap.undecided(targets, tensors_in(others), self.row.elementwise):
-            raise Refused("the written tensor overlaps itself or an input")
+            raise MetaRejected("the written tensor overlaps itself or an input")
 
     def _compute(
         self, function: ValueFunction, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Sequence[Any]:
         if all(s is None or 0 in s.size for s in outs):
-            raise Nothing
+            raise EmptyResult
         context = Context(self.functional, outs, index, args)
         result = function(context, *_values(tuple(args)), **{k: _values(v) for k, v in kwargs.items()})
         STATS.native[self.name] += 1
@@ -160,10 +160,10 @@ def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return kernel(*args, **kwargs)
         except Declined:
             return fallback.on_cpu(op, args, kwargs)
-        except Nothing:
+        except EmptyResult:
             STATS.native[str(op)] += 1
             return fallback.run_on_cpu(op, args, kwargs)
-        except Refused:
+        except MetaRejected:
             check_devices([*args, *kwargs.values()])
         result = fallback.run_on_cpu(op, args, kwargs)
         count_fallback(str(op))
@@ -230,10 +230,10 @@ def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Calla
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except (FallbackError, recording.Observed):
+        except (FallbackError, recording.NeedsValue):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-            raise Refused(str(error)) from error
+            raise MetaRejected(str(error)) from error
 
     return or_cpu(op, kernel)
 
@@ -286,7 +286,7 @@ def _into_out(op: OpOverload, function: Callable[..., Any], names: Sequence[str]
         results = function(*args, **{k: v for k, v in kwargs.items() if k not in names})
         results = results if isinstance(results, tuple) else (results,)
         if any(target.dtype != result.dtype for target, result in zip(targets, results, strict=True)):
-            raise Refused("only the CPU's kernel knows in which of the dtypes it computes")
+            raise MetaRejected("only the CPU's kernel knows in which of the dtypes it computes")
         for target, spec, result in zip(targets, sized, results, strict=True):
             if tuple(target.shape) != spec.size:
                 torch.ops.aten.resize_.default(target, spec.size)

@@ -42,9 +42,9 @@ def read(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, off
     flush.flush_pending(storage, real, size, stride, offset)
     loop = storage.loop
     if loop is not None and storage.dtype == real:
-        if loop.wrote(size, stride, offset) and storage.nbytes < flush.IN_PLACE_BYTES:
+        if loop.is_newest(size, stride, offset) and storage.nbytes < flush.IN_PLACE_BYTES:
             return loop.newest.value
-        if storage.flat is not None and (loop.apart(size, stride, offset) or loop.ahead(size, stride, offset)):
+        if storage.flat is not None and (loop.is_outside(size, stride, offset) or loop.is_ahead(size, stride, offset)):
             return strided_read(storage.flat, size, stride, offset)
     constants = storage.constants
     if constants and constants[-1][:3] == (size, stride, offset) and storage.dtype == real:
@@ -109,7 +109,7 @@ def _covers(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset:
 
 def _continues_loop(storage: LazyStorage, write: Write, real: DType) -> bool:
     """Whether a write is the next of a pending loop, which has taken it."""
-    if storage.loop is None or storage.dtype != real or not storage.loop.continued(write):
+    if storage.loop is None or storage.dtype != real or not storage.loop.extend(write):
         return False
     if storage.loop.count >= MANY_WRITES:
         flush.end_loop(storage)

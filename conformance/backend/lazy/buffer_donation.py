@@ -1,6 +1,6 @@
 """New contents that are stored in the buffers of the old ones, where nobody can tell.
 
-Defines `in_place`, which turns lazy values into stores, and `is_swap`, the reason for which that may not be done.
+Defines `donate`, which turns lazy values into stores, and `is_swap`, the reason for which that may not be done.
 
 The key insight: a value is computed into a new buffer, after which the old one is mostly dropped: for the parameters
 and moments of a training step that doubles the memory. tinygrad orders the kernels of one schedule, so that what still
@@ -19,7 +19,7 @@ from tinygrad.uop.ops import GroupOp, UOp
 from ..runtime.expressions import constant_of, is_realized, strip_reshapes
 
 
-def in_place(
+def donate(
     values: Sequence[UOp], donors: Mapping[int, UOp], others: Sequence[UOp] = ()
 ) -> tuple[dict[int, UOp], list[UOp], list[UOp]]:
     """Store the `values` at the places in `donors` in these buffers, of their shape and dtype.
@@ -106,4 +106,4 @@ def _at_its_place(donor: UOp, content: UOp, readers: Mapping[UOp, int]) -> bool:
 _LEAVES = frozenset({Ops.BUFFER, Ops.AFTER, Ops.REDUCE})  # what a kernel reads; a sum with several readers has its own
 
 
-__all__ = ["in_place", "is_swap"]
+__all__ = ["donate", "is_swap"]

@@ -243,11 +243,3 @@ def _upload_table(positions: np.ndarray, device: str) -> UOp:
 def _upload_numbers(numbers: list[Number], dtype: DType, device: str) -> UOp:
     host = torch.tensor(numbers, dtype=TORCH[dtype]).view(torch.uint8)
     return memory.from_host(host.numpy(), dtype, device)
-
-
-def graph_size() -> int:
-    """Number of distinct tinygrad nodes that lazy values hold; a loop that reads a value at each step keeps it flat."""
-    seen: set[UOp] = set()
-    for storage in list(LAZY.values()):
-        seen.update(_value(storage).toposort())
-    return len(seen)

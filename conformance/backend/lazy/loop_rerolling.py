@@ -123,7 +123,7 @@ class _Run:
         self.step = 0  # from turn to turn
         self.moves = (0,) * len(turn.starts if turn else ())  # of each read, from turn to turn
 
-    def continued(self, write: Write) -> bool:
+    def extend(self, write: Write) -> bool:
         """Take a further write; False where it is not the next."""
         turn = _expression(write.value, math.prod(write.size)) if write[:2] == self.first[:2] and self.turns else None
         if turn is None or turn.steps != self.turns[-1].steps:
@@ -176,11 +176,11 @@ class Loop:
         self._step: int | None = None  # from each write to the next, 0 where they differ in it or in geometry
         self._runs: list[_Run] = []
 
-    def apart(self, size: Ints, stride: Ints, offset: int) -> bool:
+    def is_outside(self, size: Ints, stride: Ints, offset: int) -> bool:
         """Whether a view lies outside all that has been written."""
         return offset >= self.high or offset + layout.plan(size, stride).extent <= self.low
 
-    def ahead(self, size: Ints, stride: Ints, offset: int) -> bool:
+    def is_ahead(self, size: Ints, stride: Ints, offset: int) -> bool:
         """Whether a view is where a later write would be: it shares no element with any, as columns do not."""
         distance = offset - self.newest.offset if (size, stride) == self.newest[:2] else 0
         step = distance if self._step is None else self._step
@@ -192,15 +192,15 @@ class Loop:
         step = write.offset - self.newest.offset if write[:2] == self.newest[:2] else 0
         return step if self._step in (None, step) else 0
 
-    def wrote(self, size: Ints, stride: Ints, offset: int) -> bool:
+    def is_newest(self, size: Ints, stride: Ints, offset: int) -> bool:
         """Whether a view is what the newest write wrote."""
         return self.newest[:3] == (size, stride, offset)
 
-    def continued(self, write: Write) -> bool:
+    def extend(self, write: Write) -> bool:
         """Take a further write; False where it must come after the others, or where these are no loop."""
-        if not self.wrote(*write[:3]):
+        if not self.is_newest(*write[:3]):
             step = self._distance(write)
-            free = self.apart(*write[:3]) or (step and self.ahead(*write[:3]))
+            free = self.is_outside(*write[:3]) or (step and self.is_ahead(*write[:3]))
             if not free or len(self._runs) == MANY_RUNS:
                 return False
             self._end_newest()
@@ -210,7 +210,7 @@ class Loop:
         return True
 
     def _end_newest(self) -> None:
-        if not self._runs or not self._runs[-1].continued(self.newest):
+        if not self._runs or not self._runs[-1].extend(self.newest):
             self._runs.append(_Run(self.newest))
 
     def writes(self, table: Table) -> list[Write]:

@@ -150,7 +150,7 @@ class LazyStorage:
         """Whether a view lies outside a loop's writes that are pending for a buffer; False where none are."""
         if self.loop is None or self.flat is None or not expressions.is_realized(self.flat):
             return False
-        return self.dtype == real and self.loop.apart(size, stride, offset)
+        return self.dtype == real and self.loop.is_outside(size, stride, offset)
 
     def realized_buffer(self, dtype: DType) -> UOp | None:
         """The buffer that holds the content in `dtype`, None where there is none yet."""
@@ -254,8 +254,3 @@ def lazy_storage(tensor: torch.Tensor) -> LazyStorage:
         return storage._lazy
     except AttributeError:
         return BY_ADDRESS[storage.data_ptr()]  # a storage that torch made of a bare pointer, as when it writes a file
-
-
-def count_lazy() -> int:
-    """How many live storages hold lazy values; a loop that reads a value at each step keeps this flat."""
-    return len(LAZY)

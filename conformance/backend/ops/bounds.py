@@ -30,7 +30,7 @@ _LOOKED_AT: weakref.WeakKeyDictionary[UOp, dict[int | None, tuple[float, ...]]] 
 Size = Any  # an int; tinygrad types the sizes of shapes as possibly symbolic
 
 
-def look(t: torch.Tensor) -> torch.Tensor:
+def read_on_host(t: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
     if not is_tiny(t):
         return t
@@ -56,11 +56,11 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
     known = _LOOKED_AT.get(value, {}).get(ignored)
     if known is not None and known[0] >= low and known[1] < high and known[2] == memory.generation():
         return value
-    host = look(index)
+    host = read_on_host(index)
     if ignored is not None:
         host = host[host != ignored]
     check(ctx, host, low, high)
-    value = read(index)  # what the look has realized
+    value = read(index)  # realized by now
     if host.numel():
         least, most = torch.aminmax(host)
         _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), memory.generation())

@@ -18,7 +18,7 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch.metadata import Refused
+from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
 from ..dispatch.schema_kernels import Overload, find
 from ..dispatch.tensors import Spec, cast, constant
@@ -200,9 +200,9 @@ def _nonzero(z: Pair) -> UOp:
 
 @value("complex", takes_complex=True)
 def make_complex(ctx: Context, re: UOp, im: UOp) -> UOp:
-    """A complex number from its parts; Refused where these are of two dtypes."""
+    """A complex number from its parts; MetaRejected where these are of two dtypes."""
     if len({x.dtype for x in ctx.args if isinstance(x, torch.Tensor)}) > 1:
-        raise Refused("the parts of a complex number are of one dtype")
+        raise MetaRejected("the parts of a complex number are of one dtype")
     return joined(Pair(re, im), ctx.out.size)
 
 
@@ -305,7 +305,7 @@ def _exact_out(name: str) -> Callable[..., Any]:
 
     def call(re: torch.Tensor, im: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         if out.dtype != torch.promote_types(re.dtype, torch.complex32):
-            raise Refused("out= takes no cast")
+            raise MetaRejected("out= takes no cast")
         return kernel(re, im, out=out)
 
     return call

@@ -96,11 +96,6 @@ def _narrow(x: UOp) -> bool:
     return x.dtype is dtypes.float32
 
 
-def by_width(x: UOp, single: Sequence[float], double: Sequence[float]) -> Sequence[float]:
-    """The coefficients for the width of `x`."""
-    return single if _narrow(x) else double
-
-
 def horner(x: UOp, coefficients: Sequence[float]) -> UOp:
     """A polynomial, highest power first."""
     return polyN(x, list(coefficients))  # type: ignore[return-value]

@@ -14,9 +14,9 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch.metadata import Refused
+from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import Context, Declined, value
-from ..dispatch.schema_kernels import Nothing, or_cpu
+from ..dispatch.schema_kernels import EmptyResult, or_cpu
 from ..dispatch.tensors import Spec, elements, make
 from ..lazy.layout import contiguous_strides
 from ..runtime import memory
@@ -94,9 +94,9 @@ def _multiplied(
 def _geqrf_kernel(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """R and below it the reflectors, column by column, and tau; the operator has no meta kernel to say so."""
     if a.ndim < 2 or a.dtype not in (torch.float32, torch.float64):
-        raise Refused("the CPU checks what it is given, and knows complex numbers")
+        raise MetaRejected("the CPU checks what it is given, and knows complex numbers")
     if 0 in a.shape:
-        raise Nothing
+        raise EmptyResult
     index, (*lead, m, n) = a.device.index or 0, a.shape
     qr, taus = _factored(elements(a), memory.device_name(index))
     *outer, _, _ = contiguous_strides(a.shape)

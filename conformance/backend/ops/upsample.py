@@ -23,7 +23,6 @@ from ..lazy.dtypes import opmath
 from ..runtime import memory
 
 Ints = Sequence[Any]
-SOURCE = "aten/src/ATen/native/UpSample.h and cpu/UpSampleKernel.cpp"
 
 
 class Taps(NamedTuple):

@@ -63,7 +63,7 @@ def from_host(data: Any, dtype: DType, device: str) -> UOp:
         COUNTERS.copies_in += 1
         COUNTERS.bytes_in += data.nbytes
         if trace.LISTENERS:
-            trace.tell(trace.Copy("in", data.nbytes))
+            trace.notify(trace.Copy("in", data.nbytes))
         return value
 
 
@@ -85,7 +85,7 @@ def count_store() -> None:
     """A buffer's own memory has been written by the host."""
     COUNTERS.stored += 1
     if trace.LISTENERS:
-        trace.tell(trace.Store())
+        trace.notify(trace.Store())
 
 
 def host_view(value: UOp) -> memoryview:
@@ -106,5 +106,5 @@ def to_host(value: UOp, needed: int | None = None) -> memoryview:
         COUNTERS.copies_out += 1
         COUNTERS.bytes_out += moved
         if trace.LISTENERS:
-            trace.tell(trace.Copy("out", moved))
+            trace.notify(trace.Copy("out", moved))
         return buffer.as_memoryview(force_zero_copy=True) if addressable else buffer.as_memoryview()

@@ -1,6 +1,6 @@
 """Recording: a block in which nothing may be computed, so that what it builds can run again over other buffers.
 
-Defines `recording`, `is_open`, `require`, `check_closed`, and `Observed`, which ends a recording that needs a value.
+Defines `recording`, `is_open`, `require`, `check_closed`, and `NeedsValue`, which ends a recording that needs a value.
 
 The key insight: a check of elements (an index in range) is a question for the host in an eager call, and one more lazy
 value in a recorded graph.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from tinygrad.uop.ops import UOp
 
 
-class Observed(RuntimeError):
+class NeedsValue(RuntimeError):
     """Something needed a value inside `recording`."""
 
 
@@ -24,7 +24,7 @@ _conditions: list[UOp] | None = None
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[UOp]]:
-    """Within the block nothing is computed: what would be raises Observed.
+    """Within the block nothing is computed: what would be raises NeedsValue.
 
     Yields the conditions (0-d values) that each run of what is recorded must find true: its checks of elements.
     """
@@ -48,6 +48,6 @@ def require(condition: UOp) -> None:
 
 
 def check_closed(reason: str) -> None:
-    """Raise Observed inside `recording`, naming what needs a value."""
+    """Raise NeedsValue inside `recording`, naming what needs a value."""
     if _conditions is not None:
-        raise Observed(reason)
+        raise NeedsValue(reason)

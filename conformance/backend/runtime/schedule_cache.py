@@ -73,7 +73,7 @@ class Schedules:
         if where is not None and row is not None:
             disk_cache.write(TABLE, where, row)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Begin again, as in a new process."""
         self._known.clear()
         self._nodes = 0

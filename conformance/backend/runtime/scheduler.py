@@ -67,7 +67,7 @@ def realize(
             becomes = {graph.nodes[k]: shaped_like(slots[i], graph.nodes[k]) for k, i in replay.becomes}
             if trace.LISTENERS:
                 spent = found - start, 0.0, time.perf_counter() - found
-                trace.tell(trace.Schedule(why, replay.names, len(pending), origin, *spent))
+                trace.notify(trace.Schedule(why, replay.names, len(pending), origin, *spent))
         else:
             done, becomes = _schedule(of, graph, pending, points.passing, why, begin)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
@@ -95,7 +95,7 @@ def _schedule(
     if trace.LISTENERS:
         spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
         names = kernel_names([call.src[0] for call in ready.src])
-        trace.tell(trace.Schedule(why, names, len(pending), "scheduled", *spent))
+        trace.notify(trace.Schedule(why, names, len(pending), "scheduled", *spent))
     if not variables and all(v.has_buffer_identity() for v in [*done, *becomes.values()]):
         SCHEDULES.put(of, recorded(graph, ready, done, becomes))
     return done, becomes
@@ -155,7 +155,7 @@ def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
         results = [slots[i] for i in replay.results]
         if trace.LISTENERS:
             spent = 0.0, 0.0, time.perf_counter() - start
-            trace.tell(trace.Schedule("compiled", replay.names, len(results), "memory", *spent))
+            trace.notify(trace.Schedule("compiled", replay.names, len(results), "memory", *spent))
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         return results

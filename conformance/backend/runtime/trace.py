@@ -37,7 +37,7 @@ Event = Schedule | Copy | Store
 LISTENERS: list[Callable[[Event], None]] = []
 
 
-def tell(event: Event) -> None:
+def notify(event: Event) -> None:
     """Tell every listener."""
     for listener in LISTENERS:
         listener(event)

@@ -172,16 +172,19 @@ _EXPANDER.apply(PatternMatcher([(p, _sum_from_zero if f is _expanded else f) for
 # Elements read beyond a padding are invalid, and so are values computed of them; a store of those is left out. A
 # condition is not invalid: "inside and below 0" is false outside.
 _INVALID = [f for p, f in symbolic.pm_data_invalid.patterns if f.__code__.co_varnames == ("cond", "x", "y", "alu", "i")]
-_INVALID_LEFT, _INVALID_RIGHT = (
-    RulePatch(
+
+
+def _invalid_operand(side: str, functions: list[Any]) -> RulePatch:
+    return RulePatch(
         "tinygrad.uop.symbolic:pm_data_invalid",
         f"invalid {side} operand",
         "A condition on padded elements was taken for invalid outside, and a store that it guards was left out.",
         "test_wrong_values.py::test_what_lies_beyond_a_padding_is_stored",
-        lambda pattern, function, place=place: function in _INVALID[place : place + 1],
+        lambda pattern, function: function in functions,
     )
-    for place, side in enumerate(("left", "right"))
-)
+
+
+_INVALID_LEFT, _INVALID_RIGHT = _invalid_operand("left", _INVALID[:1]), _invalid_operand("right", _INVALID[1:])
 
 
 def _is_condition(alu: UOp) -> bool:

@@ -132,7 +132,7 @@ class _Compiled:
         try:
             with recording.recording() as conditions:
                 return _record(self.graph, inputs, conditions)
-        except recording.Observed as reason:
+        except recording.NeedsValue as reason:
             warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
             return None
 
@@ -226,7 +226,7 @@ def _scheduled(
     check = [functools.reduce(lambda a, b: a * b, conditions).reshape((1,))] if conditions else []
     contents = [changed[i][1] for i in inputs]
     places = {inputs.index(i): donor for i, donor in donors.items()}
-    placed, made, _ = buffer_donation.in_place([*contents, *values, *check], places)
+    placed, made, _ = buffer_donation.donate([*contents, *values, *check], places)
     rest = [x for k, x in enumerate(made) if k not in placed and k < len(inputs)]
     results = made[len(inputs) : len(inputs) + len(values)]
     stored, written = [inputs[k] for k in placed], [i for k, i in enumerate(inputs) if k not in placed]

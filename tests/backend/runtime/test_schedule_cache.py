@@ -233,11 +233,11 @@ class TestSameProcess:
     def test_equal_calls_take_equal_kernels(self) -> None:
         """However often it was run before: a remembered schedule forgot what it had stored, and nine elements
         were sorted in 5, 5 and 7 kernels, a matrix inverted in 513, 513 and 747."""
-        scheduler.SCHEDULES.forget()
+        scheduler.SCHEDULES.clear()
         x, counts = torch.arange(9.0).sin(), []
         for origin in ("first", "memory", "disk", "memory"):
             if origin == "disk":
-                scheduler.SCHEDULES.forget()
+                scheduler.SCHEDULES.clear()
             reset_stats()
             values, indices = torch.sort(x.to("tiny"))
             for found, wanted in zip((values, indices), torch.sort(x), strict=True):
@@ -249,14 +249,14 @@ class TestSameProcess:
     def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The oldest go first; what goes is still right when it is met again."""
         monkeypatch.setattr(schedule_cache, "KEPT", 40)
-        scheduler.SCHEDULES.forget()
+        scheduler.SCHEDULES.clear()
         for _ in range(2):
             for n in range(2, 7):
                 assert (torch.arange(n).to("tiny") * n).sum().item() == n * sum(range(n))
                 graphs = [of.graph for of in scheduler.SCHEDULES._known]
                 assert 1 <= len(graphs) < 5
                 assert sum(map(len, graphs)) == scheduler.SCHEDULES._nodes <= 40
-        scheduler.SCHEDULES.forget()
+        scheduler.SCHEDULES.clear()
 
 
 def test_the_trace_says_where_a_schedule_was() -> None:
@@ -268,9 +268,9 @@ def test_the_trace_says_where_a_schedule_was() -> None:
             (torch.arange(11.0).to("tiny") * 1.0625).cpu()
         return [e.origin for _, e in counted.boundaries if hasattr(e, "origin")]
 
-    scheduler.SCHEDULES.forget()
+    scheduler.SCHEDULES.clear()
     origins()
     assert origins() == ["memory"]
-    scheduler.SCHEDULES.forget()
+    scheduler.SCHEDULES.clear()
     assert origins() == ["disk"]
     conformance.backend.realize()
