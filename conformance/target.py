@@ -1,4 +1,4 @@
-"""The former place of the target protocol; import from `conformance.core.target` and `conformance.core.names` instead."""
+"""The former place of the target protocol: import from `conformance.core.target` and `conformance.core.names`."""
 
 from __future__ import annotations
 
