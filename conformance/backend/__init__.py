@@ -3,7 +3,7 @@
     import conformance.backend
     torch.ones(3, device="tiny") + 1
 
-Storages, strides, offsets and views are torch's own; values are lazy tinygrad graphs, computed when they are observed.
+Storages, strides, offsets and views are torch's own; values are lazy tinygrad graphs, computed when they are read.
 This package knows nothing of the test harness around it.
 """
 

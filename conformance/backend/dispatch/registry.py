@@ -4,7 +4,7 @@ Defines `Row`, `ROWS`, the decorators `value`, `complex_value` and `decompositio
 `Context`, what a value function may ask about its call.
 
 The key insight: a value function computes elements from elements, and nothing else; metadata, layouts, and the forms in
-which torch calls an operator belong to others (`metadata`, `layout`, `dispatch`).
+which torch calls an operator belong to others (`metadata`, `layout`, `schema_kernels`).
 Must not know which operators there are: the tables in `ops` say that.
 """
 

@@ -26,7 +26,7 @@ class AddressSpace:
         self._lock = threading.Lock()
 
     def reserve(self, nbytes: int) -> tuple[int, int]:
-        """(address, size class) of `nbytes` bytes nobody else has; the class is what `release` wants back."""
+        """(address, size class) of `nbytes` bytes that nothing else has; the class is what `release` wants back."""
         size = max(64, 1 << (max(nbytes, 1) - 1).bit_length())
         with self._lock:
             if self._free.get(size):

@@ -1,4 +1,4 @@
-"""New contents that are stored in the buffers of the old ones, where nobody can tell.
+"""New contents computed into the buffers of the old ones, where no other value reads the old content.
 
 Defines `donate`, which turns lazy values into stores, and `is_swap`, the reason for which that may not be done.
 

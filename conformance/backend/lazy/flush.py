@@ -4,7 +4,7 @@ Defines `flush` (values leave the device), `flat` and `flat_as` (the content wit
 (a graph too deep for one schedule), `flush_pending` (before an operator reads), and `detach_readers` (before a buffer's
 memory is written).
 
-The key insight: laziness is free only while nobody can tell. A value is computed when the host reads it, when its graph
+The key insight: laziness must not be observable. A value is computed when the host reads it, when its graph
 has grown past what one schedule should hold, or when memory that it reads is about to change; at no other time.
 Must not know operators or tensors.
 """

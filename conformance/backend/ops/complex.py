@@ -5,7 +5,7 @@ Defines the complex forms of operators that have a value function already: eleme
 
 The key insight: a complex tensor is a real value with a last dimension of 2, so copies, views and moves of elements
 know nothing of it, and only what mixes the two parts needs a rule.
-Must not know how a complex storage is laid out: `storage` pairs the parts.
+Must not know how a complex storage is laid out: `access` pairs the parts.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
 
 
 def _is_fill(self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> bool:
-    """Whether an index_put writes one element wherever a single mask holds: then nobody need look at the mask."""
+    """Whether an index_put writes one element wherever a single mask holds: then the mask need not be read."""
     mask = indices[0] if len(indices) == 1 else None
     return (
         mask is not None and mask.dtype is torch.bool and is_tiny(mask) and 0 < mask.dim() <= self.dim()

@@ -1,6 +1,6 @@
 """Elementwise arithmetic, comparisons, logic, rounding and selection: one line each where one line says it.
 
-Arguments arrive broadcastable and in one dtype (see `rows.pointwise`); 16-bit floats are computed in float32.
+Arguments arrive broadcastable and in one dtype (see `registry.pointwise`); 16-bit floats are computed in float32.
 Rules for nan, signed zeros and integers are those of ATen's CPU kernels (aten/src/ATen/native/cpu/BinaryOpsKernel.cpp,
 UnaryOpsKernel.cpp); transcendental functions are in `elementary` and `special`.
 Must not know strides or in-place forms.

@@ -1,10 +1,10 @@
-"""Ctrl-C held back while contents are stored in place.
+"""Ctrl-C deferred while contents are stored in place.
 
 Defines `DeferSigint`.
 
 The key insight: a schedule that was computed into new buffers can be dropped at any moment and computed again, one that
-stores in place cannot: half of it would leave contents that belong to no moment. Compiling comes before, and may take
-minutes; only the run is worth waiting for.
+stores in place cannot: half of it would leave contents that are neither the old nor the new ones. Compiling comes
+before and may take minutes; only the run is waited for.
 """
 
 from __future__ import annotations

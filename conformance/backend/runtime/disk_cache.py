@@ -3,8 +3,8 @@
 Defines `place` (where something lies), `read` and `write`. `CACHELEVEL=0` turns it all off, `CACHEDB` moves the file.
 
 The key insight: a row may be used again only where everything that made it is the same, and that is more than its
-subject: tinygrad's code, our mends of it, the variables that it reads. All that is in the place, so a row is never out
-of date, only not found. A checksum makes a damaged row one that is not found, too.
+subject: tinygrad's code, our patches of it, the variables that it reads. All that is in the place, so a row is never
+out of date, only not found. A checksum makes a damaged row one that is not found, too.
 Must not know what the rows hold.
 """
 

@@ -4,7 +4,7 @@ Defines `recording`, `is_open`, `require`, `check_closed`, and `NeedsValue`, whi
 
 The key insight: a check of elements (an index in range) is a question for the host in an eager call, and one more lazy
 value in a recorded graph.
-Must not know who records.
+Must not know `torch.compile`, its one caller.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Defines `Schedules`, a memory of the last ones with tinygrad's cache file behind it.
 
-The key insight: a schedule is a few numbers. Its programs lie on disk already (see `programs`) and are named by their
-place there; its buffers are counted through, the graph's first; what it needs beside them is a list of sizes. So it is
-written as plain numbers and names, which cannot meet this process's buffers and run no code when they are read.
+The key insight: a schedule is a few numbers. Its programs lie on disk already (see `program_cache`) and are named by
+their place there; its buffers are counted through, the graph's first; what it needs beside them is a list of sizes. So
+it is written as plain numbers and names, which cannot meet this process's buffers and run no code when they are read.
 Must not know what the graphs are for.
 """
 

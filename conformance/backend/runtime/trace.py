@@ -1,7 +1,7 @@
 """What the device runs, told while it runs: schedules with their kernels, copies, stores, and why each happened.
 
 Defines `Schedule`, `Copy`, `Store` and `LISTENERS`; the engine tells every listener of each. Nothing is recorded here,
-and where nobody listens nothing is built.
+and without a listener nothing is built.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Registration of the device `tiny` with torch, and `torch.tiny`.
 
 Defines `register`. torch's own Python-backend registration does the work; this adds the device module (random state,
-devices, synchronization) and mends what needs an allocator: `UntypedStorage(n, device="tiny")`.
+devices, synchronization) and replaces what needs an allocator: `UntypedStorage(n, device="tiny")`.
 """
 
 from __future__ import annotations
