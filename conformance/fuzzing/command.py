@@ -22,13 +22,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from conformance.core.errors import ReportError, TargetError
 from conformance.core.loading import describe_target
 from conformance.core.result import write_atomic
+from conformance.core.script import own_part
 from conformance.fuzzing.campaign import Campaign, Plan
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.fuzzing.worker import INVALID, Finding, Shard
 from conformance.programs.model import ProgramError, dump, read_program
-from conformance.programs.script import script, without_carried
+from conformance.programs.script import script
 from conformance.programs.steps.table import FAMILIES
 from conformance.programs.unsupported import unsupported_steps
 from conformance.report.campaign import counted, from_json
@@ -299,7 +300,7 @@ def summarize(running: Campaign, console: Console) -> None:
         programs = counted(running.result.done, "program")
         console.rule(f"{finding.kind} in {len(group.numbers)} of {programs}: {finding.group}")
         if at < MOST_SCRIPTS:
-            console.print(without_carried(running.script(group)))
+            console.print(own_part(running.script(group)))
         if group.elsewhere:
             console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in group.elsewhere.items()))
         console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
@@ -402,7 +403,7 @@ def replay(path: Path, given: argparse.Namespace) -> int:
         small.step,
     )
     print(dump(small.program))
-    print(without_carried(text))
+    print(own_part(text))
     for about in small.mismatches or [small.group]:
         print(f"# {about}")
     if given.minimize:  # after all is shown, since there may be no room to save it

@@ -6,21 +6,17 @@ import pytest
 import torch
 
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.script import unjudged
 from conformance.core.script_runtime import compare, picture
 
 
 def shown(capsys, right, wrong, *, judged=ORACLES, exact=(), device="other") -> str:
     """What is printed when `right` and `wrong` are the programs, each of a float input `a` of six elements."""
 
-    def run_of(program):
-        def run(where):
-            a = torch.arange(6.0).view(2, 3).requires_grad_(program in (graded, twice))
-            yield "a", a
-            yield from program(a).items()
+    def inputs(on):
+        return {"a": torch.arange(6.0).view(2, 3).requires_grad_(right in (graded, twice))}
 
-        return run
-
-    compare(run_of(right), run_of(wrong), device, [["a"]], judged, exact)
+    compare(inputs, right, device, unjudged=unjudged(judged), exact=exact, transform=lambda program: wrong)
     return capsys.readouterr().out
 
 
