@@ -56,7 +56,7 @@ def failure_of(
             call.source,
             call.tree,
             call.sample,
-            str(mismatch),
+            f"{mismatch.oracle} of {where}: expected {mismatch.expected}, got {mismatch.actual}",
             tolerances=catalog.tolerances(catalog.find(case), dtype),
             undefined=_undefined(case, call),
             sparse=any(name.endswith("['layout']") for name in expected.others),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import shlex
 import string
+import textwrap
 from collections.abc import Collection
 from typing import Any
 
@@ -89,6 +90,7 @@ def standalone(
         "atol": repr(tolerances[1]),
     }
     notes = [f"Again: {again(case, target.spec, sample.index)}"]
+    finding = textwrap.shorten(finding, 300)
     own_process = sample.process is not None
     try:
         if source is None or case.variant == "forward_over_backward" or own_process:
