@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from conformance.core.errors import ReportError, TargetError
+from conformance.core.errors import TargetError, UserError
 from conformance.core.loading import describe_target
 from conformance.core.result import write_atomic
+from conformance.core.script import own_part
 from conformance.fuzzing.campaign import Campaign, Plan
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError
-from conformance.fuzzing.isolation import Workers
-from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
-from conformance.fuzzing.worker import INVALID, Finding, Shard
-from conformance.programs.model import ProgramError, dump, read_program
-from conformance.programs.script import script, without_carried
+from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
+from conformance.fuzzing.replay import corpus_of, kernels_of, replay
+from conformance.programs.model import ProgramError
 from conformance.programs.steps.table import FAMILIES
 from conformance.programs.unsupported import unsupported_steps
 from conformance.report.campaign import counted, from_json
@@ -40,9 +36,6 @@ TARGET = "tiny"
 MOST_SCRIPTS = 5
 """So many scripts are printed; the rest are named."""
 
-MINIMIZE_TRIALS = 1000
-"""How many smaller programs `--minimize` tries."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
@@ -52,13 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.families:
             print("\n".join(FAMILIES))
             return 0
-        if given.replay and given.replay.is_dir():
-            return replay_folder(given.replay, given)
         if given.replay or given.minimize:
-            return replay(given.replay or given.minimize, given)
+            return replay(given, TARGET)
         given.target = given.target or TARGET
         return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
-    except (TargetError, DrawingError, ProgramError, ReportError) as error:
+    except (UserError, DrawingError, ProgramError) as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # a campaign answers it itself, with what it has found
@@ -206,27 +197,6 @@ def plan_of(given: argparse.Namespace) -> Plan:
     )
 
 
-def kernels_of(given: argparse.Namespace) -> str:
-    """The file of kernels to compare with, or the empty string. Raises ProgramError when it cannot be read."""
-    file = given.kernels or (BASELINE if BASELINE.exists() else None)
-    if file is None or given.record_kernels:
-        return ""
-    read_baseline(file, given.target)
-    return str(file)
-
-
-def corpus_of(folder: Path | None) -> tuple[str, ...]:
-    """The files of programs in a folder. Raises ProgramError when there is none, or one cannot be read."""
-    if folder is None:
-        return ()
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
-    for path in paths:
-        read_program(path)
-    return tuple(str(path) for path in paths)
-
-
 def campaign(plan: Plan, record: Path | None = None) -> int:
     """Run a campaign, write its result, and its kernels to `record`, and print its findings."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -299,7 +269,7 @@ def summarize(running: Campaign, console: Console) -> None:
         programs = counted(running.result.done, "program")
         console.rule(f"{finding.kind} in {len(group.numbers)} of {programs}: {finding.group}")
         if at < MOST_SCRIPTS:
-            console.print(without_carried(running.script(group)))
+            console.print(own_part(running.script(group)))
         if group.elsewhere:
             console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in group.elsewhere.items()))
         console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
@@ -328,94 +298,6 @@ def summarize(running: Campaign, console: Console) -> None:
             else ""
         )
     )
-
-
-@contextmanager
-def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
-    """A worker, and a function that runs a saved program in it as a campaign would: what was found, and what the target
-    had declared that it leaves out. The function raises ProgramError, naming the file, where the program has no meaning
-    on torch CPU."""
-    spec, kernels = given.target, kernels_of(given)
-    with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, given.limit, given.memory) as workers:
-        workers.load()
-
-        def rerun(path: Path) -> tuple[Finding | None, str]:
-            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, given.limit, (str(path),), kernels))
-            finding = result.findings[0] if result.findings else None
-            if finding is not None and finding.kind == INVALID:
-                raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
-            return finding, "".join(+result.unsupported)
-
-        yield workers, rerun
-
-
-def replay_folder(folder: Path, given: argparse.Namespace) -> int:
-    """Run every saved program of a folder, for example the corpus; one line each."""
-    given.target = given.target or TARGET
-    paths, failed, skipped = [Path(path) for path in corpus_of(folder)], 0, 0
-    with replaying(given) as (_, rerun):
-        for path in paths:
-            finding, lacks = rerun(path)
-            failed += finding is not None
-            skipped += bool(lacks)
-            if finding is not None:
-                about = finding.mismatches[0] if finding.mismatches else finding.group
-                print(f"{finding.kind} {path.stem}\n     {about}")
-            else:
-                print(f"SKIP {path.stem}: {given.target} leaves out {lacks}" if lacks else f"ok   {path.stem}")
-    print(
-        f"{len(paths) - failed - skipped} of {len(paths)} programs agree with torch CPU"
-        + (f", {skipped} were not run" if skipped else "")
-    )
-    if skipped == len(paths):
-        raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
-    return 1 if failed else 0
-
-
-def replay(path: Path, given: argparse.Namespace) -> int:
-    """Run one saved program again and show its script; for `--minimize` shrink it first and save that too."""
-    program = read_program(path)
-    given.target = given.target or target_of(path) or TARGET
-    with replaying(given) as (workers, rerun):
-        finding, lacks = rerun(path)
-        if lacks:
-            raise ProgramError(f"{path}: {given.target} leaves out {lacks}, so there is nothing to compare")
-        if finding is None:
-            print(f"{path}: {given.target} agrees with torch CPU on all {len(program.steps)} steps")
-            return 0
-        small = workers.shrink(finding, MINIMIZE_TRIALS) if given.minimize else finding
-    saved = Path(given.reports) / "failures" / f"{path.stem}-minimal.json"
-    again = [
-        "python",
-        "-m",
-        "conformance.fuzz",
-        "--target",
-        given.target,
-        "--replay",
-        str(saved if given.minimize else path),
-    ]
-    text = script(
-        small.program,
-        describe_target(given.target),
-        small.mismatches,
-        [f"{small.kind}: {small.group}", f"Again: {shlex.join(again)}"],
-        small.step,
-    )
-    print(dump(small.program))
-    print(without_carried(text))
-    for about in small.mismatches or [small.group]:
-        print(f"# {about}")
-    if given.minimize:  # after all is shown, since there may be no room to save it
-        write_atomic(saved, json.dumps({**small.to_json(), "target": given.target}, indent=1))
-        write_atomic(saved.with_suffix(".py"), text)
-        print(f"# {len(program.steps)} steps became {len(small.program.steps)}; saved as {saved}, beside its script")
-    return 1
-
-
-def target_of(path: Path) -> str:
-    """The target that a saved finding was found on; of a program alone, the empty string."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return str(data.get("target", "")) if isinstance(data, dict) else ""
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from conformance.core.result import RERUN, Outcome, Result, Run
 from conformance.opinfo import plan, terminal
 from conformance.opinfo.isolation import Pool, PoolError
 from conformance.opinfo.plan import Case, Selection
+from conformance.opinfo.replay import replay
 from conformance.report import __main__ as report
 from conformance.report import budgets, compare, history
 from conformance.report.pipe import reader_gone
@@ -100,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 all as expected, 1 undeclared failures, regressions since the baseline or nothing "
         "compared, 2 bad usage, 130 Ctrl-C.",
     )
-    made.add_argument("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE]")
+    made.add_argument("--target", help="what is under test: tiny (default), cpu, device:NAME[,import=MODULE]")
     plan.add_options(made.add_argument)
     made.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: 1)")
     made.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for one case (default: 120)")
@@ -109,6 +110,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
     made.add_argument("--baseline", type=Path, metavar="FILE", help="default: reports/baseline/<target>.json.gz")
     made.add_argument("--update-baseline", action="store_true", help="accept this run as the baseline, knowingly")
+    made.add_argument(
+        "--replay",
+        nargs="+",
+        metavar=("[FILE] CASE", "CASE"),
+        help="run one case again, or CASE#N for its sample N: "
+        "an id such as add::float32::forward::as_sampled, or a result file, for its target, and an id in it",
+    )
     made.add_argument("--kernels", type=Path, metavar="FILE", help="counts of whole workloads, to compare as well")
     return made
 
@@ -117,6 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
+        if options.replay:
+            limits = {key: value for key, value in _choices(options).items() if key in ("timeout", "memory")}
+            return replay(options.replay, options.target, lambda target, these: run(target, selections=these, **limits))
+        options.target = options.target or "tiny"
         return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
     except BrokenPipeError:
         return reader_gone()

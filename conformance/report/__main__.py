@@ -17,7 +17,7 @@ from pathlib import Path
 from conformance.core import result as model
 from conformance.core.errors import ReportError
 from conformance.report import campaign as fuzz
-from conformance.report import compare, history, html, machine
+from conformance.report import compare, history, html, issue, machine
 from conformance.report.campaign import Campaign
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merger.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write")
     summarizer = commands.add_parser("summary", help="the GitHub job summary of either, in Markdown")
     summarizer.add_argument("run", type=Path, metavar="FILE")
+    issue.add_command(commands)
     for command in (pager, merger, summarizer):
         command.add_argument("--baseline", type=Path, metavar="FILE", help="a run to compare with")
     for command in (pager, summarizer):
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                              "it is of the same target")  # fmt: skip
     pager.add_argument("-o", "--output", type=Path, metavar="HTML", help="default: conformance.html beside a run, "
                        "fuzz.html beside a campaign")  # fmt: skip
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(issue.spelt_out(sys.argv[1:] if arguments is None else arguments))
     try:
         code = _COMMANDS[options.command](options)
         sys.stdout.flush()
@@ -206,7 +207,7 @@ def _write_forms(run: model.Run, folder: Path, baseline: model.Run | None, campa
     return summary
 
 
-_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary}
+_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": issue.command}
 
 if __name__ == "__main__":
     sys.exit(main())
