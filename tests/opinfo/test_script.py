@@ -136,3 +136,27 @@ class TestStandalone:
         for text, marked, said in zip(texts, shown, printed(texts, tmp_path), strict=True):
             assert ("DIFFERS" in said, "no difference here" in said) == (marked, not marked), own_part(text) + said
             assert ("cpu raises" in said) == ("error_inputs" in text), own_part(text) + said
+
+    def test_a_crash_is_written_down_without_torch(self) -> None:
+        """The process that owns the workers must not load it; every variant and layout compiles."""
+        code = (
+            "import sys\nfrom conformance.core import names\nfrom conformance.opinfo.plan import Case\n"
+            "from conformance.opinfo.sample_script import from_op_db\n"
+            "for variant in names.VARIANTS:\n    for layout in names.LAYOUTS:\n"
+            "        case = Case('add', '', '', 'float32', variant, layout)\n"
+            "        compile(from_op_db(case, \"DEVICE = 'x'\", 3, 'CRASH: ' + '\"' * 3 + chr(27)), 'script', 'exec')\n"
+            "assert 'torch' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.slow
+    def test_a_crash_in_every_variant_runs_alone(self, tmp_path: Path) -> None:
+        """What is written where only the sample's number is known, the tensors for out= included."""
+        from conformance.opinfo.sample_script import from_op_db
+
+        variants = dict.fromkeys(names.VARIANTS, "cumsum") | {"error_inputs": "gather"}
+        texts = [from_op_db(case(op, variant, "gaps"), HONEST, 1, "CRASH") for variant, op in variants.items()]
+        for said in printed(texts, tmp_path):
+            assert "no difference here" in said
+            assert "AttributeError" not in said
