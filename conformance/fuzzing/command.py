@@ -1,14 +1,16 @@
 """The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, show what differs.
 
-It only reads options, shows progress and chooses the exit code: 0 when all agreed, 1 when something differs, 2 for bad
-usage, 130 when interrupted; what was found by then is on disk. The campaign itself is `conformance.fuzzing.campaign`.
+It only reads options, shows progress and writes the report; the exit code is that of `conformance.core.result`. What
+was found before an interruption is on disk. The campaign itself is `conformance.fuzzing.campaign`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +21,25 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from conformance.core import expectations, known_findings
+from conformance.core import result as model
 from conformance.core.errors import ReportError, TargetError
 from conformance.core.loading import describe_target
-from conformance.core.result import write_atomic
+from conformance.core.result import Outcome, Run, counted, write_atomic
 from conformance.fuzzing.campaign import Campaign, Plan
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
+from conformance.fuzzing.results import replayed, result_of, run_of, undefined
 from conformance.fuzzing.worker import INVALID, Finding, Shard
 from conformance.programs.model import ProgramError, dump, read_program
 from conformance.programs.script import script, without_carried
 from conformance.programs.steps.table import FAMILIES
 from conformance.programs.unsupported import unsupported_steps
-from conformance.report.campaign import counted, from_json
-from conformance.report.html import render_campaign
+from conformance.report import __main__ as report
+from conformance.report import compare, machine
+from conformance.report import summary as sentences
+from conformance.report.escape import escape_control_characters
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
@@ -57,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.replay or given.minimize:
             return replay(given.replay or given.minimize, given)
         given.target = given.target or TARGET
-        return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
+        record = (given.kernels or BASELINE) if given.record_kernels else None
+        return campaign(plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations)
     except (TargetError, DrawingError, ProgramError, ReportError) as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
@@ -129,6 +137,13 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--record-kernels",
         action="store_true",
         help="write the kernels of this run's programs to the file of --kernels, and compare with none",
+    )
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="a fuzz.json to compare with")
+    parser.add_argument(
+        "--expectations", type=Path, metavar="FILE", help="what is known to fail: reports/expectations/<target>.toml"
+    )
+    parser.add_argument(
+        "--update-expectations", action="store_true", help="declare the findings of this run in that file, knowingly"
     )
     parser.add_argument("--families", action="store_true", help="list the step families")
     return parser
@@ -227,11 +242,18 @@ def corpus_of(folder: Path | None) -> tuple[str, ...]:
     return tuple(str(path) for path in paths)
 
 
-def campaign(plan: Plan, record: Path | None = None) -> int:
-    """Run a campaign, write its result, and its kernels to `record`, and print its findings."""
+def expectations_file(given: argparse.Namespace) -> Path:
+    """The file of what is known to fail."""
+    return given.expectations or expectations.path_for(given.target)
+
+
+def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expected: Path, update: bool) -> int:
+    """Run a campaign, write its report, and its kernels to `record`, and print its findings; `update` declares them in
+    the file `expected`. Raises ReportError for files that are damaged, before anything is run."""
+    baseline = model.load(baseline_file) if baseline_file else None
+    known = expectations.findings(expected)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    running = Campaign(plan)
-    interrupted = False
+    running, interrupted = Campaign(plan), 0
     try:
         if console.is_terminal:
             show_bar(running, console)
@@ -239,23 +261,24 @@ def campaign(plan: Plan, record: Path | None = None) -> int:
             running.tell = plain_lines(console)
             running.run()
     except KeyboardInterrupt:
-        interrupted = True
-    data = running.to_json(complete=not interrupted)
-    write_atomic(plan.reports / "fuzz.json", json.dumps(data, indent=1))
-    write_atomic(plan.reports / "fuzz.html", render_campaign(from_json(data, "fuzz.json")))
+        interrupted = signal.SIGINT
+    made = run_of(running, interrupted)
+    if update and not interrupted:
+        known, done = known_findings.update(known, made)
+        write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
+        console.print("\n".join(map(escape_control_characters, done)))
+    made = known_findings.apply(made, known, expected)
+    report.write(made, plan.reports, baseline)
     if record is not None and not interrupted:
         write_baseline(record, plan.target, running.result.counts)
-    summarize(running, console)
-    console.print(f"report: {plan.reports / 'fuzz.html'}")
+    changes = compare.diff(baseline, made) if baseline else None
+    summarize(running, made, changes, console)
+    code = made.exit_code(changes.regressions if changes else 0)
     if interrupted:
         print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
-        return 130
-    if running.groups:
-        return 1
-    if running.result.done == running.result.unsupported.total():
+    elif code == 2:
         print("conformance.fuzz: no program was run that the target supports, so nothing was compared", file=sys.stderr)
-        return 2
-    return 0
+    return code
 
 
 def line(running: Campaign) -> str:
@@ -291,43 +314,54 @@ def show_bar(running: Campaign, console: Console) -> None:
         running.run()
 
 
-def summarize(running: Campaign, console: Console) -> None:
-    """Print the findings, the commonest first, and the totals."""
-    groups = sorted(running.groups.values(), key=lambda group: -len(group.numbers))
-    for at, group in enumerate(groups):
-        finding = group.finding
-        programs = counted(running.result.done, "program")
-        console.rule(f"{finding.kind} in {len(group.numbers)} of {programs}: {finding.group}")
-        if at < MOST_SCRIPTS:
+def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console) -> None:
+    """Print the findings, the worst first, and the totals."""
+    groups, shown = {group.finding.group: group for group in running.groups.values()}, 0
+    for result in made.findings:
+        found = result.finding
+        group = groups.get(found.signature) if found else None
+        if found is None or result.outcome is Outcome.XFAIL:
+            continue
+        if group is None:
+            console.rule(f"XPASS {found.signature}")
+            console.print(escape_control_characters(result.reason))
+            continue
+        console.rule(f"{found.kind} in {found.count} of {counted(running.result.done, 'program')}: {found.signature}")
+        if shown < MOST_SCRIPTS:
             console.print(without_carried(running.script(group)))
-        if group.elsewhere:
-            console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in group.elsewhere.items()))
+        shown += 1
+        if found.elsewhere:
+            console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
         console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
-    tally, result = running.result.tally, running.result
-    undefined = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
+    tally, done, drawn = running.result.tally, running.result, made.drawn
     kernels = (
-        (
-            f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}; programs compared with the "
-            f"baseline: {result.compared}); "
-        )
-        if result.allowed
+        f"kernels {done.kernels} (torch CPU's ops and transfers: {done.allowed}; programs compared with the "
+        f"baseline: {done.compared}); "
+        if done.allowed
         else ""
     )
+    unsupported = ", ".join(f"{name} ({count})" for name, count in drawn.unsupported.items()) if drawn else ""
     console.print(
         f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
-        f"{kernels}{undefined} undefined or rejected steps not run"
+        f"{kernels}{undefined(tally)} undefined or rejected steps not run"
         + (
-            f"; {result.arbitrated} programs differ from torch CPU and pass by its answer in float64"
-            if result.arbitrated
-            else ""
-        )
-        + (
-            f"; {result.unsupported.total()} programs not run, since the target leaves out: "
-            f"{', '.join(f'{name} ({count})' for name, count in result.unsupported.most_common())}"
-            if result.unsupported
+            f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
+            if unsupported
             else ""
         )
     )
+    report_lines(made, changes, console)
+    console.print(f"report: {running.plan.reports / 'fuzz.html'}")
+    console.print(model.summary_line(made))
+
+
+def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
+    """What a run says beside its findings: facts, known findings, changes; on GitHub also annotations."""
+    lines = [*sentences.known(made), *sentences.facts(made)]
+    lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
+    lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []
+    for text in lines:
+        console.print(escape_control_characters(text))
 
 
 @contextmanager
@@ -350,26 +384,36 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
 
 
 def replay_folder(folder: Path, given: argparse.Namespace) -> int:
-    """Run every saved program of a folder, for example the corpus; one line each."""
+    """Run every saved program of a folder, for example the corpus; one line each, and what is declared is known."""
     given.target = given.target or TARGET
-    paths, failed, skipped = [Path(path) for path in corpus_of(folder)], 0, 0
+    paths, found, skipped = [Path(path) for path in corpus_of(folder)], [], 0
+    file = expectations_file(given)
+    known = expectations.findings(file)
     with replaying(given) as (_, rerun):
         for path in paths:
             finding, lacks = rerun(path)
-            failed += finding is not None
             skipped += bool(lacks)
-            if finding is not None:
-                about = finding.mismatches[0] if finding.mismatches else finding.group
-                print(f"{finding.kind} {path.stem}\n     {about}")
-            else:
+            if finding is None:
                 print(f"SKIP {path.stem}: {given.target} leaves out {lacks}" if lacks else f"ok   {path.stem}")
+                continue
+            found.append((finding, path.stem))
+            seen = result_of(finding, saved=(path.stem,)).finding
+            declared = next((entry.reason for entry in known if seen and entry.covers(seen)), "")
+            about = finding.mismatches[0] if finding.mismatches else finding.group
+            print(f"{'XFAIL' if declared else finding.kind} {path.stem}\n     {declared or about}")
+    run = replayed(given.target, found, [path.stem for path in paths], skipped)
+    run = known_findings.apply(run, known, file)
+    for result in run.findings:
+        if result.outcome is Outcome.XPASS:
+            print(f"XPASS {result.reason}")
     print(
-        f"{len(paths) - failed - skipped} of {len(paths)} programs agree with torch CPU"
+        f"{len(paths) - len(found) - skipped} of {len(paths)} programs agree with torch CPU"
         + (f", {skipped} were not run" if skipped else "")
+        + "".join(f", {text}" for text in sentences.known(run))
     )
     if skipped == len(paths):
         raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
-    return 1 if failed else 0
+    return run.exit_code()
 
 
 def replay(path: Path, given: argparse.Namespace) -> int:

@@ -95,6 +95,8 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
         decomposed=None if counted is None else sum(counted["decomposed"].values()),
         fallback=None if counted is None else sum(counted["fallback"].values()),
         fallbacks={} if counted is None else dict(sorted(counted["fallback"].items())),
+        host=None if counted is None else sum(counted["host"].values()),
+        hosts={} if counted is None else dict(sorted(counted["host"].items())),
         scheduled=None if scheduled is None or now is None else now - scheduled,
         seconds=time.perf_counter() - begin,
     )
@@ -121,9 +123,10 @@ def _outcome(tally: _Tally) -> Outcome:
 
 
 def calls_so_far(target: Target) -> dict[str, dict[str, int]] | None:
-    """Calls so far as {"native": {op: count}, "decomposed": ..., "fallback": ...}; None when the target cannot tell."""
+    """Calls so far as {"native": {op: count}, "decomposed": ..., "fallback": ..., "host": ...}; None when the target
+    cannot tell."""
     stats = _stats(target)
-    return None if stats is None else {k: dict(stats.get(k, {})) for k in ("native", "decomposed", "fallback")}
+    return None if stats is None else {k: dict(stats.get(k, {})) for k in ("native", "decomposed", "fallback", "host")}
 
 
 def scheduled_so_far(target: Target) -> int | None:
