@@ -27,10 +27,10 @@ OP_DB = Path(__file__).parent.parent / "opinfo" / "nothing_to_compare.toml"
 """What op_db itself leaves nothing to compare in, for any target."""
 KEYS = ("op", "variant", "dtype", "layout", "oracle", "reason", "issue", "samples")
 _HEAD = """\
-# What is known to fail on {target}, and why. Each entry covers the cases that match all of its lists, "*" is all.
-# A covered case that passes is XPASS and fails the run. `python -m conformance.expectations update` adds what fails and
-# removes what passes; give each entry that it adds a reason of yours. With `samples`, a case that compared fewer need
-# not fail.
+# What is known to fail on {target}, and why. Each [[expect]] covers the cases of op_db that match all of its lists, "*"
+# is all; each [[finding]] the findings of drawn programs whose signature matches its globs. What is covered and passes,
+# or does not show, is XPASS and fails the run. `--update-expectations` adds what fails and removes what passes; give
+# each entry that it adds a reason of yours. With `samples` or `programs`, a run of fewer need not fail.
 """
 
 

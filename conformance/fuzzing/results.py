@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
             MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip
-DEATHS = {CRASH: "ended its process", TIMEOUT: "gave no answer in time", MEMORY: "took too much memory",
-          FLAKY: "ended its process, and not again", INVALID: "a program without a meaning"}  # fmt: skip
+DEATHS = {CRASH: "the end of its process", TIMEOUT: "none in time", MEMORY: "more memory than it may take",
+          FLAKY: "the end of its process, once", INVALID: "a program without a meaning"}  # fmt: skip
 TOGETHER = "only together"
 PLACES = ("the move of the inputs", "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
 NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))

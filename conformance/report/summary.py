@@ -97,7 +97,7 @@ def facts(run: Run) -> list[str]:
     unexplained = [r for r in run.results if r.outcome is Outcome.XFAIL and UNEXPLAINED in r.reason]
     if unexplained:
         where = f" in {run.expectations}" if run.expectations else ""
-        lines.append(f"{len(unexplained)} declared failures are not yet explained: give their entries a reason{where}")
+        lines.append(f"{counted(len(unexplained), 'declared failure')} not yet explained: give each a reason{where}")
     return lines
 
 

@@ -93,7 +93,7 @@ class TestUpdate:
     """`update`."""
 
     def test_the_same_campaign_is_green_then(self, tmp_path: Path) -> None:
-        """After an update nothing is unexpected, a second one changes nothing, and the file is read as it was written."""
+        """After an update nothing is unexpected, a second one changes nothing, and the file is read as written."""
         made = campaign(
             found(count=3, first=12), found("crash / view", "CRASH", first=0), found("value / [a*]", saved=("s",))
         )
@@ -133,7 +133,7 @@ class TestFile:
             ('[[finding]]\nprograms = 0\nreason = "r"\n', "'programs' must be a whole number, 1 or more"),
             ('[[finding]]\nprograms = 3\nreason = "r"\nseed = "0"\n', "'seed' must be a whole number"),
             ('[[finding]]\nprograms = 3\nreason = "r"\nstep = ["a"]\n', "'step' must be a string"),
-            ('[[finding]]\nprograms = 3\nreason = "r"\n\nstpe = "add_"\n', "line 5: unknown key 'stpe'; did you mean step"),
+            ('[[finding]]\nreason = "r"\n\nstpe = "add_"\n', "line 4: unknown key 'stpe'; did you mean step"),
             ("finding = 3\n", r"must be written as \[\[finding\]\] entries"),
         ],
     )  # fmt: skip

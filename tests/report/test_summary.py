@@ -96,9 +96,7 @@ class TestVerdict:
         told = "1 known finding, declared in t.toml."
         assert verdict(made) == (True, f"No new finding in 300 drawn programs; {told}")
         assert made.exit_code() == 0
-        assert summary.facts(made) == [
-            "1 declared failures are not yet explained: give their entries a reason in t.toml"
-        ]
+        assert summary.facts(made) == ["1 declared failure not yet explained: give each a reason in t.toml"]
         made.results.append(found("b"))
         assert verdict(made) == (False, f"1 of 300 drawn programs fail: 1 distinct finding; {told}")
 
