@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import signal
 import sys
@@ -25,27 +24,25 @@ from conformance.core import expectations, known_findings
 from conformance.core import result as model
 from conformance.core.errors import ReportError, TargetError
 from conformance.core.loading import describe_target
-from conformance.core.result import Outcome, Run, counted, write_atomic
+from conformance.core.result import Outcome, write_atomic
 from conformance.fuzzing.campaign import Campaign, Plan
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
-from conformance.fuzzing.results import replayed, result_of, run_of, undefined
+from conformance.fuzzing.results import replayed, result_of, run_of
+from conformance.fuzzing.terminal import summarize
 from conformance.fuzzing.worker import INVALID, Finding, Shard
 from conformance.programs.model import ProgramError, dump, read_program
 from conformance.programs.script import script, without_carried
 from conformance.programs.steps.table import FAMILIES
 from conformance.programs.unsupported import unsupported_steps
 from conformance.report import __main__ as report
-from conformance.report import compare, machine
+from conformance.report import compare
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
-
-MOST_SCRIPTS = 5
-"""So many scripts are printed; the rest are named."""
 
 MINIMIZE_TRIALS = 1000
 """How many smaller programs `--minimize` tries."""
@@ -272,7 +269,7 @@ def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expect
     if record is not None and not interrupted:
         write_baseline(record, plan.target, running.result.counts)
     changes = compare.diff(baseline, made) if baseline else None
-    summarize(running, made, changes, console)
+    summarize(running, made, changes, console, line(running))
     code = made.exit_code(changes.regressions if changes else 0)
     if interrupted:
         print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
@@ -312,56 +309,6 @@ def show_bar(running: Campaign, console: Console) -> None:
         task = progress.add_task("starting", total=running.plan.programs)
         running.tell = lambda at: progress.update(task, completed=at.result.done, description=line(at))
         running.run()
-
-
-def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console) -> None:
-    """Print the findings, the worst first, and the totals."""
-    groups, shown = {group.finding.group: group for group in running.groups.values()}, 0
-    for result in made.findings:
-        found = result.finding
-        group = groups.get(found.signature) if found else None
-        if found is None or result.outcome is Outcome.XFAIL:
-            continue
-        if group is None:
-            console.rule(f"XPASS {found.signature}")
-            console.print(escape_control_characters(result.reason))
-            continue
-        console.rule(f"{found.kind} in {found.count} of {counted(running.result.done, 'program')}: {found.signature}")
-        if shown < MOST_SCRIPTS:
-            console.print(without_carried(running.script(group)))
-        shown += 1
-        if found.elsewhere:
-            console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
-        console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
-    tally, done, drawn = running.result.tally, running.result, made.drawn
-    kernels = (
-        f"kernels {done.kernels} (torch CPU's ops and transfers: {done.allowed}; programs compared with the "
-        f"baseline: {done.compared}); "
-        if done.allowed
-        else ""
-    )
-    unsupported = ", ".join(f"{name} ({count})" for name, count in drawn.unsupported.items()) if drawn else ""
-    console.print(
-        f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
-        f"{kernels}{undefined(tally)} undefined or rejected steps not run"
-        + (
-            f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
-            if unsupported
-            else ""
-        )
-    )
-    report_lines(made, changes, console)
-    console.print(f"report: {running.plan.reports / 'fuzz.html'}")
-    console.print(model.summary_line(made))
-
-
-def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
-    """What a run says beside its findings: facts, known findings, changes; on GitHub also annotations."""
-    lines = [*sentences.known(made), *sentences.facts(made)]
-    lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
-    lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []
-    for text in lines:
-        console.print(escape_control_characters(text))
 
 
 @contextmanager
