@@ -11,18 +11,23 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from conformance.core import expectations, known_findings
+from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
 from conformance.core.replay import Replayed, show, show_all
-from conformance.core.result import write_atomic
+from conformance.core.result import Outcome
 from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
+from conformance.fuzzing.results import replayed, result_of
 from conformance.fuzzing.worker import INVALID, Finding, Shard
 from conformance.programs.model import ProgramError, dump, read_program
 from conformance.programs.script import script
+from conformance.report import summary
 
 MINIMIZE_TRIALS = 1000
 """How many smaller programs `--minimize` tries."""
@@ -74,12 +79,7 @@ def replay(given: argparse.Namespace, usual: str) -> int:
     path = given.minimize or given.replay
     if path.is_dir() and not given.minimize:
         given.target = given.target or usual
-        with replaying(given) as (_, rerun):
-            found = [_replayed(Path(name), given, *rerun(Path(name))) for name in corpus_of(path)]
-        code = show_all(found, "program")
-        if all(one.lacks for one in found):
-            raise ProgramError(f"{path}: {given.target} leaves out every program, so there is nothing to compare")
-        return code
+        return replay_folder(path, given)
     program = read_program(path)
     given.target = given.target or target_of(path) or usual
     with replaying(given) as (workers, rerun):
@@ -97,6 +97,41 @@ def replay(given: argparse.Namespace, usual: str) -> int:
         before, after = len(program.steps), len(finding.program.steps)
         print(f"# {before} steps became {after}; saved as {saved}, beside its script")
     return int(bool(one.kind))
+
+
+def replay_folder(folder: Path, given: argparse.Namespace) -> int:
+    """Run every saved program of a folder, for example the corpus, a line each; a declared finding is known. Raises
+    ProgramError where the target leaves out all."""
+    paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(given)
+    known = expectations.findings(file)
+    found: list[tuple[Finding, str]] = []
+    lines: list[Replayed] = []
+    with replaying(given) as (_, rerun):
+        for path in paths:
+            finding, lacks = rerun(path)
+            line = _replayed(path, given, finding, lacks)
+            if finding is not None:
+                found.append((finding, path.stem))
+                seen = result_of(finding, saved=(path.stem,)).finding
+                declared = next((entry.reason for entry in known if seen and entry.covers(seen)), "")
+                line = replace(line, kind="XFAIL", about=[declared]) if declared else line
+            lines.append(line)
+    skipped = sum(bool(line.lacks) for line in lines)
+    run = replayed(given.target, found, [path.stem for path in paths], skipped)
+    run = known_findings.apply(run, known, file)
+    for result in run.findings:
+        if result.outcome is Outcome.XPASS:
+            print(f"XPASS {result.reason}")
+    show_all(lines, "program")
+    print("".join(f"{text}\n" for text in summary.known(run)), end="")
+    if skipped == len(paths):
+        raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
+    return run.exit_code()
+
+
+def expectations_file(given: argparse.Namespace) -> Path:
+    """The file of what is known to fail."""
+    return Path(given.expectations or expectations.path_for(given.target))
 
 
 def _minimal(path: Path, given: argparse.Namespace) -> Path:

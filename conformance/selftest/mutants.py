@@ -26,6 +26,7 @@ from conformance.core.errors import TargetError
 from conformance.core.executor import Executor
 from conformance.core.loading import describe_target, load_target
 from conformance.core.oracles import Mismatch
+from conformance.core.result import exit_code
 from conformance.core.target import Target
 from conformance.core.torch_compat import TorchDispatchMode
 from conformance.fuzzing.drawing import Drawing
@@ -160,7 +161,7 @@ def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, be
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; 1 when a fault was not found, 2 for bad usage."""
+    """Print the table; 1 when a fault was not found, 2 for bad usage or where no program was run."""
     parser = argparse.ArgumentParser("python -m conformance.mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", type=int, default=2000, help="the most programs to draw (default: 2000)")
     parser.add_argument("--seed", type=int, default=0)
@@ -181,7 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"conformance.mutants: {error}", file=sys.stderr)
         return 2
     print_table(hunts)
-    return 0 if all(one.programs for one in hunts.values()) else 1
+    compared = sum(bool(one.programs or one.seconds) for one in hunts.values())
+    return exit_code(sum(not one.programs for one in hunts.values()) if compared else 0, compared)
 
 
 def print_table(hunts: dict[str, Hunt]) -> None:

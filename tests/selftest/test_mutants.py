@@ -70,8 +70,8 @@ class TestPower:
         assert all(fault.like for fault in FAULTS.values())
 
     def test_a_fault_that_is_not_found_fails_the_command(self, capsys):
-        """With no program drawn nothing is found: exit code 1."""
-        assert main(["--programs", "0", "--fault", QUICK[0]]) == 1
+        """With no program drawn nothing is compared: exit code 2."""
+        assert main(["--programs", "0", "--fault", QUICK[0]]) == 2
         assert "not found" in capsys.readouterr().out
         assert main(["--fault", "nonsense"]) == 2
 
