@@ -118,25 +118,38 @@ def conformance(session: nox.Session) -> None:
     opinfo += [word for op in given.op for word in ("--op", op)]
     opinfo += ["--update-baseline"] if given.update_baseline else []
 
-    failed = []
+    failed: dict[str, int] = {}
     if given.target == "tiny" and not given.quick:
         counts = "reports/kernels.json"
-        failed += attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
+        failed |= attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
         opinfo += [] if failed else ["--kernels", counts]
-    failed += attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
-    failed += attempt(session, "-m", "conformance.opinfo_runner", *both, *opinfo)
+    failed |= attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
+    failed |= attempt(session, "-m", "conformance.opinfo_runner", *both, *opinfo)
     session.log(f"Report: {ROOT / 'reports' / 'conformance.html'}")
-    if failed:
-        session.error(f"failed: {', '.join(failed)}")
+    finish(session, failed)
 
 
-def attempt(session: nox.Session, *command: str) -> list[str]:
-    """Run the shared environment's Python; when it fails, its name, so that the other parts still run and report."""
+def attempt(session: nox.Session, *command: str) -> dict[str, int]:
+    """Run the shared environment's Python; when it fails, its name and exit code, so that the other parts still run."""
     try:
         python(session, *command)
-    except CommandFailed:
-        return [next(word for word in command if word != "-m")]
-    return []
+    except CommandFailed as failure:
+        return {next(word for word in command if word != "-m"): failure.return_code or 1}
+    return {}
+
+
+def finish(session: nox.Session, failed: dict[str, int]) -> None:
+    """End the session by the exit rule: nox itself ends with 1 for any failed session."""
+    if not failed:
+        return
+    sys.path.append(str(ROOT))
+    from conformance.core.result import worst
+
+    text = f"failed: {', '.join(failed)}"
+    if worst(failed.values()) == 1:
+        session.error(text)
+    session.warn(text)
+    sys.exit(worst(failed.values()))
 
 
 @nox.session(python=False)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from conformance.backend.toolchain import ensure_compiler
+from conformance.backend.runtime.toolchain import ensure_compiler
 
 # What is measured, as environment variables. X86 is tinygrad's own assembler: quick, but it miscompiles some kernels.
 SETTINGS = {

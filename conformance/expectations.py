@@ -1,33 +1,43 @@
-"""The command `python -m conformance.expectations update|check|explain`: what is known to fail on a target."""
+"""The command `python -m conformance.expectations update|check|explain`: what is known to fail on a target.
+
+The key insight: op cases and findings of programs stand in one file, so a command that writes one kind keeps the other.
+"""
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.core import expectations, known_findings
 from conformance.core import names as known_names
 from conformance.core import result as model
 from conformance.core.errors import ReportError
-from conformance.core.expectations import OP_DB, _within, check, dumps, expected, load, path_for, update, without_cases
+from conformance.core.expectations import OP_DB, check, declared_for, expected, findings, load, path_for, without_cases
+from conformance.core.files import write_atomic
+from conformance.core.names import nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`update` from a run, `check` the names, `explain` one case. Exit code 1 when `check` finds something, 2 on bad
     usage."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.expectations", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.expectations", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--target", default="tiny", help="whose expectations (default: tiny)")
     parser.add_argument("--file", type=Path, help="the file (default: reports/expectations/<target>.toml)")
     commands = parser.add_subparsers(dest="command", required=True)
     adder = commands.add_parser("update", help="add what fails in a run, remove what passes")
-    adder.add_argument("results", nargs="?", type=Path, default=Path("reports/opinfo.json"), help="a run's JSON")
+    adder.add_argument(
+        "results", nargs="?", type=Path, default=Path("reports/opinfo.json"), help="an opinfo.json or fuzz.json"
+    )
     adder.add_argument("--reason", default="", help="the reason of what is added")
     commands.add_parser("check", help="see whether every name in the file exists")
     explainer = commands.add_parser("explain", help="say what is declared for an op or a case id")
-    explainer.add_argument("case", help="an op's full name, or an id such as add::float32::forward::as_sampled")
+    explainer.add_argument("case", help="an op's full name, an id such as add::float32::forward::as_sampled, "
+                           "or a signature such as 'value / copy_ / gaps'")  # fmt: skip
     options = parser.parse_args(arguments)
     path = options.file or path_for(options.target)
     try:
@@ -41,10 +51,18 @@ def _update(options: argparse.Namespace, path: Path) -> int:
     run = model.load(options.results)
     if run.target != options.target:
         raise ReportError(f"{options.results} is a run of target {run.target!r}; add --target {run.target}.")
-    entries, done = update(load(path), run, options.reason)
-    model.write_atomic(path, dumps(entries, options.target))
-    print("\n".join([*done, f"{path}: {len(entries)} entries"]))
+    print("\n".join(update(run, path, options.reason)))
     return 0
+
+
+def update(run: model.Run, path: Path, reason: str = "") -> list[str]:
+    """Write what fails in a run into the file, take out what passes, and return what was done in words. Raises
+    ReportError."""
+    entries, known = load(path), findings(path)
+    entries, done = expectations.update(entries, run, reason) if run.cases else (entries, [])
+    known, more = known_findings.update(known, run, reason) if run.drawn else (known, [])
+    write_atomic(path, expectations.dumps(entries, run.target, known))
+    return [*done, *more, f"{path}: {len(entries) + len(known)} entries"]
 
 
 def _catalog() -> Sequence[Any]:
@@ -59,7 +77,6 @@ def _catalog() -> Sequence[Any]:
 
 
 def _check(options: argparse.Namespace, path: Path) -> int:
-
     catalog = _catalog()
     known: dict[str, Sequence[str]] = {
         "variant": tuple(known_names.VARIANTS),
@@ -71,32 +88,51 @@ def _check(options: argparse.Namespace, path: Path) -> int:
     problems = []
     for file in (path, OP_DB):
         problems += check(load(file), names, known, file) + without_cases(load(file), catalog, file)
-    print("\n".join(problems) or f"{path}: {len(load(path))} entries, every name exists")
-    return int(bool(problems))
+    declared = findings(path)
+    problems += known_findings.check(declared, _parts(), path) if declared else []
+    print("\n".join(problems) or f"{path}: {len(load(path)) + len(declared)} entries, every name exists")
+    return model.exit_code(len(problems), compared=1)
+
+
+def _parts() -> Mapping[str, Sequence[str]]:
+    """The words that the parts of a signature can be."""
+    from conformance.fuzzing.results import parts
+
+    return parts()
 
 
 def _explain(options: argparse.Namespace, path: Path) -> int:
     name, *rest = options.case.split("::")
-    found = 0
-    for entry in expected(path):
-        given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
-        if fnmatch.fnmatchcase(name, entry.op) and all(_within(v, getattr(entry, k)) for k, v in given.items()):
-            found += 1
-            lists = (f"{k} {', '.join(getattr(entry, k))}" for k in ("variant", "dtype", "layout", "oracle"))
-            print(f"{entry.op}: {'; '.join(lists)}\n  {entry.reason} {entry.issue}".rstrip())
-    print(f"{found} {'entry' if found == 1 else 'entries'} in {path} for {options.case}")
+    if " / " in name or name == "program":
+        return _explain_finding(name if " / " in name else "::".join(rest), path)
+    found = declared_for(name, rest, expected(path))
+    for entry in found:
+        lists = (f"{k} {', '.join(getattr(entry, k))}" for k in ("variant", "dtype", "layout", "oracle"))
+        print(f"{entry.op}: {'; '.join(lists)}\n  {entry.reason} {entry.issue}".rstrip())
+    print(_entries(len(found), path, options.case))
     names = [] if found else [entry.name for entry in _catalog()]
     if names and name not in names:
-        from conformance.core.names import nearest
-
         raise ReportError(f"no op in PyTorch's op_db is named {name!r}{nearest(name, names)}.")
     return 0
 
 
-_COMMANDS = {"update": _update, "check": _check, "explain": _explain}
-if __name__ == "__main__":
-    sys.exit(main())
+def _explain_finding(signature: str, path: Path) -> int:
+    from conformance.fuzzing.results import finding_of
 
+    found = [known for known in findings(path) if known.describes(finding_of(signature))]
+    for known in found:
+        seed = f" of seed {known.seed}" if known.seed is not None else ""
+        when = f"program {known.program}" if known.program else f"{known.programs} programs{seed}"
+        print(f"{known}: shows in {when}\n  {known.reason} {known.issue}".rstrip())
+    print(_entries(len(found), path, signature))
+    return 0
+
+
+def _entries(count: int, path: Path, subject: str) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'} in {path} for {subject}"
+
+
+_COMMANDS = {"update": _update, "check": _check, "explain": _explain}
 
 if __name__ == "__main__":
     sys.exit(main())

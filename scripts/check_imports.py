@@ -3,6 +3,9 @@
 The key insight: the promises of the house ("the device knows nothing of the harness") are a graph over names, so they
 can be read from the source without importing anything, and the allowed graph is data.
 
+A room is a module or folder directly under the package, or one inside it that the table names by its path, such as
+"backend/lazy"; a module's room is the longest such path. Permission to import a room does not extend to its sub-rooms.
+
 Usage: ``python scripts/check_imports.py [ROOT]``; prints one line for each fault and exits with 1 when there is one.
 """
 
@@ -11,22 +14,23 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 PACKAGE = "conformance"
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module or name, at a line of a file; `early` when it runs as the file itself is imported."""
+    """One imported module or name, at a line of a file."""
 
     file: Path
     line: int
     target: str
-    early: bool
+    runs: bool = True  # False in a block for type checkers only
 
 
 def main(root: Path) -> int:
@@ -41,7 +45,7 @@ def main(root: Path) -> int:
     except SyntaxError as error:
         print(f"{error.filename}:{error.lineno}: {error.msg}", file=sys.stderr)
         return 2
-    faults = list(dict.fromkeys([*cycles(imports), *dead(imports, modules), *trespasses(imports, modules, settings)]))
+    faults = list(dict.fromkeys([*cycles(imports), *dead(imports, modules), *trespasses(imports, settings)]))
     print("\n".join(faults) or f"{len(modules)} modules, {sum(map(len, imports.values()))} imports: no fault")
     return 1 if faults else 0
 
@@ -56,7 +60,7 @@ def imports_of(path: Path, name: str) -> Iterator[Import]:
     """Every import of the file, as absolute dotted names; `from a import b` counts as `a.b`."""
     tree = ast.parse(path.read_text(), str(path))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    late = {id(inner) for node in ast.walk(tree) if is_late(node) for inner in ast.walk(node)}
+    unused = {id(inner) for node in ast.walk(tree) if is_for_checkers(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -67,13 +71,12 @@ def imports_of(path: Path, name: str) -> Iterator[Import]:
         else:
             continue
         for target in targets:
-            yield Import(path, node.lineno, target, id(node) not in late)
+            yield Import(path, node.lineno, target, id(node) not in unused)
 
 
-def is_late(node: ast.AST) -> bool:
-    """A function's body, or a block for type checkers only."""
-    checked = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-    return checked or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+def is_for_checkers(node: ast.AST) -> bool:
+    """A block for type checkers only, which never runs."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
 def module_of(target: str, imports: dict[str, list[Import]]) -> str | None:
@@ -84,15 +87,11 @@ def module_of(target: str, imports: dict[str, list[Import]]) -> str | None:
 
 
 def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
-    """Modules that need each other, late imports included; a package's `__init__` may import its own modules, and they
-    it."""
-    graph = {
-        name: {module_of(each.target, imports) for each in found} - {name, None}
-        for name, found in imports.items()
-        if name != PACKAGE
-    }
-    for name, needed in graph.items():
-        graph[name] = {each for each in needed if each and each != PACKAGE and not name.startswith(f"{each}.")}
+    """Modules that need each other, also by imports inside functions; imports for type checkers do not count."""
+    graph: dict[str, set[str]] = {}
+    for name, found in imports.items():
+        targets = {module_of(each.target, imports) for each in found if each.runs}
+        graph[name] = {target for target in targets if target not in (None, name, PACKAGE)}  # type: ignore[misc]
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -125,13 +124,11 @@ def top_level_names(path: Path) -> Iterator[str]:
         pending.extend(ast.iter_child_nodes(node))
 
 
-def trespasses(
-    imports: dict[str, list[Import]], modules: dict[str, Path], settings: dict[str, dict[str, list[str]]]
-) -> Iterator[str]:
+def trespasses(imports: dict[str, list[Import]], settings: dict[str, Any]) -> Iterator[str]:
     """Imports between rooms, or from outside the package, that the tables in `pyproject.toml` do not allow."""
     rooms, forbidden = settings["rooms"], settings["forbidden"]
     for name, found in imports.items():
-        room = room_of(name, modules)
+        room = room_of(name, rooms)
         if room and room not in rooms:
             yield f"{name}: a new room: name it, and what it may import, in [tool.{PACKAGE}.rooms] of pyproject.toml"
             continue
@@ -139,16 +136,21 @@ def trespasses(
             if each.target.split(".")[0] in forbidden.get(name, ()):
                 yield f"{each.file}:{each.line}: {name} must not import {each.target.split('.')[0]}"
             module = module_of(each.target, imports)
-            other = room_of(module, modules) if module else None
+            other = room_of(module, rooms) if module else None
             if room and other and other != room and other not in rooms[room]:
                 yield f"{each.file}:{each.line}: {room} must not import {other}"
 
 
-def room_of(name: str, modules: dict[str, Path]) -> str | None:
-    """The folder directly under the package; None for the package itself and the commands beside the folders."""
-    parts = name.split(".")
-    folder = len(parts) > 2 or (len(parts) == 2 and modules[name].name == "__init__.py")
-    return parts[1] if folder else None
+def room_of(name: str, rooms: Container[str]) -> str | None:
+    """The longest path in `rooms` that a module lies in, else the folder directly under the package.
+
+    None for the package itself and for the commands, the modules beside the folders.
+    """
+    top, *parts = name.split(".")
+    if top != PACKAGE or not parts or (len(parts) == 1 and parts[0] not in rooms):
+        return None
+    paths = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((path for path in paths if path in rooms), parts[0])
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def noxfile():
 class Session(SimpleNamespace):
     """Records the commands that a session would run; those that contain `failing` fail."""
 
-    def __init__(self, *posargs: str, failing: str = "nothing"):
-        super().__init__(posargs=list(posargs), ran=[], said=[], failing=failing, env={})
+    def __init__(self, *posargs: str, failing: str = "nothing", code: int = 1):
+        super().__init__(posargs=list(posargs), ran=[], said=[], failing=failing, code=code, env={})
 
     def run(self, *command: str, **_: object) -> None:
         self.ran.append(list(command))
@@ -50,7 +50,7 @@ def record(noxfile, monkeypatch):
     def python(session, *command):
         session.ran.append(list(command))
         if session.failing in command:
-            raise noxfile.CommandFailed
+            raise noxfile.CommandFailed(return_code=session.code)
 
     monkeypatch.setattr(noxfile, "python", python)
 
@@ -146,6 +146,15 @@ class TestConformance:
         with pytest.raises(RuntimeError, match=r"failed: conformance\.fuzz$"):
             noxfile.conformance(session)
         assert len(session.ran) == 3
+
+    @pytest.mark.parametrize("code", [2, 130, 143])
+    def test_the_exit_code_is_the_halves(self, noxfile, code):
+        """nox ends with 1 for any failed session; where nothing was compared, or after Ctrl-C, the session ends it."""
+        session = Session("--target", "cpu", failing="conformance.fuzz", code=code)
+        with pytest.raises(SystemExit) as ended:
+            noxfile.conformance(session)
+        assert (ended.value.code, len(session.ran)) == (code, 2)
+        assert session.said[-1] == "failed: conformance.fuzz"
 
     def test_an_unknown_option_is_bad_usage(self, noxfile, capsys):
         """A misspelt option starts nothing and exits with 2."""

@@ -3,7 +3,7 @@
     import conformance.backend
     torch.ones(3, device="tiny") + 1
 
-Storages, strides, offsets and views are torch's own; values are lazy tinygrad graphs, computed when they are observed.
+Storages, strides, offsets and views are torch's own; values are lazy tinygrad graphs, computed when they are read.
 This package knows nothing of the test harness around it.
 """
 
@@ -13,33 +13,27 @@ from collections.abc import Iterable
 
 import torch
 
-from . import (  # mends: before anything else is built
-    autocast,
-    construction,
-    device,
-    mends,  # noqa: F401
-    mends_llvm,  # noqa: F401
-    programs,
-    storage,
-    tensors,
-    untraced,
-)
-from .install import install
-from .rows import forget_numbers
-from .stats import FallbackError, no_fallback, reset_stats, stats
-from .toolchain import Compiler, ToolchainError, ensure_compiler
+from .dispatch import tensors
+from .dispatch.registry import reset_state
+from .lazy import flush
+from .lazy.storage import lazy_storage
+from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
+from .runtime.toolchain import Compiler, ToolchainError, ensure_compiler
+from .torch_api import autocast, device_module, skip_dynamo
+from .torch_api.install import install
 
-construction.install()
-programs.install()
-device.register()
+device_module.register()
 install()
 autocast.install()
-untraced.keep_out()
+skip_dynamo.skip_dynamo_frames()
+
+
+forget_numbers = reset_state  # the earlier name
 
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:
     """Compute these tiny tensors in one schedule, with everything that was written in place; copies nothing."""
-    storage.observe([storage.cell_of(t) for t in tensors_], why="realize")
+    flush.flush([lazy_storage(t) for t in tensors_], why="realize")
 
 
 __all__ = [
@@ -50,6 +44,7 @@ __all__ = [
     "forget_numbers",
     "no_fallback",
     "realize",
+    "reset_state",
     "reset_stats",
     "stats",
     "tensors",

@@ -1,41 +1,36 @@
 """What is known to fail, strictly: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
 
-Defines `Expectation`, `load`, `apply` and the command `python -m conformance.expectations update|check|explain`. The
-key insight: an entry is a promise in both directions. A failure that it declares is XFAIL; a case that it covers and
-that passes is XPASS and fails the run, so that the file can only shrink knowingly. Nothing here runs an op.
+Defines `Expectation`, `load`, `apply` and `update`, for the `[[expect]]` entries of a file, and `dumps` of a whole
+file; its `[[finding]]` entries are those of `known_findings`. The key insight: an entry is a promise in both
+directions. A failure that it declares is XFAIL; a case that it covers and that passes is XPASS and fails the run, so
+that the file can only shrink knowingly. Nothing here runs an op.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
-import re
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from conformance.core import known_findings, toml_tables
 from conformance.core import result as model
-from conformance.core.errors import ReportError
+from conformance.core.known_findings import KnownFinding
 from conformance.core.names import DIFFERENTIATED
-from conformance.core.result import Outcome, Result, Run
+from conformance.core.result import UNEXPLAINED, Outcome, Result, Run
+from conformance.core.toml_tables import Table, quoted
 
 FOLDER = Path("reports/expectations")
 
-
 OP_DB = Path(__file__).parent.parent / "opinfo" / "nothing_to_compare.toml"
 """What op_db itself leaves nothing to compare in, for any target."""
-
-
-_FIELDS = {"op", "variant", "dtype", "layout", "oracle", "reason", "issue", "samples"}
-
-
+KEYS = ("op", "variant", "dtype", "layout", "oracle", "reason", "issue", "samples")
 _HEAD = """\
-# What is known to fail on {target}, and why. Each entry covers the cases that match all of its lists, "*" is all.
-# A covered case that passes is XPASS and fails the run. `python -m conformance.expectations update` adds what fails and
-# removes what passes; give each entry that it adds a reason of yours. With `samples`, a case that compared fewer need
-# not fail.
+# What is known to fail on {target}, and why. Each [[expect]] covers the cases of op_db that match all of its lists, "*"
+# is all; each [[finding]] the findings of drawn programs whose signature matches its globs. What is covered and passes,
+# or does not show, is XPASS and fails the run. `--update-expectations` adds what fails and removes what passes; give
+# each entry that it adds a reason of yours. With `samples` or `programs`, a run of fewer need not fail.
 """
 
 
@@ -77,27 +72,19 @@ def path_for(target: str) -> Path:
 
 
 def load(path: Path | str) -> list[Expectation]:
-    """The entries of a file; none when there is no file. Raises ReportError, which names the file and the line."""
-    path = Path(path)
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path} cannot be read ({error}).") from None
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ReportError(f"{path} is not valid TOML: {error}.") from None
-    entries = data.get("expect", [])
-    if not isinstance(entries, list) or set(data) - {"expect"}:
-        raise ReportError(
-            f"{path}: only [[expect]] entries belong in this file, not {', '.join(set(data) - {'expect'})}."
-        )
-    lines = _lines(text, len(entries))
-    return [
-        replace(_entry(entry, f"{path}, line {line}"), line=line) for entry, line in zip(entries, lines, strict=True)
-    ]
+    """The `[[expect]]` entries of a file; none when there is no file. Raises ReportError, which names the file and the
+    line, also for a mistake in the other entries."""
+    return _load(path)[0]
+
+
+def findings(path: Path | str) -> list[KnownFinding]:
+    """The `[[finding]]` entries of a file, likewise."""
+    return _load(path)[1]
+
+
+def _load(path: Path | str) -> tuple[list[Expectation], list[KnownFinding]]:
+    tables = toml_tables.read(path, {"expect": KEYS, "finding": known_findings.KEYS})
+    return list(map(_entry, tables["expect"])), list(map(known_findings.entry, tables["finding"]))
 
 
 def expected(path: Path | str) -> list[Expectation]:
@@ -105,56 +92,44 @@ def expected(path: Path | str) -> list[Expectation]:
     return [*load(path), *load(OP_DB)]
 
 
-def _lines(text: str, count: int) -> list[int]:
-    found = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*expect\s*\]\]", line)]
-    return found if len(found) == count else [0] * count
+def _entry(table: Table) -> Expectation:
+    needed = [table.needed(name) for name in ("op", "reason")]
+    variant, dtype, layout, oracle = (table.names(name) for name in ("variant", "dtype", "layout", "oracle"))
+    more: dict[str, Any] = {"issue": table.text("issue"), "samples": table.number("samples"), "line": table.line}
+    return Expectation(needed[0], variant, dtype, layout, oracle, needed[1], **more)
 
 
-def _entry(entry: Any, where: str) -> Expectation:
-    if not isinstance(entry, dict):
-        raise ReportError(f"{where}: an [[expect]] entry must be a table.")
-    odd = sorted(set(entry) - _FIELDS)
-    if odd:
-        raise ReportError(f"{where}: unknown key {odd[0]!r}; use {', '.join(sorted(_FIELDS))}.")
-    for name in ("op", "reason"):
-        if not isinstance(entry.get(name), str) or not entry[name].strip():
-            raise ReportError(f"{where}: an entry needs a non-empty {name!r}.")
-    lists: dict[str, Any] = {}
-    for name in ("variant", "dtype", "layout", "oracle"):
-        value = entry.get(name, ["*"])
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-            raise ReportError(f"{where}: {name!r} must be a name or a non-empty list of names.")
-        lists[name] = tuple(value)
-    if not isinstance(entry.get("issue", ""), str):
-        raise ReportError(f"{where}: 'issue' must be a string.")
-    samples = entry.get("samples", 0)
-    if type(samples) is not int or samples < 0:
-        raise ReportError(f"{where}: 'samples' must be a whole number, 0 or more.")
-    text = {name: entry.get(name, "") for name in ("op", "reason", "issue")}
-    return Expectation(**text, **lists, samples=samples)
+def declared_for(name: str, rest: Sequence[str], entries: Iterable[Expectation]) -> list[Expectation]:
+    """The entries for an op's full name and, as far as they are given, its dtype, variant and layout."""
+    given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
+    return [
+        entry
+        for entry in entries
+        if fnmatch.fnmatchcase(name, entry.op) and all(_within(v, getattr(entry, k)) for k, v in given.items())
+    ]
 
 
-def dumps(entries: Iterable[Expectation], target: str) -> str:
-    """The entries as TOML, sorted, so that the file changes only where they do."""
-    blocks = [_HEAD.format(target=json.dumps(target))]
+def dumps(entries: Iterable[Expectation], target: str, known: Iterable[KnownFinding] = ()) -> str:
+    """The entries of a file as TOML, sorted, so that the file changes only where they do."""
+    blocks = [_HEAD.format(target=quoted(target))]
     for entry in sorted(entries, key=lambda e: (e.op, e.variant, e.dtype, e.layout, e.oracle)):
-        lines = ["[[expect]]", f"op = {_toml(entry.op)}"]
+        lines = ["[[expect]]", f"op = {quoted(entry.op)}"]
         for name in ("variant", "dtype", "layout", "oracle"):
             if getattr(entry, name) != ("*",):
-                lines.append(f"{name} = [{', '.join(map(_toml, getattr(entry, name)))}]")
-        lines.append(f"reason = {_toml(entry.reason)}")
+                lines.append(f"{name} = [{', '.join(map(quoted, getattr(entry, name)))}]")
+        lines.append(f"reason = {quoted(entry.reason)}")
         if entry.issue:
-            lines.append(f"issue = {_toml(entry.issue)}")
+            lines.append(f"issue = {quoted(entry.issue)}")
         if entry.samples:
             lines.append(f"samples = {entry.samples}")
         blocks.append("\n".join(lines) + "\n")
-    return "\n".join(blocks)
+    return "\n".join([*blocks, *map(known_findings.block, sorted(known, key=str))])
 
 
-def _toml(text: str) -> str:
-    """A TOML basic string: JSON's escapes are TOML's, but DEL must be escaped too."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def accept(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
+    """Results to which older entries were applied, by entries that were updated from them."""
+    undone = (r.replace(outcome=Outcome.PASS, reason="") if r.outcome is Outcome.XPASS else r for r in results)
+    return apply(undone, entries)
 
 
 def apply(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
@@ -221,7 +196,7 @@ def _for(result: Result, oracles: tuple[str, ...], reason: str) -> Expectation:
 def _first_words(result: Result) -> str:
     failure = result.failures[0]
     text = failure.detail or f"expected {failure.expected}, got {failure.actual}"
-    return f"not yet explained: {failure.oracle} of {failure.where}: {text}"[:200]
+    return f"{UNEXPLAINED}{failure.oracle} of {failure.where}: {text}"[:200]
 
 
 def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
@@ -292,6 +267,3 @@ def _has_case(op: Any, entry: Expectation) -> bool:
         if variant == "error_inputs" or "*" in entry.dtype or dtypes.intersection(entry.dtype):
             return True
     return False
-
-
-# The command

@@ -1,8 +1,9 @@
-"""The result model: what one conformance run found, and how it is kept on disk.
+"""The result model: what one run found, of op_db cases and of drawn programs alike, and how it is kept on disk.
 
-Defines `Outcome`, `Failure`, `Result` (one op x dtype x variant x layout) and `Run` (all results of one target), with
-a versioned JSON form. The key insight: a result says how much was *compared*, so that "nothing was compared" can never
-look like a pass. This module must not import torch, and knows neither how results are produced nor how they are shown.
+Defines `Outcome`, `Failure`, `Result` (one op case, or one distinct finding of programs), `Run` (all results of one
+target), the exit rule and the order of findings, with a versioned JSON form. The key insight: a result says how much
+was *compared*, so that "nothing was compared" can never look like a pass. This module must not import torch, and knows
+neither how results are produced nor how they are shown.
 """
 
 from __future__ import annotations
@@ -10,11 +11,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import os
 import re
-import statistics
-import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,10 +20,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from conformance.core import drawn as totals
+from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
+from conformance.core.files import read, write_atomic
 
-SCHEMA = 1
-KIND = "conformance.opinfo"
+SCHEMA = 2
+KIND = "conformance"
+UNEXPLAINED = "not yet explained: "
+"""How the reason of an entry begins that a command wrote, until its reader writes a better one."""
 
 
 class Outcome(StrEnum):
@@ -42,10 +44,10 @@ class Outcome(StrEnum):
     PASS = "PASS"
 
 
-# Outcomes that fail a run. FLAKY does not: a rerun passed; it is shown and compared with the baseline.
-UNEXPECTED = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XPASS})
+# Outcomes that fail a run.
+UNEXPECTED = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XPASS, Outcome.FLAKY})
 # Outcomes that a rerun may show to be flaky.
-RERUN = UNEXPECTED - {Outcome.XPASS}
+RERUN = UNEXPECTED - {Outcome.XPASS, Outcome.FLAKY}
 # Outcomes in which the target did not do what torch CPU does, declared or not.
 BROKEN = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XFAIL})
 
@@ -71,6 +73,29 @@ class Failure:
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One distinct finding of drawn programs: the parts of its signature, and the programs that showed it.
+
+    `count` is how many programs did, 0 for a declared finding that did not show; `first` the smallest number of a drawn
+    one, `saved` the names of saved ones. `program` is the number and `steps` the length of its smallest program.
+    `elsewhere` says what becomes of it on each related target, which tells whose bug it is."""
+
+    signature: str
+    kind: str = "FAIL"
+    count: int = 1
+    first: int | None = None
+    program: int | None = None
+    steps: int | None = None
+    saved: tuple[str, ...] = ()
+    oracle: str = ""
+    step: str = ""
+    layout: str = ""
+    error: str = ""
+    first_wrong_step: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+
 class Named:
     """What has an op, overload, dtype, variant and layout has a name and an id."""
 
@@ -87,13 +112,18 @@ class Named:
 
     @cached_property
     def id(self) -> str:
-        """The case's id, e.g. `add::float32::forward::as_sampled`; unique within a run."""
+        """Unique within a run: of a case `add::float32::forward::as_sampled`, of a finding `program::SIGNATURE`."""
+        finding = getattr(self, "finding", None)
+        if finding is not None:
+            return f"program::{finding.signature}"
         return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Named):
-    """One case: an OpInfo with one dtype, variant and input layout, over all its samples.
+    """One case: an OpInfo with one dtype, variant and input layout, over all its samples; or, where there is a
+    `finding`, one distinct finding of drawn programs, with the first wrong step's op, the variant "program", the layout
+    class of what that step worked on, and no dtype.
 
     `samples` counts the samples that were compared by at least one oracle, `skipped` those that were not; `arbitrated`
     those of `samples` in which the target differs from torch CPU by more than the tolerance and agrees with its answer
@@ -101,8 +131,11 @@ class Result(Named):
     `kernels`, `native`, `decomposed` and `fallback` count what the target ran; None when the target cannot count.
     `eager` counts the aten ops that compute or move data on torch CPU for the same samples, when kernels are counted;
     `allowed` is that and one for each storage that is sent or fetched: the most kernels that these samples may run.
+    `host` counts calls that run on the CPU by design, apart from `fallback`.
     `scheduled` counts the graphs that had to be scheduled, since no earlier run had left a schedule on disk; None when
     the target cannot tell.
+    `compiled`, `partly_compiled` and `not_compiled` count the samples by how much of them reached the compiler;
+    those that did not at all are not compared. None where the target does not compile.
     """
 
     op: str
@@ -125,8 +158,14 @@ class Result(Named):
     decomposed: int | None = None
     fallback: int | None = None
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    host: int | None = None
+    hosts: Mapping[str, int] = field(default_factory=dict)
     scheduled: int | None = None
+    compiled: int | None = None
+    partly_compiled: int | None = None
+    not_compiled: int | None = None
     seconds: float = 0.0
+    finding: Finding | None = None
 
     @property
     def oracles(self) -> tuple[str, ...]:
@@ -147,13 +186,53 @@ class Result(Named):
         return self.replace(outcome=Outcome.FLAKY, reason=reason)
 
 
+# Oracles from the worst that a target can do to the least; what is in no row comes last.
+SEVERITY = (
+    ("crash", "timeout", "memory", "device"),
+    ("alias", "storage", "version"),
+    ("value", "grad"),
+    ("structure", "dtype", "shape", "stride", "storage_offset", "contiguity"),
+    ("error",),
+    ("message",),
+)
+
+
+def severity(result: Result) -> tuple[int, int, str]:
+    """The order in which findings are listed: crashes, memory and aliasing, wrong values, metadata, missing errors,
+    wording, all else; then the most programs first."""
+    oracles = (result.finding.oracle,) if result.finding else result.oracles
+    ranks = [rank for oracle in oracles for rank, row in enumerate(SEVERITY) if oracle in row]
+    worst = min(ranks, default=len(SEVERITY))
+    if oracles and SEVERITY[worst : worst + 1] == (("error",),):
+        raised = [failure for failure in result.failures if failure.oracle == "error"]
+        # Both raised: they differ in type or text only.
+        worst += all("no error" not in (failure.expected, failure.actual) for failure in raised) and bool(raised)
+    return worst, -result.finding.count if result.finding else 0, result.id
+
+
+def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrupted: int = 0) -> int:
+    """The exit rule of every command: 128 + N after signal N; 1 for anything unexpected (findings, FLAKY and XPASS
+    included, and regressions) and for a run that ended early; 2 when nothing was compared; else 0."""
+    if interrupted:
+        return 128 + interrupted
+    if unexpected:
+        return 1
+    return (0 if complete else 1) if compared else 2
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code of several parts: an interruption before findings, findings before nothing compared."""
+    return max(codes, key=lambda code: (code > 2, code == 1, code), default=2)
+
+
 @dataclass
 class Run:
     """All results of one target in one run, with the environment in which they were found.
 
-    `calibration` is the median time in seconds of a fixed loop that ran between the cases, 0 when it is not known:
-    times of two machines, or of a quiet and a busy one, are compared as multiples of it. `budgets` are the kernels and
-    copies of whole workloads, where they were counted beside the run.
+    `drawn` are the totals of drawing, where programs were drawn. `calibration` is the median time in seconds of a fixed
+    loop that ran between the cases, 0 when it is not known: times of two machines, or of a quiet and a busy one, are
+    compared as multiples of it. `budgets` are the kernels and copies of whole workloads, where they were counted beside
+    the run. `expectations` is the file of what was declared; `interrupted` the number of the signal that ended the run.
     """
 
     target: str
@@ -164,12 +243,30 @@ class Run:
     seconds: float = 0.0
     calibration: float = 0.0
     complete: bool = True
+    interrupted: int = 0
     notes: list[str] = field(default_factory=list)
+    expectations: str = ""
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
+    drawn: Drawn | None = None
 
     def counts(self) -> Counter[str]:
         """Results by outcome word."""
         return Counter(str(result.outcome) for result in self.results)
+
+    @property
+    def cases(self) -> list[Result]:
+        """The results of op cases."""
+        return [result for result in self.results if result.finding is None]
+
+    @property
+    def findings(self) -> list[Result]:
+        """The findings of drawn programs, worst first."""
+        return sorted((result for result in self.results if result.finding), key=severity)
+
+    @property
+    def unexpected(self) -> list[Result]:
+        """What fails the run, worst first."""
+        return sorted((result for result in self.results if result.outcome in UNEXPECTED), key=severity)
 
     @property
     def compared(self) -> int:
@@ -187,23 +284,38 @@ class Run:
         counted = [result for result in passed if result.fallback is not None]
         return sum(result.fallback == 0 for result in counted) if counted else None
 
+    def passed_on_host(self) -> int:
+        """How many PASS results without CPU fallback had calls that run on the CPU by design."""
+        return sum(r.outcome is Outcome.PASS and r.fallback == 0 and bool(r.host) for r in self.results)
+
     def fallbacks(self) -> Counter[str]:
         """Calls that fell back to the CPU, by op, over all results."""
-        total: Counter[str] = Counter()
-        for result in self.results:
-            total.update(result.fallbacks)
-        return total
+        return sum((Counter(result.fallbacks) for result in self.results), Counter())
 
-    def exit_code(self) -> int:
-        """0 when nothing unexpected was found, else 1. A run in which nothing was compared is a failed run."""
-        return int(self.compared == 0 or any(result.outcome in UNEXPECTED for result in self.results))
+    def exit_code(self, regressions: int = 0) -> int:
+        """By the exit rule, with this number of regressions since the baseline."""
+        compared = self.compared + (self.drawn.compared if self.drawn else 0)
+        unexpected = len(self.unexpected) + regressions
+        return exit_code(unexpected, compared, complete=self.complete, interrupted=self.interrupted)
 
 
 def summary_line(run: Run) -> str:
-    """The last line of a run: `N passed, N failed, N skipped`. As in JUnit, a declared failure is a skipped test."""
-    counts = run.counts()
-    passed, skipped = counts["PASS"] + counts["FLAKY"], counts["SKIP"] + counts["XFAIL"]
-    return f"{passed} passed, {len(run.results) - passed - skipped} failed, {skipped} skipped"
+    """The last line of a run: `N passed, N failed, N skipped`, of cases and of drawn programs. As in JUnit, a declared
+    failure is a skipped test."""
+    tests: Counter[str] = Counter()
+    for result in run.results:
+        tests[str(result.outcome)] += max(result.finding.count, 1) if result.finding else 1
+    failed, skipped = sum(tests[str(word)] for word in UNEXPECTED), tests["SKIP"] + tests["XFAIL"]
+    if run.drawn:
+        found = sum(result.finding.count for result in run.results if result.finding)
+        tests["PASS"] += run.drawn.compared - found
+        skipped += run.drawn.programs - run.drawn.compared
+    return f"{tests['PASS']} passed, {failed} failed, {skipped} skipped"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 program`, `2 programs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def file_name(target: str) -> str:
@@ -214,6 +326,7 @@ def file_name(target: str) -> str:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Result) if f.default is not dataclasses.MISSING}
+_NUMBERS = ("count", "first", "program", "steps")
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
@@ -223,8 +336,10 @@ def result_to_json(result: Result) -> dict[str, Any]:
         value = getattr(result, item.name)
         if item.name == "failures":
             value = [{k: v for k, v in vars(f).items() if v or k == "oracle"} for f in value]
-        elif item.name == "fallbacks":
+        elif item.name in ("fallbacks", "hosts"):
             value = dict(value)
+        elif item.name == "finding" and value is not None:
+            value = {k: v for k, v in vars(value).items() if v not in (None, "", {}, ())}
         elif item.name == "seconds":
             value = round(value, 4)
         if value == _DEFAULTS.get(item.name) or value in ([], {}):
@@ -243,9 +358,19 @@ def result_from_json(data: Mapping[str, Any]) -> Result:
         for f in values.get("failures", ())
     )
     for name in ("op", "dtype", "variant", "layout"):
-        if not isinstance(values[name], str):
-            raise TypeError(f"{name} must be a string")
+        totals.text(values[name])
+    if "finding" in values:
+        values["finding"] = _finding(values["finding"])
     return Result(**values)
+
+
+def _finding(data: Mapping[str, Any]) -> Finding:
+    values: dict[str, Any] = dict(data)
+    elsewhere = {str(target): totals.text(answer) for target, answer in values.pop("elsewhere", {}).items()}
+    saved = tuple(map(totals.text, totals.listed(values.pop("saved", []))))
+    for name, value in values.items():
+        (totals.whole if name in _NUMBERS else totals.text)(value)
+    return Finding(**values, saved=saved, elsewhere=elsewhere)
 
 
 def run_to_json(run: Run) -> dict[str, Any]:
@@ -253,7 +378,8 @@ def run_to_json(run: Run) -> dict[str, Any]:
     head = {"schema": SCHEMA, "kind": KIND, "target": run.target, "command": run.command, "started": run.started}
     head |= {"seconds": round(run.seconds, 3), "calibration": round(run.calibration, 6)}
     head |= {"complete": run.complete, "environment": run.environment}
-    head |= {"budgets": run.budgets} if run.budgets else {}
+    head |= {name: value for name in ("interrupted", "expectations", "budgets") if (value := getattr(run, name))}
+    head |= {"drawn": run.drawn.to_json()} if run.drawn else {}
     return {**head, "notes": run.notes, "totals": dict(run.counts()), "results": list(map(result_to_json, run.results))}
 
 
@@ -269,7 +395,10 @@ def dumps(run: Run) -> str:
 def run_from_json(data: Any, source: str) -> Run:
     """Plain data as a run. Raises ReportError, which names `source`, when the data is not a run of a known schema."""
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise ReportError(f"{source} is not a conformance result file; give one that conformance.opinfo_runner wrote.")
+        old = isinstance(data, dict) and data.get("kind") in ("conformance.opinfo", "fuzz") and "schema" in data
+        why = "has an older result schema; run again to renew it" if old else "is not a conformance result file; give "
+        why += "" if old else "an opinfo.json or a fuzz.json"
+        raise ReportError(f"{source} {why}.")
     if data.get("schema") != SCHEMA:
         raise ReportError(
             f"{source} has result schema {data.get('schema')!r} and this version reads {SCHEMA}; run again to renew it."
@@ -285,29 +414,16 @@ def run_from_json(data: Any, source: str) -> Run:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReportError(f"{source}: result number {position + 1} is damaged ({error!r}).") from None
     try:
-        names = [item.name for item in dataclasses.fields(Run) if item.name != "results"]
-        return Run(results=results, **{name: data[name] for name in names if name in data})
-    except TypeError as error:
-        raise ReportError(f"{source} is damaged ({error}).") from None
+        names = [item.name for item in dataclasses.fields(Run) if item.name not in ("results", "drawn")]
+        drawn = totals.from_json(data["drawn"]) if "drawn" in data else None
+        return Run(results=results, drawn=drawn, **{name: data[name] for name in names if name in data})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ReportError(f"{source} is damaged ({str(error)[:200]}).") from None
 
 
 def load(path: Path | str) -> Run:
     """Read a run from a .json or .json.gz file. Raises ReportError when there is none or it is damaged."""
     return run_from_json(read(path), str(path))
-
-
-def read(path: Path | str) -> Any:
-    """What a .json or .json.gz file holds. Raises ReportError when there is none or it is damaged."""
-    path = Path(path)
-    try:
-        raw = path.read_bytes()
-        return json.loads((gzip.decompress(raw) if path.suffix == ".gz" else raw).decode())
-    except FileNotFoundError:
-        raise ReportError(f"{path} does not exist; give the path of a result file.") from None
-    except json.JSONDecodeError as error:
-        raise ReportError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error, RecursionError) as error:
-        raise ReportError(f"{path} cannot be read ({error}).") from None
 
 
 def save(run: Run, path: Path | str) -> None:
@@ -330,57 +446,3 @@ def slim(run: Run) -> Run:
         for result in run.results
     ]
     return dataclasses.replace(run, results=sorted(results, key=lambda result: result.id), budgets={})
-
-
-def write_atomic(path: Path | str, data: bytes | str) -> None:
-    """Write a whole file or none: beside it, flushed, then renamed. Raises ReportError; an old file stays untouched."""
-    path = Path(path)
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise ReportError(
-            f"{path} cannot be written ({error.strerror}); make room or choose another --reports."
-        ) from None
-
-
-_SHARD = re.compile(r"; shard (\d{1,4})/(\d{1,4})$")
-
-
-def merge(runs: Iterable[Run]) -> Run:
-    """Join the shards of one run; one that is missing makes the run incomplete. Raises ReportError when they are of
-    different targets or a case is in two of them."""
-    runs = list(runs)
-    if len({run.target for run in runs}) > 1:
-        raise ReportError(f"runs of different targets cannot be merged: {', '.join(sorted({r.target for r in runs}))}.")
-    results: dict[str, Result] = {}
-    for run in runs:
-        for result in run.results:
-            if result.id in results:
-                raise ReportError(f"{result.id} is in two of the merged files; merge the shards of one run only.")
-            results[result.id] = result
-    first = runs[0]
-    # What all shards together were asked for.
-    whole = _SHARD.sub("", first.environment.get("selection", ""))
-    found = [match for run in runs if (match := _SHARD.search(run.environment.get("selection", "")))]
-    count = int(found[0][2]) if found else 0
-    missing = sorted({str(i + 1) for i in range(count)} - {match[1] for match in found}, key=int)
-    lost = [f"Shard {', '.join(missing)} of {count} is missing: its cases are not in this report."] if missing else []
-    return dataclasses.replace(
-        first,
-        results=list(results.values()),
-        environment={**first.environment, **({"selection": whole} if whole else {})},
-        seconds=sum(run.seconds for run in runs),
-        calibration=statistics.median(run.calibration for run in runs),
-        complete=all(run.complete for run in runs) and not missing,
-        notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
-    )

@@ -14,7 +14,6 @@ import re
 import shlex
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError
 from dataclasses import dataclass, field
@@ -23,26 +22,21 @@ from pathlib import Path
 from pebble import ProcessExpired
 
 from conformance.core.loading import describe_target
-from conformance.core.result import write_atomic
+from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
-from conformance.fuzzing.drawing import CLASSES, DTYPES, STEPS, Drawing, Tally
+from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.worker import INVALID, Finding, Result, Shard
 from conformance.programs.model import ProgramError
 from conformance.programs.script import script
 from conformance.programs.steps.op import Json
-from conformance.programs.steps.table import FAMILIES
 from conformance.programs.unsupported import unsupported_steps
-from conformance.report.campaign import counted
 
 PROGRESS = 2
 """The schema of the file that says how far a campaign is."""
 
 LONGEST_NAME = 90
 """Characters of a finding's file name before a digest tells it from the others."""
-
-AXES: dict[str, Json] = {"families": [*FAMILIES], "layouts": [*CLASSES], "dtypes": [*dict.fromkeys(DTYPES)]}
-"""What coverage is counted over, whatever a campaign was asked for, so that the report shows what was not drawn."""
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
@@ -85,19 +79,24 @@ class Plan:
         return {"target": self.target, "seed": self.seed, "drawing": made_of, "corpus": list(self.corpus)}
 
     @property
-    def command(self) -> str:
-        """The command line that draws the same programs."""
-        words = ["python", "-m", "conformance.fuzz", "--target", self.target, "--seed", str(self.seed)]
+    def options(self) -> list[str]:
+        """The words of the command line by which the drawing differs from the usual one."""
+        words = []
         if self.drawing.steps != STEPS:
             words += ["--steps", "{}..{}".format(*self.drawing.steps)]
         if self.drawing.dtypes != DTYPES:
             words += ["--dtype", ",".join(self.drawing.dtypes)]
-        if self.corpus:
-            words += ["--corpus", str(Path(self.corpus[0]).parent)]
         declared = unsupported_steps(describe_target(self.target))
         for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
             words += [word for name in names if name not in declared for word in (option, name)]
-        return shlex.join(words)
+        return words
+
+    @property
+    def command(self) -> str:
+        """The command line that draws the same programs."""
+        corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
+        words = ["python", "-m", "conformance.fuzz", "--target", self.target, "--seed", str(self.seed)]
+        return shlex.join([*words, *self.options, *corpus])
 
     def shards(self, campaign: str, first: int = 0) -> Iterator[Shard]:
         """The shards in order, from this program on; without end when only time limits the campaign."""
@@ -382,54 +381,3 @@ class Campaign:
             [*notes, *([f"With: {versions}"] if versions else [])],
             finding.step,
         )
-
-    def to_json(self, complete: bool = True) -> dict[str, Json]:
-        """The campaign's result for `reports/fuzz.json`; not `complete` when it was interrupted."""
-        tally: Tally = self.result.tally
-        coverage: dict[str, Counter[str]] = {}
-        cells: dict[str, dict[str, dict[str, int]]] = {}
-        for (family, layout, dtype), count in sorted(tally.cells.items()):
-            coverage.setdefault(family, Counter())[layout] += count
-            cells.setdefault(family, {}).setdefault(layout, {})[dtype] = count
-        groups = sorted(self.groups.values(), key=lambda group: -len(group.numbers))
-        return {
-            "schema": 1,
-            "kind": "fuzz",
-            "target": self.plan.target,
-            "seed": self.plan.seed,
-            "complete": complete,
-            "command": self.plan.command,
-            "axes": AXES,
-            "programs": self.result.done,
-            "steps": tally.steps,
-            "seconds": round(self.running_seconds, 2),
-            "programs_per_second": round(self.result.done / max(self.running_seconds, 1e-9), 2),
-            "jobs": self.plan.jobs,
-            "failing_programs": sum(len(group.numbers) for group in groups),
-            "kernels": self.result.kernels,
-            "kernels_allowed": self.result.allowed,
-            "kernels_compared": self.result.compared,
-            "arbitrated": self.result.arbitrated,
-            "coverage_cells": len(tally.cells),
-            "undefined_avoided": sum(
-                count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits")
-            ),
-            "unsupported": dict(self.result.unsupported.most_common()),
-            "environment": self.environment,
-            "avoided": dict(tally.avoided.most_common()),
-            "coverage": {family: dict(layouts) for family, layouts in coverage.items()},
-            "cells": cells,
-            "findings": [
-                {
-                    "signature": group.finding.group,
-                    "kind": group.finding.kind,
-                    "count": len(group.numbers),
-                    "program": group.finding.number,
-                    "steps": len(group.finding.program.steps),
-                    "mismatch": str(group.finding.mismatches[0]) if group.finding.mismatches else "",
-                    "elsewhere": group.elsewhere,
-                    "script": self.script(group),
-                }
-                for group in groups
-            ],
-        }

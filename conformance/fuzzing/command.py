@@ -1,47 +1,40 @@
 """The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, show what differs.
 
-It only reads options, shows progress and chooses the exit code: 0 when all agreed, 1 when something differs, 2 for bad
-usage, 130 when interrupted; what was found by then is on disk. The campaign itself is `conformance.fuzzing.campaign`.
+It only reads options, shows progress and writes the report; the exit code is that of `conformance.core.result`. What
+was found before an interruption is on disk. The campaign itself is `conformance.fuzzing.campaign`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from conformance.core.errors import ReportError, TargetError
+from conformance.core import expectations, known_findings
+from conformance.core import result as model
+from conformance.core.errors import TargetError, UserError
+from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
-from conformance.core.result import write_atomic
 from conformance.fuzzing.campaign import Campaign, Plan
-from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError
-from conformance.fuzzing.isolation import Workers
-from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
-from conformance.fuzzing.worker import INVALID, Finding, Shard
-from conformance.programs.model import ProgramError, dump, read_program
-from conformance.programs.script import script, without_carried
+from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
+from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
+from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
+from conformance.fuzzing.results import run_of
+from conformance.fuzzing.terminal import summarize
 from conformance.programs.steps.table import FAMILIES
 from conformance.programs.unsupported import unsupported_steps
-from conformance.report.campaign import counted, from_json
-from conformance.report.html import render_campaign
+from conformance.report import __main__ as report
+from conformance.report import compare
+from conformance.report.escape import escape_control_characters
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
-
-MOST_SCRIPTS = 5
-"""So many scripts are printed; the rest are named."""
-
-MINIMIZE_TRIALS = 1000
-"""How many smaller programs `--minimize` tries."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,13 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.families:
             print("\n".join(FAMILIES))
             return 0
-        if given.replay and given.replay.is_dir():
-            return replay_folder(given.replay, given)
         if given.replay or given.minimize:
-            return replay(given.replay or given.minimize, given)
+            return replay(given, TARGET)
         given.target = given.target or TARGET
-        return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
-    except (TargetError, DrawingError, ProgramError, ReportError) as error:
+        record = (given.kernels or BASELINE) if given.record_kernels else None
+        return campaign(plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations)
+    except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # a campaign answers it itself, with what it has found
@@ -129,6 +121,13 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--record-kernels",
         action="store_true",
         help="write the kernels of this run's programs to the file of --kernels, and compare with none",
+    )
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="a fuzz.json to compare with")
+    parser.add_argument(
+        "--expectations", type=Path, metavar="FILE", help="what is known to fail: reports/expectations/<target>.toml"
+    )
+    parser.add_argument(
+        "--update-expectations", action="store_true", help="declare the findings of this run in that file, knowingly"
     )
     parser.add_argument("--families", action="store_true", help="list the step families")
     return parser
@@ -206,32 +205,13 @@ def plan_of(given: argparse.Namespace) -> Plan:
     )
 
 
-def kernels_of(given: argparse.Namespace) -> str:
-    """The file of kernels to compare with, or the empty string. Raises ProgramError when it cannot be read."""
-    file = given.kernels or (BASELINE if BASELINE.exists() else None)
-    if file is None or given.record_kernels:
-        return ""
-    read_baseline(file, given.target)
-    return str(file)
-
-
-def corpus_of(folder: Path | None) -> tuple[str, ...]:
-    """The files of programs in a folder. Raises ProgramError when there is none, or one cannot be read."""
-    if folder is None:
-        return ()
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
-    for path in paths:
-        read_program(path)
-    return tuple(str(path) for path in paths)
-
-
-def campaign(plan: Plan, record: Path | None = None) -> int:
-    """Run a campaign, write its result, and its kernels to `record`, and print its findings."""
+def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expected: Path, update: bool) -> int:
+    """Run a campaign, write its report, and its kernels to `record`, and print its findings; `update` declares them in
+    the file `expected`. Raises ReportError for files that are damaged, before anything is run."""
+    baseline = model.load(baseline_file) if baseline_file else None
+    known = expectations.findings(expected)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    running = Campaign(plan)
-    interrupted = False
+    running, interrupted = Campaign(plan), 0
     try:
         if console.is_terminal:
             show_bar(running, console)
@@ -239,23 +219,24 @@ def campaign(plan: Plan, record: Path | None = None) -> int:
             running.tell = plain_lines(console)
             running.run()
     except KeyboardInterrupt:
-        interrupted = True
-    data = running.to_json(complete=not interrupted)
-    write_atomic(plan.reports / "fuzz.json", json.dumps(data, indent=1))
-    write_atomic(plan.reports / "fuzz.html", render_campaign(from_json(data, "fuzz.json")))
+        interrupted = signal.SIGINT
+    made = run_of(running, interrupted)
+    if update and not interrupted:
+        known, done = known_findings.update(known, made)
+        write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
+        console.print("\n".join(map(escape_control_characters, done)))
+    made = known_findings.apply(made, known, expected)
+    report.write(made, plan.reports, baseline)
     if record is not None and not interrupted:
         write_baseline(record, plan.target, running.result.counts)
-    summarize(running, console)
-    console.print(f"report: {plan.reports / 'fuzz.html'}")
+    changes = compare.diff(baseline, made) if baseline else None
+    summarize(running, made, changes, console, line(running))
+    code = made.exit_code(changes.regressions if changes else 0)
     if interrupted:
         print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
-        return 130
-    if running.groups:
-        return 1
-    if running.result.done == running.result.unsupported.total():
+    elif code == 2:
         print("conformance.fuzz: no program was run that the target supports, so nothing was compared", file=sys.stderr)
-        return 2
-    return 0
+    return code
 
 
 def line(running: Campaign) -> str:
@@ -289,133 +270,6 @@ def show_bar(running: Campaign, console: Console) -> None:
         task = progress.add_task("starting", total=running.plan.programs)
         running.tell = lambda at: progress.update(task, completed=at.result.done, description=line(at))
         running.run()
-
-
-def summarize(running: Campaign, console: Console) -> None:
-    """Print the findings, the commonest first, and the totals."""
-    groups = sorted(running.groups.values(), key=lambda group: -len(group.numbers))
-    for at, group in enumerate(groups):
-        finding = group.finding
-        programs = counted(running.result.done, "program")
-        console.rule(f"{finding.kind} in {len(group.numbers)} of {programs}: {finding.group}")
-        if at < MOST_SCRIPTS:
-            console.print(without_carried(running.script(group)))
-        if group.elsewhere:
-            console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in group.elsewhere.items()))
-        console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
-    tally, result = running.result.tally, running.result
-    undefined = sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))
-    kernels = (
-        (
-            f"kernels {result.kernels} (torch CPU's ops and transfers: {result.allowed}; programs compared with the "
-            f"baseline: {result.compared}); "
-        )
-        if result.allowed
-        else ""
-    )
-    console.print(
-        f"{line(running)}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
-        f"{kernels}{undefined} undefined or rejected steps not run"
-        + (
-            f"; {result.arbitrated} programs differ from torch CPU and pass by its answer in float64"
-            if result.arbitrated
-            else ""
-        )
-        + (
-            f"; {result.unsupported.total()} programs not run, since the target leaves out: "
-            f"{', '.join(f'{name} ({count})' for name, count in result.unsupported.most_common())}"
-            if result.unsupported
-            else ""
-        )
-    )
-
-
-@contextmanager
-def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
-    """A worker, and a function that runs a saved program in it as a campaign would: what was found, and what the target
-    had declared that it leaves out. The function raises ProgramError, naming the file, where the program has no meaning
-    on torch CPU."""
-    spec, kernels = given.target, kernels_of(given)
-    with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, given.limit, given.memory) as workers:
-        workers.load()
-
-        def rerun(path: Path) -> tuple[Finding | None, str]:
-            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, given.limit, (str(path),), kernels))
-            finding = result.findings[0] if result.findings else None
-            if finding is not None and finding.kind == INVALID:
-                raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
-            return finding, "".join(+result.unsupported)
-
-        yield workers, rerun
-
-
-def replay_folder(folder: Path, given: argparse.Namespace) -> int:
-    """Run every saved program of a folder, for example the corpus; one line each."""
-    given.target = given.target or TARGET
-    paths, failed, skipped = [Path(path) for path in corpus_of(folder)], 0, 0
-    with replaying(given) as (_, rerun):
-        for path in paths:
-            finding, lacks = rerun(path)
-            failed += finding is not None
-            skipped += bool(lacks)
-            if finding is not None:
-                about = finding.mismatches[0] if finding.mismatches else finding.group
-                print(f"{finding.kind} {path.stem}\n     {about}")
-            else:
-                print(f"SKIP {path.stem}: {given.target} leaves out {lacks}" if lacks else f"ok   {path.stem}")
-    print(
-        f"{len(paths) - failed - skipped} of {len(paths)} programs agree with torch CPU"
-        + (f", {skipped} were not run" if skipped else "")
-    )
-    if skipped == len(paths):
-        raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
-    return 1 if failed else 0
-
-
-def replay(path: Path, given: argparse.Namespace) -> int:
-    """Run one saved program again and show its script; for `--minimize` shrink it first and save that too."""
-    program = read_program(path)
-    given.target = given.target or target_of(path) or TARGET
-    with replaying(given) as (workers, rerun):
-        finding, lacks = rerun(path)
-        if lacks:
-            raise ProgramError(f"{path}: {given.target} leaves out {lacks}, so there is nothing to compare")
-        if finding is None:
-            print(f"{path}: {given.target} agrees with torch CPU on all {len(program.steps)} steps")
-            return 0
-        small = workers.shrink(finding, MINIMIZE_TRIALS) if given.minimize else finding
-    saved = Path(given.reports) / "failures" / f"{path.stem}-minimal.json"
-    again = [
-        "python",
-        "-m",
-        "conformance.fuzz",
-        "--target",
-        given.target,
-        "--replay",
-        str(saved if given.minimize else path),
-    ]
-    text = script(
-        small.program,
-        describe_target(given.target),
-        small.mismatches,
-        [f"{small.kind}: {small.group}", f"Again: {shlex.join(again)}"],
-        small.step,
-    )
-    print(dump(small.program))
-    print(without_carried(text))
-    for about in small.mismatches or [small.group]:
-        print(f"# {about}")
-    if given.minimize:  # after all is shown, since there may be no room to save it
-        write_atomic(saved, json.dumps({**small.to_json(), "target": given.target}, indent=1))
-        write_atomic(saved.with_suffix(".py"), text)
-        print(f"# {len(program.steps)} steps became {len(small.program.steps)}; saved as {saved}, beside its script")
-    return 1
-
-
-def target_of(path: Path) -> str:
-    """The target that a saved finding was found on; of a program alone, the empty string."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return str(data.get("target", "")) if isinstance(data, dict) else ""
 
 
 if __name__ == "__main__":

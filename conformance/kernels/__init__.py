@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from conformance.backend import trace
+from conformance.backend.runtime import trace
 
 BUDGETS = Path("reports/baseline/kernels.json")
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.backend import trace
+from conformance.backend.runtime import trace
 from conformance.kernels import Count, Place, count
 
 WHY = {

@@ -100,6 +100,8 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
         decomposed=None if counted is None else sum(counted["decomposed"].values()),
         fallback=None if counted is None else sum(counted["fallback"].values()),
         fallbacks={} if counted is None else dict(sorted(counted["fallback"].items())),
+        host=None if counted is None else sum(counted["host"].values()),
+        hosts={} if counted is None else dict(sorted(counted["host"].items())),
         scheduled=None if scheduled is None or now is None else now - scheduled,
         seconds=time.perf_counter() - begin,
     )

@@ -50,10 +50,27 @@ def failure_of(
         detail=mismatch.detail[:LONGEST_TEXT],
         sample=call.sample.index,
         call=script.summary(call.source or case.name, call.tree),
-        script=script.standalone(case, target.script(), call.source, call.tree, call.sample, str(mismatch)),
+        script=script.standalone(
+            case,
+            target,
+            call.source,
+            call.tree,
+            call.sample,
+            f"{mismatch.oracle} of {where}: expected {mismatch.expected}, got {mismatch.actual}",
+            tolerances=catalog.tolerances(catalog.find(case), dtype),
+            undefined=_undefined(case, call),
+            sparse=any(name.endswith("['layout']") for name in expected.others),
+        ),
         values=rows,
         layouts=layouts,
     )
+
+
+def _undefined(case: Case, call: Call) -> list[str]:
+    """Answers that the judge leaves out: what nothing defines, and what lies about a result that the op allocated."""
+    facts = ["storage of"] if call.note == "out empty" else []
+    facts = facts if catalog.has_value(catalog.find(case)) else ["values of", "storage of"]
+    return [f"{fact} {name}" for fact in facts for name in ("result", "out")]
 
 
 def _rows(
@@ -81,6 +98,3 @@ def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         flat, rest = divmod(flat, size)
         index.append(rest)
     return tuple(reversed(index))
-
-
-_REFERENCE: list[Target] = []

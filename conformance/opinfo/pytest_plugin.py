@@ -66,24 +66,26 @@ def _cases(config: pytest.Config) -> list[Any]:
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """A failure that passed when it was run again is neither a pass nor a failure."""
-    if report.when == "call" and report.passed and ("outcome", "FLAKY") in report.user_properties:
+    """A failure that passed when it was run again has a word of its own, and fails the run."""
+    if report.when == "call" and report.failed and ("outcome", "FLAKY") in report.user_properties:
         return "flaky", "K", ("FLAKY", {"yellow": True})
     return None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Nothing compared is a failure, never an empty pass; under xdist only the first process sees all reports."""
+    """Nothing compared is exit code 2, never an empty pass; under xdist only the first process sees all reports."""
     if not hasattr(session.config.option, "case_timeout"):
         return
+    from conformance.core.result import exit_code
+
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(session.config, "workerinput") or session.exitstatus != pytest.ExitCode.OK:
         return
     compared = ("passed", "failed", "xfailed", "flaky")
     if reporter.stats.get("skipped") and not any(reporter.stats.get(word) for word in compared):
         reporter.write_line("conformance: nothing was compared, so nothing passed.", red=True)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = exit_code(0, compared=0)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -32,11 +32,11 @@ from conformance.core.result import RERUN, Outcome, Result, Run
 from conformance.opinfo import plan, terminal
 from conformance.opinfo.isolation import Pool, PoolError
 from conformance.opinfo.plan import Case, Selection
+from conformance.opinfo.replay import replay
 from conformance.report import __main__ as report
 from conformance.report import budgets, compare, history
+from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
-
-INTERRUPTED = 130
 
 
 def run(
@@ -78,8 +78,8 @@ def run(
                 flaky = {result.id for result in pool.run(again) if result.outcome is Outcome.PASS}
                 made.results = [result.flaky() if result.id in flaky else result for result in made.results]
                 again = [case for case in again if case.id not in flaky]
-    except KeyboardInterrupt:
-        made.complete = False
+    except KeyboardInterrupt as stop:
+        made.complete, made.interrupted = False, stop.args[0] if stop.args else signal.SIGINT
     except PoolError as error:
         if not made.results:
             raise
@@ -97,18 +97,26 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m conformance.opinfo_runner",
         description="Run PyTorch's op_db on a target and on torch CPU, compare all that can be seen, write a report.",
-        epilog="Exit code: 0 all as expected, 1 undeclared failures, regressions since the baseline or nothing "
-        "compared, 2 bad usage, 130 Ctrl-C.",
+        epilog="Exit code: 0 all as expected; 1 undeclared failures, flaky ones included, or regressions since the "
+        "baseline; 2 nothing compared, or bad usage; 130 Ctrl-C.",
     )
-    made.add_argument("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE]")
+    made.add_argument("--target", help="what is under test: tiny (default), cpu, device:NAME[,import=MODULE]")
     plan.add_options(made.add_argument)
     made.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: 1)")
     made.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for one case (default: 120)")
     made.add_argument("--memory", type=float, default=8.0, metavar="GIB", help="memory of a worker (default: 8)")
     made.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
     made.add_argument("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
+    made.add_argument("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
     made.add_argument("--baseline", type=Path, metavar="FILE", help="default: reports/baseline/<target>.json.gz")
     made.add_argument("--update-baseline", action="store_true", help="accept this run as the baseline, knowingly")
+    made.add_argument(
+        "--replay",
+        nargs="+",
+        metavar=("[FILE] CASE", "CASE"),
+        help="run one case again, or CASE#N for its sample N: "
+        "an id such as add::float32::forward::as_sampled, or a result file, for its target, and an id in it",
+    )
     made.add_argument("--kernels", type=Path, metavar="FILE", help="counts of whole workloads, to compare as well")
     return made
 
@@ -117,6 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
+        if options.replay:
+            limits = {key: value for key, value in _choices(options).items() if key in ("timeout", "memory")}
+            return replay(options.replay, options.target, lambda target, these: run(target, selections=these, **limits))
+        options.target = options.target or "tiny"
         return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
     except BrokenPipeError:
         return reader_gone()
@@ -153,7 +165,10 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         made.budgets = counted
         if not made.complete and not made.results:
             print("opinfo_runner: interrupted before anything was compared; no report is written.", file=sys.stderr)
-            return INTERRUPTED
+            return made.exit_code()
+        if options.update_expectations and made.complete:
+            _declare(made, expected_file)
+        made.expectations = str(expected_file) if expected_file.exists() else ""
         changes = compare.diff(baseline, made) if baseline else None
         _write(made, options.reports, baseline)
         journal.done()
@@ -162,10 +177,15 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         if counted:
             model.write_atomic(baseline_file.parent / budgets.NAME, budgets.dumps(counted))
     terminal.summarize(console, made, changes, options.reports)
-    if not made.complete:
-        return 1 if made.notes else INTERRUPTED
-    regressed = changes is not None and changes.regressions > 0 and not options.update_baseline
-    return max(made.exit_code(), int(regressed))
+    return made.exit_code(changes.regressions if changes and not options.update_baseline else 0)
+
+
+def _declare(made: Run, path: Path) -> None:
+    """Write what fails in the run into the file of expectations, and apply them to it. Raises ReportError."""
+    entries, done = expectations.update(expectations.load(path), made, "")
+    model.write_atomic(path, expectations.dumps(entries, made.target, expectations.findings(path)))
+    print("\n".join(map(escape_control_characters, done)))
+    made.results = expectations.accept(made.results, expectations.expected(path))
 
 
 def _each(*takers: Callable[[Result], None]) -> Callable[[Result], None]:
@@ -245,10 +265,10 @@ def _interrupted_once() -> Iterator[None]:
     """The first Ctrl-C or SIGTERM is a KeyboardInterrupt; later ones do not lose the report that it asked for."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, frame: object) -> None:
         for each in signals:
             signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     before = {each: signal.getsignal(each) for each in signals}
     for each in signals:

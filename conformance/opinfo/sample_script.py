@@ -1,4 +1,4 @@
-"""Standalone scripts that take their sample from op_db: for a call without a public name, and for a crash.
+"""Scripts that take their sample from op_db: for a call without a public name or with large inputs, and for a crash.
 
 The key insight: op_db draws the same samples everywhere, so the number of a sample is enough to make it again, and a
 process that never imported torch can write the script.
@@ -6,121 +6,87 @@ process that never imported torch can write the script.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
 from conformance.core.names import DIFFERENTIATED
+from conformance.core.script import Source, render
 from conformance.opinfo.plan import Case
 
-SEED = 1234
-"""torch.testing._internal.common_utils.SEED, with which every call is made."""
+HERE = Path(__file__).parent
+APART: tuple[Source, ...] = ((HERE / "sampling.py", ("map_leaves", "_COMPRESSED", "parts", "taken_apart")),)
+GRADIENTS: tuple[Source, ...] = ((HERE / "sample_runtime.py", ("draws", "differentiable", "gradients")),)
+LAYOUTS = ("_contiguous_stride", "_strided_copy", "_transposed", "_expanded", "_channels_last", "_LAYOUTS", "laid_out")
+DRAWN = {
+    "error_inputs": "op.error_inputs('cpu')",
+    "reference_inputs": "op.reference_inputs(torch.device('cpu', 0), torch.{dtype})",
+}
+CALLED = {"method": "op.method_variant", "inplace": "op.inplace_variant"}
+RUN = {"backward": "gradients", "forward_over_backward": "derivatives"}
 
 
-def from_op_db(case: Case, setup: str, index: int, finding: str) -> str:
-    """The script that takes sample number `index` from op_db; also for a crash, where nothing else is known."""
-    call = _OP_DB_CALLS.get(case.variant, _OP_DB_CALLS["forward"])
-    draw = {
-        "error_inputs": "op.error_inputs('cpu')",
-        "reference_inputs": f"op.reference_inputs('cpu', torch.{case.dtype})",
-    }
-    drawn = draw.get(
-        case.variant, f"op.sample_inputs('cpu', torch.{case.dtype}, requires_grad={case.variant in DIFFERENTIATED})"
-    )
-    item = "drawn.sample_input" if case.variant == "error_inputs" else "drawn"
+def from_op_db(
+    case: Case,
+    setup: str,
+    index: int,
+    finding: str,
+    *,
+    notes: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    out: Sequence[str] = (),
+    stays: Collection[str] = (),
+    processed: bool = False,
+) -> str:
+    """The script that takes sample number `index` from op_db; also for a crash, where nothing else is known. `out` are
+    the lines that make the tensors for out=, the last an expression; `stays` are inputs that stay on the CPU, and
+    `processed` says that OpInfo processes the result before it is compared."""
+    usual = f"op.sample_inputs(torch.device('cpu', 0), torch.{{dtype}}, requires_grad={case.variant in DIFFERENTIATED})"
+    drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
     name, _, number = case.overload.partition("#")
-    position = int(number) - 1 if number else 0
-    note = "" if case.layout == "as_sampled" else f"# The finding was on inputs laid out as {case.layout!r}.\n"
-    return (
-        f"{head(case, finding)}import itertools\n\nimport torch\n\n{setup}\n"
+    layout = "" if case.layout == "as_sampled" else case.layout
+    extra = "".join([f", layout={layout!r}" * bool(layout), f", stays={sorted(stays)}" * bool(stays)])
+    inputs = [
+        "given = {'input': sample.input, 'args': sample.args, 'kwargs': sample.kwargs}",
+        f"made = moved(given, device{extra})",
+    ]
+    call = f"{CALLED.get(case.variant, 'op.op')}(input, *args, **kwargs)"
+    arguments = "input, args, kwargs"
+    if case.variant == "out":
+        call, arguments = call.replace(")", ", out=out)"), f"{arguments}, out"
+        plain = "made['input'], *made['args'], **made['kwargs']"
+        *lines, made = out or [f"with_gaps(op.op({plain}), device)"]
+        inputs += [*lines, f"made['out'] = {made}"]
+    run = ""
+    if case.variant in RUN:
+        run = f"{RUN[case.variant]}({'sample.output_process_fn_grad' if processed else ''})"
+    if processed and case.variant != "forward_over_backward":
+        run = f"processed({', '.join(filter(None, ['sample.output_process_fn_grad', run]))})"
+    given = dict(options or {"unjudged": "['version']"}) | ({"run": run} if run else {}) | {"apart": "taken_apart"}
+    draw = (
+        "import itertools\n"
         "from torch.testing._internal.common_methods_invocations import op_db\n\n"
-        f"ops = [op for op in op_db if (op.name, op.variant_test_name) == {(case.op, name)!r}]\n"
-        f"op = ops[{position}]\n{note}\n\n"
-        f"{_DEFINITIONS.get(case.variant, '')}def call(device):\n"
-        f"    drawn = next(itertools.islice({drawn}, {index}, None))\n"
-        f"    sample = {item}.transform(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)\n"
-        f"    torch.manual_seed({SEED})\n"
-        f"    return {call}\n\n{TAIL}"
+        f"op = [op for op in op_db if (op.name, op.variant_test_name) == {(case.op, name)!r}]"
+        f"[{int(number) - 1 if number else 0}]\n"
+        f"sample = next(itertools.islice({drawn}, {index}, None))"
+        f"{'.sample_input' if case.variant == 'error_inputs' else ''}"
+    )
+    return render(
+        [finding[:500].replace("\n", " "), "", f"Case {case.id}, sample {index}", *notes],
+        setup,
+        [draw],
+        [*inputs, "return made"],
+        f"def program({arguments}):\n    return {{'result': {call}}}",
+        given,
+        extra=[
+            (HERE.parent / "core" / "moving.py", ("storage_key",)),
+            *APART,
+            *([(HERE / "sampling.py", LAYOUTS)] if layout else []),
+            (HERE / "sample_runtime.py", ("moved", *_needed(f"{run} {' '.join(inputs)}"))),
+        ],
     )
 
 
-_OP_DB_CALLS = {
-    "forward": "op(sample.input, *sample.args, **sample.kwargs)",
-    "method": "op.method_variant(sample.input, *sample.args, **sample.kwargs)",
-    "inplace": "op.inplace_variant(sample.input, *sample.args, **sample.kwargs)",
-    "backward": "gradients(op, sample)",
-    "forward_over_backward": "derivatives(op, sample)",
-    "out": "with_out(op, sample, device)",
-}
-_DEFINITIONS = {
-    "backward": """def flat(tree):
-    if isinstance(tree, (tuple, list)):
-        return [leaf for item in tree for leaf in flat(item)]
-    return flat(list(tree.values())) if isinstance(tree, dict) else [tree]
-
-
-def gradients(op, sample):
-    inputs = [x for x in flat([sample.input, sample.args, sample.kwargs]) if isinstance(x, torch.Tensor)]
-    inputs = [x.requires_grad_() for x in inputs if x.is_floating_point() or x.is_complex()]
-    results = flat(sample.output_process_fn_grad(op(sample.input, *sample.args, **sample.kwargs)))
-    results = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
-    torch.autograd.backward(results, [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in results])
-    return [x.grad for x in inputs]
-
-
-""",
-    "forward_over_backward": """from torch.autograd import forward_ad
-from torch.utils._pytree import tree_leaves, tree_map
-
-
-def derivatives(op, sample):
-    duals = []
-
-    def dual(x):
-        if not isinstance(x, torch.Tensor) or not x.requires_grad:
-            return x
-        duals.append(forward_ad.make_dual(x, torch.randn(x.shape, dtype=x.dtype).to(x.device)))
-        return duals[-1]
-
-    with forward_ad.dual_level():
-        torch.manual_seed(SEED)
-        args, kwargs = tree_map(dual, ((sample.input, *sample.args), sample.kwargs))
-        results = tree_leaves(sample.output_process_fn_grad(op(*args, **kwargs)))
-        results = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
-        ones = [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in results]
-        grads = torch.autograd.grad(results, duals, ones, allow_unused=True)
-        return [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]
-
-
-""".replace("SEED", str(SEED)),
-    "out": '''def with_out(op, sample, device):
-    """Out tensors of the right size, with gaps; replace by torch.empty(0, ...) or a dense one to try the others."""
-    result = op(sample.input, *sample.args, **sample.kwargs)
-    results = [result] if isinstance(result, torch.Tensor) else result
-    out = [torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0] for x in results]
-    out = out[0] if isinstance(result, torch.Tensor) else tuple(out)
-    return op(sample.input, *sample.args, **sample.kwargs, out=out)
-
-
-''',
-}
-TAIL = """
-def show(name, value):
-    if isinstance(value, torch.Tensor):
-        print(name, "size", tuple(value.shape), "stride", value.stride(), "offset", value.storage_offset(), value.dtype)
-        print(value.detach().cpu())
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            show(f"{name}[{i}]", item)
-    else:
-        print(name, value)
-
-
-for device in ("cpu", DEVICE):
-    print("---", device)
-    try:
-        show("result", call(device))
-    except Exception as error:
-        print("raised", type(error).__name__, error)
-"""
-
-
-def head(case: Case, finding: str) -> str:
-    safe = ascii(finding[:500])[1:-1].replace('"', "'").replace("\\n", " ")
-    return f'"""{case.id}\n\n{safe}\n"""\n\n'
+def _needed(text: str) -> list[str]:
+    """The functions of `sample_runtime.py` that the script's own part calls, and what these call."""
+    names = [name for name in ("gradients", "derivatives", "processed", "with_gaps") if f"{name}(" in text]
+    return ["draws", "differentiable", *names] if {"gradients", "derivatives"} & {*names} else names

@@ -2,24 +2,31 @@
 
 The key insight: an input is its storage's values and a geometry on it, so a script rebuilds storages and views, and
 what it shows does not depend on how the sample was drawn. Where that would be long, or the call has no public name, the
-script takes the sample from op_db instead.
+script takes the sample from op_db instead. Its shape is `core/script.py`'s, as that of a program's script is.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import shlex
+import string
+import textwrap
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from conformance.core.moving import MARKER, storage_key, tensors, whole_storage
-from conformance.core.names import DIFFERENTIATED
+from conformance.core.moving import MARKER, storage_key, tensors
+from conformance.core.names import ORACLES
+from conformance.core.script import render, unjudged
+from conformance.core.script_runtime import leaves
+from conformance.core.target import Target
+from conformance.core.tensor_source import NoSource, input_lines, literal
 from conformance.opinfo.plan import Case
-from conformance.opinfo.sample_script import SEED, TAIL, from_op_db, head
+from conformance.opinfo.sample_script import APART, GRADIENTS, from_op_db
 from conformance.opinfo.sampling import Sample
 
-MAX_LITERAL = 1_500
+LONGEST = 400
 """Inputs with more storage elements than this are taken from op_db rather than written out."""
 
 
@@ -61,87 +68,108 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def standalone(case: Case, setup: str, source: str | None, tree: dict[str, Any], sample: Sample, finding: str) -> str:
-    """The script that makes the call on the CPU and on the target and prints both answers."""
+def standalone(
+    case: Case,
+    target: Target,
+    source: str | None,
+    tree: dict[str, Any],
+    sample: Sample,
+    finding: str,
+    *,
+    tolerances: tuple[float | None, float | None] = (None, None),
+    undefined: Collection[str] = (),
+    sparse: bool = False,
+) -> str:
+    """The script that makes the call on the CPU and on the target and prints both answers. `undefined` are beginnings
+    of answers that have no value, such as `values of result`; `sparse` says that a result is sparse."""
+    left_out = [oracle for oracle in ORACLES if oracle not in ("error", "kernels")]
+    options = {
+        "unjudged": str(left_out if case.variant == "error_inputs" else unjudged(target.oracles - {"version"})),
+        "undefined": str(tuple(undefined)),
+        "rtol": repr(tolerances[0]),
+        "atol": repr(tolerances[1]),
+    }
+    notes = [f"Again: {again(case, target.spec, sample.index)}"]
+    finding = textwrap.shorten(finding, 300)
+    own_process = sample.process is not None
     try:
-        body = _literal(case, source, tree, sample)
-    except _Unwritable:
-        body = None
-    if body is None:
-        return from_op_db(case, setup, sample.index, finding)
-    return f"{head(case, finding)}import torch\n\n{setup}\n\n\n{body}\n{TAIL}"
+        if source is None or case.variant == "forward_over_backward" or own_process:
+            raise NoSource(case.id)
+        arguments, lines, call = _written(source, tree, sample)
+    except NoSource:
+        stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
+        out = _out_lines(tree["out"]) if "out" in tree else []
+        if own_process:
+            options["undefined"] = str((*undefined, "values of result"))
+        return from_op_db(
+            case,
+            target.script(),
+            sample.index,
+            finding,
+            notes=notes,
+            options=options,
+            out=out,
+            stays=stays,
+            processed=own_process,
+        )
+    options |= {"run": "gradients()"} if case.variant == "backward" else {}
+    options |= {"apart": "taken_apart"} if sparse else {}
+    return render(
+        [finding, "", f"Case {case.id}, sample {sample.index}", *notes],
+        target.script(),
+        [],
+        lines,
+        f"def program({arguments}):\n    return {{'result': {call}}}",
+        options,
+        extra=[*(APART if sparse else ()), *(GRADIENTS if case.variant == "backward" else ())],
+    )
 
 
-class _Unwritable(Exception):
-    """A value that has no short Python literal."""
+def again(case: Case, target: str, index: int) -> str:
+    """The command that runs this sample again."""
+    words = ["python", "-m", "conformance.opinfo_runner", "--target", target, "--replay", f"{case.id}#{index}"]
+    return shlex.join(words)
 
 
-def _literal(case: Case, source: str | None, tree: dict[str, Any], sample: Sample) -> str:
-    if source is None or case.variant in DIFFERENTIATED:
-        raise _Unwritable
-    found = tensors(tree)
-    if any(t.layout is not torch.strided or t.is_conj() or t.is_neg() for t in found):
-        raise _Unwritable
-    lines = ["def call(device):"]
-    names: dict[int, str] = {}
-    total = 0
-    for tensor in found:
-        key = storage_key(tensor)
-        if key in names:
-            continue
-        flat = whole_storage(tensor)
-        total += flat.numel()
-        if total > MAX_LITERAL or flat.dtype != tensor.dtype:
-            raise _Unwritable
-        names[key] = f"s{len(names)}"
-        device = "" if key in sample.kept else ", device=device"
-        lines.append(f"    {names[key]} = torch.tensor({_python(flat.tolist())}, dtype={tensor.dtype}{device})")
+def _kept(tensor: torch.Tensor, sample: Sample) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and storage_key(tensor) in sample.kept
+
+
+def _written(source: str, tree: dict[str, Any], sample: Sample) -> tuple[str, list[str], str]:
+    """The arguments of the function, the lines of its inputs, and the call. Raises NoSource."""
+    named: dict[int, tuple[str, str, torch.Tensor]] = {}
+    for name, leaf in leaves(tree).items():
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in named:
+            if leaf.layout is not torch.strided or leaf.is_meta or len(named) == 26:
+                raise NoSource(name)
+            named[id(leaf)] = (string.ascii_lowercase[len(named)], name, leaf)
+    letters = {key: letter for key, (letter, _, _) in named.items()}
+    stays = {letter for letter, _, tensor in named.values() if _kept(tensor, sample)}
+    lines = input_lines([(letter, tensor) for letter, _, tensor in named.values()], stays=stays, longest=LONGEST)
+    lines.append(f"return {{{', '.join(f'{name!r}: {letter}' for letter, name, _ in named.values())}}}")
 
     def write(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            flat_size = value.untyped_storage().nbytes() // value.element_size()
-            name = names[storage_key(value)]
-            whole = tuple(value.shape) == (flat_size,) and value.is_contiguous() and not value.storage_offset()
-            view = f"{name}.as_strided({tuple(value.shape)}, {tuple(value.stride())}, {value.storage_offset()})"
-            return (name if whole else view) + (".detach().requires_grad_()" if value.requires_grad else "")
+            return letters[id(value)]
         if isinstance(value, list):
             return f"[{', '.join(map(write, value))}]"
         if type(value) is tuple:
             return f"({', '.join(map(write, value))}{',' if len(value) == 1 else ''})"
         if isinstance(value, torch.device) and value == MARKER:
             return "device"
-        return _python(value)
+        return literal(value)
 
     items = [write(tree["input"]), *map(write, tree["args"])]
-    named = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
-    items += [f"{key}={write(value)}" for key, value in named.items()]
-    lines.append(f"    torch.manual_seed({SEED})")
-    if case.variant == "inplace":
-        lines += [f"    x = {items[0]}", f"    {source}({', '.join(['x', *items[1:]])})", "    return x"]
+    given = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
+    items += [f"{key}={write(value)}" for key, value in given.items()]
+    if source.startswith("torch.Tensor.") and isinstance(tree["input"], torch.Tensor):
+        call = f"{items[0]}.{source.removeprefix('torch.Tensor.')}({', '.join(items[1:])})"
     else:
-        lines.append(f"    return {source}({', '.join(items)})")
-    return "\n".join(lines) + "\n"
+        call = f"{source}({', '.join(items)})"
+    return ", ".join(letters.values()), lines, call
 
 
-def _python(value: Any) -> str:
-    """A Python expression for a plain value, such that nan and inf survive. Raises _Unwritable when there is none."""
-    if isinstance(value, bool) or value is None or value is Ellipsis or isinstance(value, (int, str)):
-        return repr(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f"float('{value}')"
-    if isinstance(value, complex):
-        finite = math.isfinite(value.real) and math.isfinite(value.imag)
-        return repr(value) if finite else f"complex({_python(value.real)}, {_python(value.imag)})"
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return str(value)
-    if isinstance(value, torch.device):
-        return repr(str(value))
-    if isinstance(value, torch.Size):
-        return repr(tuple(value))
-    if isinstance(value, list):
-        return f"[{', '.join(map(_python, value))}]"
-    if type(value) is tuple:
-        return f"({', '.join(map(_python, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, slice):
-        return f"slice({_python(value.start)}, {_python(value.stop)}, {_python(value.step)})"
-    raise _Unwritable
+def _out_lines(out: Any) -> list[str]:
+    made = [(f"out_{number}", tensor) for number, tensor in enumerate(tensors(out))]
+    names = ", ".join(name for name, _ in made)
+    return [*input_lines(made), names if isinstance(out, torch.Tensor) else f"({names},)"]

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
 from conformance.report import compare, machine
+from conformance.report.summary import facts
 
 _STYLE = {
     "PASS": "green",
@@ -101,26 +102,18 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
     console.print(table)
     console.print(f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
-    if made.arbitrated:
-        cases = sum(bool(result.arbitrated) for result in made.results)
-        print(f"{made.arbitrated} samples of {cases} cases differ from torch CPU and pass by its answer in float64")
-    declared = [result for result in made.results if result.only_kernels]
-    if declared:
-        alone = sum(not result.fallback for result in declared)
-        print(f"{len(declared)} XFAIL for their kernels only, {alone} of them without CPU fallback")
-    plain = made.passed_without_fallback()
-    if plain is not None:
-        console.print(f"{plain} of {counts['PASS']} passed without CPU fallback", highlight=False)
-        fallen = made.fallbacks()
-        if fallen:
-            names = ", ".join(f"{name} ({count})" for name, count in fallen.most_common())
-            console.print(f"fell back to the CPU: {escape(names)}", highlight=False)
+    for fact in facts(made):
+        console.print(escape(fact), highlight=False)
+    fallen = made.fallbacks()
+    if fallen:
+        names = ", ".join(f"{name} ({count})" for name, count in fallen.most_common())
+        console.print(f"fell back to the CPU: {escape(names)}", highlight=False)
     if changes is not None:
         console.print(f"since the baseline:\n{escape(compare.text(changes))}", highlight=False)
     if os.environ.get("GITHUB_ACTIONS"):
         print("\n".join(machine.error_lines(made)))
     console.print(f"report: {escape(str(folder / 'conformance.html'))}", highlight=False)
-    if not made.compared:
+    if made.exit_code() == 2:
         print(f"opinfo_runner: nothing was compared in {len(made.results)} cases, so nothing passed.", file=sys.stderr)
     if not made.complete:
         why = "; ".join(made.notes) or "interrupted"

@@ -1,35 +1,33 @@
 """A program as a standalone Python script that needs torch and the target only, and shows both answers side by side.
 
 The key insight: a report is read by somebody who has neither this package nor its vocabulary, so the script is the
-calls themselves, the very function that a compiler is given, and behind them the few functions that compare and draw.
+calls themselves, the very function that a compiler is given. Its shape is `core/script.py`'s.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+
+import torch
 
 from conformance.core.oracles import Mismatch
-from conformance.core.script_runtime import SOURCES
+from conformance.core.script import render, unjudged
 from conformance.core.target import Target
-from conformance.programs.model import LOOP, Program, Storage
+from conformance.core.tensor_source import input_lines
+from conformance.programs.model import LOOP, Program
+from conformance.programs.shadow import reference
 from conformance.programs.source import source
-from conformance.programs.steps.op import DEFINED, Step, definitions_of
+from conformance.programs.steps.op import DEFINED, Step, definitions_of, dtype_of
 from conformance.programs.steps.table import OPS
-
-CARRIED = "# What follows runs the program on both and prints what differs."
-"""Stands between a script's own part and the functions that each script carries."""
 
 ATTEMPT = """
 def attempt(step, *tensors):
     try:
         step(*tensors)
     except Exception as error:
-        return type(error).__name__
+        return error
     return "no error"
-
 """
 ATTEMPT_COMPILED = """
 @torch.compiler.disable(recursive=False)
@@ -39,41 +37,13 @@ def attempt(step, *tensors):
     except Exception as error:
         while type(error).__module__ == "torch._dynamo.exc" and error.__context__ is not None:
             error = error.__context__
-        return type(error).__name__
+        return error
     return "no error"
-
 """
 """For programs with steps that raise, each of which is a function of its own."""
 
-RUN = """
-def run(where):
-    global device
-    device = where
-    made = inputs()
-    yield from made.items()
-    yield from program(*made.values()).items()
-"""
-RUN_MODE = (
-    RUN
-    + """
-
-def run_target(where):
-    with MODE:
-        yield from run(where)
-"""
-)
-"""For targets whose script defines a `MODE`."""
-
-RUN_WHOLE = """
-device = "cpu"
-
-
-def run(where):
-    made = inputs()
-    yield from made.items()
-    yield from (program if where == "cpu" else transform(program))(*made.values()).items()
-"""
-"""For targets that take whole programs; their script defines `transform`."""
+OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors"}
+"""Families of steps that can tell a tensor from a view of a hidden base."""
 
 
 def script(
@@ -85,107 +55,36 @@ def script(
 ) -> str:
     """The program as Python source. `mismatches` become its docstring, with the first bad step and the `notes`, one a
     line, such as the command that runs it again."""
-    found = "\n".join(textwrap.shorten(str(mismatch), 300) for mismatch in mismatches[:3]) or program.note
-    first = "".join(
-        f"\nFirst wrong in step {bad_step}: {_text(step)}"
-        for number, step in enumerate(program.steps, 1)
-        if number == bad_step
-    )
-    head = [
-        f'"""{_inert((found or "A program of view and in-place steps.") + first)}',
-        *(["\n" + "\n".join(map(_inert, notes))] if notes else []),
-        '"""',
-        "from __future__ import annotations\n",
-        "import torch",
-    ]
+    about = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches[:3]]
+    about = about or [program.note or "A program of view and in-place steps."]
+    if bad_step and bad_step <= len(program.steps):
+        about.append(f"First wrong in step {bad_step}: {_text(program.steps[bad_step - 1])}")
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
-    attempt = (
-        [ATTEMPT_COMPILED if target.transforms_program else ATTEMPT]
-        if any(step.raises for step in program.steps)
-        else []
-    )
-    given = textwrap.indent("\n".join(_inputs(program, target)), "    ")
-    setup = target.script()
-    modal = "MODE" in setup
-    run = RUN_WHOLE if target.transforms_program else RUN_MODE if modal else RUN
-    carried = "\n".join(f"\n{inspect.getsource(function)}" for function in SOURCES)
-    called = ", ".join(
-        [
-            "run",
-            "run_target" if modal else "run",
-            "DEVICE",
-            f"inputs={_by_storage(program)}",
-            f"judged={sorted(target.oracles - {'kernels'})}",
-            f"exact={sorted({one.where for one in mismatches if one.by_bits})}",
-        ]
-    )
-    carried = f"\n\n{CARRIED}\n{carried}"
-    return "\n".join(
-        [
-            *head,
-            "",
-            setup,
-            *(f"\n\n{text}" for text in definitions_of(used)),
-            *attempt,
-            "\n",
-            "def inputs():",
-            given,
-            "\n",
-            source(program),
-            run,
-            carried,
-            "",
-            f"compare({called})\n",
-        ]
+    attempt = [ATTEMPT_COMPILED if target.transforms_program else ATTEMPT] if any(s.raises for s in steps) else []
+    # What was compared has run on the CPU; a program that ended a worker is not run here.
+    exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
+    options = {"unjudged": str(unjudged(target.oracles)), "exact": str(exact)}
+    return render(
+        [*about, *(["", *notes] if notes else [])],
+        target.script(),
+        [*definitions_of(used), *attempt],
+        _inputs(program, target, steps),
+        source(program),
+        options,
     )
 
 
-def without_carried(text: str) -> str:
-    """The part of a script that is its own: what differs, and the program."""
-    return text.partition(CARRIED)[0].rstrip("\n")
-
-
-def _inert(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', "'")
-    return "".join(
-        mark if (mark.isascii() and mark.isprintable()) or mark == "\n" else f"<{ord(mark):x}>" for mark in escaped
-    )
-
-
-def _by_storage(program: Program) -> list[list[str]]:
-    groups: dict[tuple[int, str], list[str]] = {}
+def _inputs(program: Program, target: Target, steps: Sequence[Step]) -> list[str]:
+    flats = [storage.make() for storage in program.storages]
+    named = []
     for one in program.inputs:
-        groups.setdefault((one.storage, one.dtype), []).append(one.name)
-    return [*groups.values()]
-
-
-def _inputs(program: Program, target: Target) -> Iterator[str]:
-    for number, storage in enumerate(program.storages):
-        yield f"s{number} = torch.tensor({storage_text(storage)}, dtype=torch.{storage.dtype}).to(device)"
-        for one in program.inputs:
-            if one.storage == number:
-                grad = ".requires_grad_()" if one.requires_grad else ""
-                on_it = (
-                    f"torch.empty(0, dtype=torch.{one.dtype}, device=device).set_(s{number}.untyped_storage(), "
-                    f"{one.offset}, {one.size}, {one.stride})"
-                    if target.exposes_storages
-                    else f"s{number}.as_strided({one.size}, {one.stride}, {one.offset})"
-                )
-                yield f"{one.name} = {on_it}{grad}"
-    yield f"return {{{', '.join(f'{one.name!r}: {one.name}' for one in program.inputs)}}}"
-
-
-def storage_text(storage: Storage) -> str:
-    """The storage's content as a Python list."""
-    return (
-        "["
-        + ", ".join(
-            f"float({str(v)!r})" if isinstance(v, float) and not math.isfinite(v) else repr(v)
-            for v in storage.literal()
-        )
-        + "]"
-    )
+        tensor = torch.empty(0, dtype=dtype_of(one.dtype))
+        tensor.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride)
+        named.append((one.name, tensor.requires_grad_() if one.requires_grad else tensor))
+    own = any(one.requires_grad for one in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
+    lines = input_lines(named, flats, own=own, exposes=target.exposes_storages)
+    return [*lines, f"return {{{', '.join(f'{name!r}: {name}' for name, _ in named)}}}"]
 
 
 def _text(step: Step) -> str:

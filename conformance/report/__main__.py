@@ -16,39 +16,43 @@ from pathlib import Path
 
 from conformance.core import result as model
 from conformance.core.errors import ReportError
-from conformance.report import campaign as fuzz
-from conformance.report import compare, history, html, machine
-from conformance.report.campaign import Campaign
+from conformance.core.files import write_atomic
+from conformance.core.merge import merge
+from conformance.core.result import Run
+from conformance.report import compare, history, html, issue, machine, summary
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 
 HISTORY = "history.sqlite"
+FUZZ = "fuzz.json"
+PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html"}
+"""The page of each kind of run, by the name that its other files share."""
 BASELINES = Path("reports/baseline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Exit code 1 when `diff` or `merge` finds a regression, or a merged run or campaign failed, 2 on bad
-    usage."""
+    """The command. The exit code of `diff` and `merge` is that of the exit rule; 2 on bad usage."""
     parser = argparse.ArgumentParser(prog="python -m conformance.report", description=(__doc__ or "").split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     differ = commands.add_parser("diff", help="what changed from run A to run B")
     differ.add_argument("before", type=Path, metavar="A")
     differ.add_argument("after", type=Path, metavar="B")
-    pager = commands.add_parser("html", help="the HTML page of a run, or of a fuzz campaign alone")
+    pager = commands.add_parser("html", help="the HTML page of a run, of op_db or of the fuzzer")
     pager.add_argument("run", type=Path, metavar="FILE")
-    merger = commands.add_parser("merge", help="join the shards of one run, and write all its forms")
+    merger = commands.add_parser("merge", help="join the shards of a run, or campaigns, and write all forms")
     merger.add_argument("runs", type=Path, nargs="+", metavar="FILE")
     merger.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write")
-    summarizer = commands.add_parser("summary", help="the GitHub job summary of either, in Markdown")
+    summarizer = commands.add_parser("summary", help="the GitHub job summary of a run, in Markdown")
     summarizer.add_argument("run", type=Path, metavar="FILE")
+    issue.add_command(commands)
     for command in (pager, merger, summarizer):
         command.add_argument("--baseline", type=Path, metavar="FILE", help="a run to compare with")
     for command in (pager, summarizer):
         command.add_argument("--fuzz", type=Path, nargs="+", metavar="JSON", help="default: fuzz.json beside FILE, if "
                              "it is of the same target")  # fmt: skip
     pager.add_argument("-o", "--output", type=Path, metavar="HTML", help="default: conformance.html beside a run, "
-                       "fuzz.html beside a campaign")  # fmt: skip
-    options = parser.parse_args(arguments)
+                         "fuzz.html beside a fuzz.json")  # fmt: skip
+    options = parser.parse_args(issue.spelt_out(sys.argv[1:] if arguments is None else arguments))
     try:
         code = _COMMANDS[options.command](options)
         sys.stdout.flush()
@@ -68,80 +72,90 @@ def baseline_for(target: str) -> Path:
 def _diff(options: argparse.Namespace) -> int:
     difference = compare.diff(model.load(options.before), model.load(options.after))
     print(compare.text(difference))
-    return int(difference.regressions > 0)
+    return model.exit_code(difference.regressions, compared=1)
 
 
 def _html(options: argparse.Namespace) -> int:
-    folder, data = options.run.parent, model.read(options.run)
-    if fuzz.is_campaign(data):
-        output = options.output or folder / "fuzz.html"
-        page = html.render_campaign(_only_campaign(data, options))
-    else:
-        output = options.output or folder / "conformance.html"
-        run = model.run_from_json(data, str(options.run))
-        trends = history.trends(folder / HISTORY, run)
-        page = html.render(run, _baseline(options), _campaign(options, run), trends)
-    model.write_atomic(output, page)
+    folder, run, fuzz = options.run.parent, *_asked(options)
+    output = options.output or folder / PAGES[_kind(run)]
+    trends = [] if run.drawn else history.trends(folder / HISTORY, run)
+    write_atomic(output, html.render(run, _baseline(options), fuzz, trends))
     print(output)
     return 0
 
 
-def _merge(options: argparse.Namespace) -> int:
-    merged = model.merge([model.load(path) for path in options.runs])
-    usual = baseline_for(merged.target)
-    baseline = _baseline(options) or (model.load(usual) if usual.exists() else None)
-    campaign = _campaigns({options.reports, *(path.parent for path in options.runs)}, merged)
-    _write(merged, options.reports, baseline, campaign)
-    regressions = compare.diff(baseline, merged).regressions if baseline else 0
-    print(options.reports / "conformance.html")
-    for note in merged.notes:
-        print(f"report: {escape_control_characters(note)}", file=sys.stderr)
-    if campaign:
-        print(campaign.verdict()[1])
-    print(model.summary_line(merged))
-    failed = merged.exit_code() or not merged.complete or regressions or (campaign and campaign.exit_code())
-    return int(bool(failed))
-
-
 def _summary(options: argparse.Namespace) -> int:
-    data = model.read(options.run)
-    if fuzz.is_campaign(data):
-        print(machine.markdown_of_campaign(_only_campaign(data, options)), end="")
-        return 0
-    run, baseline = model.run_from_json(data, str(options.run)), _baseline(options)
-    print(machine.markdown(run, compare.diff(baseline, run) if baseline else None, _campaign(options, run)), end="")
+    (run, fuzz), baseline = _asked(options), _baseline(options)
+    print(machine.markdown(run, compare.diff(baseline, run) if baseline else None, fuzz), end="")
     return 0
 
 
-def _only_campaign(data: object, options: argparse.Namespace) -> Campaign:
-    """The campaign that FILE is. Raises ReportError when it is damaged, or is to be shown with what needs a run."""
-    if options.baseline or options.fuzz:
-        raise ReportError(f"{options.run} is a fuzz campaign; --baseline and --fuzz need a run as FILE.")
-    return fuzz.from_json(data, str(options.run))
+def _merge(options: argparse.Namespace) -> int:
+    given = [model.load(path) for path in options.runs]
+    campaigns, parts = [run for run in given if run.drawn], [run for run in given if not run.drawn]
+    if not parts:
+        merged, fuzz = merge(campaigns), None
+    else:
+        merged = merge(parts)
+        folders = {options.reports, *(path.parent for path in options.runs)}
+        fuzz = merge(campaigns) if campaigns else _campaigns(folders, merged)
+        _refuse_other(fuzz, merged)
+    usual = baseline_for(merged.target)
+    baseline = _baseline(options) or (model.load(usual) if parts and usual.exists() else None)
+    _write(merged, options.reports, baseline, fuzz)
+    regressions = compare.diff(baseline, merged).regressions if baseline else 0
+    print(options.reports / PAGES[_kind(merged)])
+    for note in merged.notes:
+        print(f"report: {escape_control_characters(note)}", file=sys.stderr)
+    for verdict in summary.verdicts(fuzz or merged):
+        if verdict.half == "fuzz":
+            print(escape_control_characters(verdict.sentence))
+    print(model.summary_line(merged))
+    return model.worst([merged.exit_code(regressions), *([fuzz.exit_code()] if fuzz else [])])
 
 
-def _campaign(options: argparse.Namespace, run: model.Run) -> Campaign | None:
-    """The campaign to show with a run: what --fuzz names, joined, or what lies beside it. Raises ReportError."""
-    if not options.fuzz:
-        return _beside(options.run.parent, run)
-    campaign = fuzz.join(map(fuzz.load, options.fuzz))
-    if campaign and campaign.target != run.target:
-        raise ReportError(f"--fuzz is a campaign on {campaign.target!r} and the run of {run.target!r}; leave it out.")
-    return campaign
+def _kind(run: Run) -> str:
+    return "opinfo" if run.cases or not run.drawn else "fuzz"
 
 
-def _beside(folder: Path, run: model.Run) -> Campaign | None:
+def _asked(options: argparse.Namespace) -> tuple[Run, Run | None]:
+    """The run that FILE is, and the campaign to show with it: of those that --fuzz names, joined, or of the folder.
+    Raises ReportError."""
+    run = model.load(options.run)
+    if run.drawn and options.fuzz:
+        raise ReportError(f"{options.run} is a campaign itself; --fuzz needs a run of op_db as FILE.")
+    if run.drawn or not options.fuzz:
+        return run, None if run.drawn else _beside(options.run.parent, run)
+    fuzz = merge(map(_campaign, options.fuzz))
+    _refuse_other(fuzz, run)
+    return run, fuzz
+
+
+def _refuse_other(fuzz: Run | None, run: Run) -> None:
+    if fuzz and fuzz.target != run.target:
+        raise ReportError(f"the campaign is on {fuzz.target!r} and the run on {run.target!r}; leave one out.")
+
+
+def _campaign(path: Path) -> Run:
+    """The campaign in a file. Raises ReportError when it is none."""
+    run = model.load(path)
+    if not run.drawn:
+        raise ReportError(f"{path} is no campaign's result; give a {FUZZ} that conformance.fuzz wrote.")
+    return run
+
+
+def _beside(folder: Path, run: Run) -> Run | None:
     """The campaign in the folder of a run, when it is on the run's target; else a note in the run says that it is left
     out. Raises ReportError for a damaged file."""
-    path = folder / fuzz.NAME
-    campaign = fuzz.load(path) if path.exists() else None
-    if campaign and campaign.target != run.target:
-        run.notes.append(f"Without the campaign of {path}: it is on {campaign.target!r}, another target.")
+    path = folder / FUZZ
+    fuzz = _campaign(path) if path.exists() else None
+    if fuzz and fuzz.target != run.target:
+        run.notes.append(f"Without the campaign of {path}: it is on {fuzz.target!r}, another target.")
         return None
-    return campaign
+    return fuzz
 
 
-def _campaigns(folders: Iterable[Path], run: model.Run) -> Campaign | None:
+def _campaigns(folders: Iterable[Path], run: Run) -> Run | None:
     """The campaigns in these folders, joined; what cannot be read is a note in the run, which is not lost for it."""
     found = []
     for folder in sorted({folder.resolve(): folder for folder in folders}.values()):
@@ -149,10 +163,11 @@ def _campaigns(folders: Iterable[Path], run: model.Run) -> Campaign | None:
             found.append(_beside(folder, run))
         except ReportError as error:
             run.notes.append(f"Without the fuzzer's results: {error}")
-    return fuzz.join(filter(None, found))
+    known = [fuzz for fuzz in found if fuzz]
+    return merge(known) if known else None
 
 
-def _baseline(options: argparse.Namespace) -> model.Run | None:
+def _baseline(options: argparse.Namespace) -> Run | None:
     return model.load(options.baseline) if options.baseline else None
 
 
@@ -171,42 +186,43 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write(run: model.Run, folder: Path, baseline: model.Run | None) -> str:
-    """Write all forms of a run into `folder`, with the fuzz campaign that is there, add it to the history there, and
-    return the job summary. Raises ReportError."""
-    return _write(run, folder, baseline, _campaigns([folder], run))
+def write(run: Run, folder: Path, baseline: Run | None) -> str:
+    """Write all forms of a run into `folder`, with the campaign that is there, add a run of op_db to the history there,
+    and return the job summary. Raises ReportError."""
+    return _write(run, folder, baseline, None if run.drawn else _campaigns([folder], run))
 
 
-def _write(run: model.Run, folder: Path, baseline: model.Run | None, campaign: Campaign | None) -> str:
+def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
     gc.freeze()  # the results are no garbage: nothing need look at them again and again while text is made of them
     try:
         with _alone(folder):
-            return _write_forms(run, folder, baseline, campaign)
+            return _write_forms(run, folder, baseline, fuzz)
     finally:
         gc.unfreeze()
 
 
-def _write_forms(run: model.Run, folder: Path, baseline: model.Run | None, campaign: Campaign | None) -> str:
-    run.results.sort(key=lambda result: result.id)
-    model.save(run, folder / "opinfo.json")
-    model.write_atomic(folder / "opinfo.xml", machine.junit(run))
-    model.write_atomic(folder / "opinfo.ctrf.json", machine.ctrf(run))
+def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
+    stem = _kind(run)
+    run.results.sort(key=model.severity if run.drawn else lambda result: (0, 0, result.id))
+    model.save(run, folder / f"{stem}.json")
+    write_atomic(folder / f"{stem}.xml", machine.junit(run))
+    write_atomic(folder / f"{stem}.ctrf.json", machine.ctrf(run))
     trends: list[history.Trend] = []
     try:
         # An interrupted run would draw a fall that is none.
         if run.complete and run.compared:
             history.append(folder / HISTORY, run)
-        trends = history.trends(folder / HISTORY, run)
+        trends = [] if run.drawn else history.trends(folder / HISTORY, run)
     except ReportError as error:
         run.notes.append(f"Without history: {error}")
     difference = compare.diff(baseline, run) if baseline else None
-    summary = machine.markdown(run, difference, campaign)
-    model.write_atomic(folder / "opinfo-summary.md", summary)
-    model.write_atomic(folder / "conformance.html", html.render(run, baseline, campaign, trends, difference))
-    return summary
+    text = machine.markdown(run, difference, fuzz)
+    write_atomic(folder / f"{stem}-summary.md", text)
+    write_atomic(folder / PAGES[stem], html.render(run, baseline, fuzz, trends, difference))
+    return text
 
 
-_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary}
+_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": issue.command}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from conformance.core.result import BROKEN, UNEXPECTED, Outcome, Result, Run
 
+FAILING = UNEXPECTED - {Outcome.FLAKY}
+"""What fails each time; a case that has become flaky is a change of its own kind."""
 # The kinds of change, worst first, with what they say.
 KINDS = {
     "new failures": "passed before, or was not there, and fails now",
@@ -77,12 +79,29 @@ def diff(before: Run, after: Run) -> Diff:
     changes += _budgets(before.budgets, after.budgets)
     facts, slow = _together(pairs, scale)
     changes += slow
-    missing = [result for result in before.results if result.id not in new]
+    missing = [result for result in before.cases if result.id not in new]
+    lost = [result for result in before.findings if result.id not in new and result.outcome in BROKEN]
+    again = _drew_as_much(before, after)
+    changes += [Change("fixed", result.id, _words(result), "no program showed it") for result in lost if again]
     # Only a complete run that was asked for the same can miss a case.
     whole = after.complete and before.environment.get("selection") == after.environment.get("selection")
     changes += [Change("gone", result.id, _words(result), "not in this run") for result in missing if whole]
     found = {kind: [change for change in changes if change.kind == kind] for kind in KINDS}
-    return Diff({kind: listed for kind, listed in found.items() if listed}, 0 if whole else len(missing), facts)
+    return Diff(
+        {kind: listed for kind, listed in found.items() if listed},
+        (0 if whole else len(missing)) + (0 if again else len(lost)),
+        facts,
+    )
+
+
+def _drew_as_much(before: Run, after: Run) -> bool:
+    """Whether a finding that a run does not show again has gone: it ran all programs of the earlier one."""
+    a, b = before.drawn, after.drawn
+    if a is None or b is None or not after.complete:
+        return False
+    return (
+        {*a.seeds} <= {*b.seeds} and {*a.corpus} <= {*b.corpus} and a.options == b.options and a.programs <= b.programs
+    )
 
 
 def _comparable(old: Result, new: Result) -> bool:
@@ -141,11 +160,16 @@ def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mappin
 
 
 def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
-    now_bad = new.outcome in UNEXPECTED
+    now_bad = new.outcome in FAILING
     if old is None:
-        yield Change("new failures" if now_bad else "new", new.id, "not in the baseline", _words(new))
+        yield Change(
+            "new failures" if now_bad else "newly flaky" if new.outcome is Outcome.FLAKY else "new",
+            new.id,
+            "not in the baseline",
+            _words(new),
+        )
         return
-    was_bad = old.outcome in UNEXPECTED
+    was_bad = old.outcome in FAILING
     if now_bad and not was_bad:
         yield Change("new failures", new.id, _words(old), _words(new))
     elif now_bad and (old.outcome, old.oracles) != (new.outcome, new.oracles):

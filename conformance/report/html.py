@@ -1,6 +1,6 @@
 """The HTML report: one self-contained file, no network, for looking at rather than reading.
 
-Defines `render`, for a run, and `render_campaign`, for a fuzz campaign alone. The key insight: all text from outside
+Defines `render`, of a run of cases, of programs, or of both. The key insight: all text from outside
 reaches the page either through jinja2's escaping or as JSON in which `<`, `>` and `&` are escapes, and the script puts
 it on the page as text only; so nothing in it can become markup. Rows are data; the browser makes the few that are
 looked at. This module must not import torch.
@@ -8,6 +8,7 @@ looked at. This module must not import torch.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,9 @@ from typing import Any
 
 import jinja2
 
-from conformance.core.result import BROKEN, UNEXPECTED, Failure, Outcome, Result, Run, summary_line
-from conformance.report.campaign import AXES, Campaign, counted
+from conformance.core.drawn import AXES, Drawn
+from conformance.core.result import BROKEN, UNEXPECTED, Failure, Outcome, Result, Run, counted, summary_line
+from conformance.report import summary
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
@@ -56,7 +58,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     """What the page's script needs: rows by column, strings by number, details of the rows that have any."""
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
     order = {outcome: rank for rank, outcome in enumerate(Outcome)}
-    results = sorted(run.results, key=lambda result: (order[result.outcome], result.id))
+    results = sorted(run.cases, key=lambda result: (order[result.outcome], result.id))
     rows = [
         [
             names(r.name),
@@ -76,6 +78,8 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
             names(", ".join(r.oracles)),
             names(r.reason),
             r.arbitrated,
+            r.host,
+            *(getattr(r, name) for name in summary.COMPILED),
         ]
         for r in results
     ]
@@ -97,14 +101,15 @@ def _details(results: Sequence[Result]) -> dict[int, Any]:
     details: dict[int, Any] = {}
     left = DETAIL_BUDGET
     for number, result in enumerate(results):
-        if not result.failures and not result.fallbacks:
+        if not result.failures and not result.fallbacks and not result.hosts:
             continue
         failures = [_failure(failure, left) for failure in result.failures]
         details[number] = {
             "failures": failures,
             "fallbacks": [[escape_control_characters(k), v] for k, v in result.fallbacks.items()],
+            "hosts": [[escape_control_characters(k), v] for k, v in result.hosts.items()],
         }
-        details[number]["calls"] = [result.native, result.decomposed, result.fallback]
+        details[number]["calls"] = [result.native, result.decomposed, result.fallback, result.host]
         left -= sum(len(str(failure)) for failure in failures)
     return details
 
@@ -137,44 +142,42 @@ def _failure(failure: Failure, left: int) -> dict[str, Any]:
 def render(
     run: Run,
     baseline: Run | None = None,
-    campaign: Campaign | None = None,
+    fuzz: Run | None = None,
     trends: Sequence[Trend] = (),
     difference: Diff | None = None,
 ) -> str:
-    """The page for a run, with a baseline, a fuzz campaign on its target and earlier runs where given. `difference` is
-    that to the baseline, where it is known already."""
-    counts = run.counts()
-    verdicts = [(*_verdict(run), "#cases"), *([(*campaign.verdict(), "#fuzz")] if campaign else [])]
-    title = [summary_line(run), *([campaign.verdict()[1]] if campaign and campaign.exit_code() else [])]
+    """The page for a run, with a baseline, a campaign on its target that ran beside it, and earlier runs where given.
+    `difference` is that to the baseline, where it is known already."""
+    cases = dataclasses.replace(run, results=run.cases)
+    counts, campaign = cases.counts(), run if run.drawn else fuzz
+    verdicts = summary.verdicts(run, fuzz)
+    title = [verdict.sentence for verdict in verdicts if verdict.half == "fuzz" and not verdict.good]
     return _page(
         "report.html.j2",
         run=run,
+        cases=bool(cases.results) or not run.drawn,
         data=embed(page_data(run, baseline)),
         counts=[(str(o), counts[str(o)], WORDS[o]) for o in reversed(Outcome) if counts[str(o)]],
-        total=len(run.results),
+        total=len(cases.results),
         summary=summary_line(run),
-        title="; ".join(title),
-        plain=run.passed_without_fallback(),
+        title="; ".join([*([] if run.drawn and title else [summary_line(run)]), *title]),
+        plain=cases.passed_without_fallback(),
+        host=cases.passed_on_host(),
         passed=counts["PASS"],
-        over=_worse_than_eager(run),
-        arbitrated=sum(bool(result.arbitrated) for result in run.results),
-        heat=heat_map(run.results),
+        over=_worse_than_eager(cases),
+        arbitrated=sum(bool(result.arbitrated) for result in cases.results),
+        compiled=summary.compiled(cases),
+        heat=heat_map(cases.results),
         difference=difference or (diff(baseline, run) if baseline else None),
         kinds=KINDS,
         regressions=REGRESSIONS,
         budgets=_budgets(run, baseline),
         listed=LISTED_CHANGES,
         fallbacks=_fallbacks(run),
+        campaign=campaign,
         fuzz=campaign_view(campaign) if campaign else None,
-        verdicts=sorted(verdicts, key=lambda verdict: verdict[0]),
+        verdicts=verdicts,
         trends=trends,
-    )
-
-
-def render_campaign(campaign: Campaign) -> str:
-    """The page for a fuzz campaign alone."""
-    return _page(
-        "campaign.html.j2", campaign=campaign, fuzz=campaign_view(campaign), verdicts=[(*campaign.verdict(), "#fuzz")]
     )
 
 
@@ -193,18 +196,6 @@ def _page(template: str, **values: Any) -> str:
         return loader.get_source(environment, name)[0]
 
     return environment.get_template(template).render(source=source, **values)
-
-
-def _verdict(run: Run) -> tuple[bool, str]:
-    """Whether all is well, and a sentence: what a reader wants to know first."""
-    bad = sum(result.outcome in UNEXPECTED for result in run.results)
-    if not run.compared:
-        return False, "Nothing was compared."
-    if not run.complete:
-        return False, f"The run was interrupted after {len(run.results)} cases."
-    if bad:
-        return False, f"{bad:,} of {len(run.results):,} cases do not do what torch CPU does."
-    return True, f"All {run.counts()['PASS']:,} cases that were compared do what torch CPU does, or fail as declared."
 
 
 def _worse_than_eager(run: Run) -> int | None:
@@ -259,7 +250,7 @@ def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
 
 
 def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> dict[str, Any]:
-    total, passed = sum(counts.values()), counts["PASS"] + counts["FLAKY"]
+    total, passed = sum(counts.values()), counts["PASS"]
     bad = sum(counts[str(outcome)] for outcome in UNEXPECTED)
     compared = total - counts["SKIP"]
     share = passed / compared if compared else None
@@ -285,48 +276,54 @@ def _quoted(text: str) -> str:
     return quote(text, safe="")
 
 
-def campaign_view(campaign: Campaign) -> dict[str, Any]:
-    """What the page shows of a fuzz campaign: plain facts, findings, what was not run and why, and its coverage."""
+def campaign_view(campaign: Run) -> dict[str, Any]:
+    """What the page shows of a campaign: plain facts, findings, what was not run and why, and its coverage."""
+    drawn, findings = campaign.drawn or Drawn(), campaign.findings
     facts: dict[str, Any] = {
-        "programs": f"{campaign.programs:,}",
-        "failing programs": f"{campaign.failing:,}",
-        "programs that pass by float64": f"{campaign.arbitrated:,}",
-        "steps": f"{campaign.steps:,}",
-        "seed": ", ".join(map(str, campaign.seeds)),
+        "programs": f"{drawn.programs:,}",
+        "failing programs": f"{sum(result.finding.count for result in findings if result.finding):,}",
+        "programs that pass by float64": f"{drawn.arbitrated:,}",
+        "steps": f"{drawn.steps:,}",
+        "seed": ", ".join(map(str, drawn.seeds)),
         "seconds": f"{campaign.seconds:,.0f}",
     }
-    if campaign.kernels_allowed:
-        facts["kernels"] = f"{campaign.kernels:,}"
-        facts["torch CPU's ops and transfers"] = f"{campaign.kernels_allowed:,}"
-        facts["programs compared with the baseline"] = f"{campaign.kernels_compared:,}"
+    if drawn.kernels_allowed:
+        facts["kernels"] = f"{drawn.kernels:,}"
+        facts["torch CPU's ops and transfers"] = f"{drawn.kernels_allowed:,}"
+        facts["programs compared with the baseline"] = f"{drawn.kernels_compared:,}"
     return {
         "facts": facts,
-        "findings": campaign.findings,
+        "known": summary.known(campaign),
+        "findings": findings,
+        "distinct": counted(
+            sum(bool(result.finding and result.finding.count) for result in findings), "distinct finding"
+        ),
+        "unexpected": UNEXPECTED,
         "not_run": [
             (title, sorted(reasons.items(), key=lambda reason: -reason[1]))
             for title, reasons in (
-                ("Programs not run, since the target leaves out", campaign.unsupported),
-                ("Steps drawn and not run, since", campaign.avoided),
+                ("Programs not run, since the target leaves out", drawn.unsupported),
+                ("Steps drawn and not run, since", drawn.avoided),
             )
             if reasons
         ],
-        **_coverage(campaign),
+        **_coverage(drawn),
     }
 
 
-def _coverage(campaign: Campaign) -> dict[str, Any]:
+def _coverage(drawn: Drawn) -> dict[str, Any]:
     """Steps by family and layout class, and for each family by layout class and dtype. Rows and columns are all that
     there are where the campaign names them, so that what was never reached is seen."""
-    reached = [sorted({cell[part] for cell in campaign.cells}) for part in range(3)]
-    known = [getattr(campaign, name) for name in AXES]
+    reached = [sorted({cell[part] for cell in drawn.cells}) for part in range(3)]
+    known = [getattr(drawn, name) for name in AXES]
     families, layouts, dtypes = (tuple(dict.fromkeys((*a, *b))) for a, b in zip(known, reached, strict=True))
     by_layout: Counter[tuple[str, str]] = Counter()
-    for (family, layout, _), count in campaign.cells.items():
+    for (family, layout, _), count in drawn.cells.items():
         by_layout[family, layout] += count
-    most, most_cell = max(by_layout.values(), default=0), max(campaign.cells.values(), default=0)
+    most, most_cell = max(by_layout.values(), default=0), max(drawn.cells.values(), default=0)
     return {
         "named": all(known),
-        "reached": len(campaign.cells),
+        "reached": len(drawn.cells),
         "missed": [
             (noun, [name for name in names if name not in reached[part]])
             for part, (noun, names) in enumerate((("family", families), ("layout class", layouts), ("dtype", dtypes)))
@@ -337,9 +334,9 @@ def _coverage(campaign: Campaign) -> dict[str, Any]:
         "families": [
             (
                 family,
-                counted(sum(cell[0] == family for cell in campaign.cells), "cell"),
+                counted(sum(cell[0] == family for cell in drawn.cells), "cell"),
                 [
-                    (layout, [_heat(campaign.cells.get((family, layout, dtype), 0), most_cell) for dtype in dtypes])
+                    (layout, [_heat(drawn.cells.get((family, layout, dtype), 0), most_cell) for dtype in dtypes])
                     for layout in layouts
                 ],
             )

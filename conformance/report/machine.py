@@ -1,4 +1,4 @@
-"""A run for machines: JUnit XML, CTRF JSON, a GitHub job summary in Markdown, and GitHub's error annotations.
+"""A run for CI: JUnit XML, CTRF JSON, a GitHub job summary in Markdown, and GitHub's error annotations.
 
 The key insight: what a target prints in an exception is untrusted text; each form escapes it by its own rules, and
 drops characters that the form cannot hold at all.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
-from conformance.report.campaign import Campaign
+from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
+from conformance.report import summary
 from conformance.report.compare import KINDS, Diff
 from conformance.report.escape import escape_control_characters
 
@@ -25,10 +27,11 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def junit(run: Run) -> str:
     """The run as one JUnit test suite; XFAIL and SKIP are skipped tests with their reason."""
-    counts = run.counts()
-    failed, errors = counts["FAIL"] + counts["XPASS"], counts["CRASH"] + counts["TIMEOUT"]
+    tests = _tests(run)
+    counts = Counter(str(result.outcome) for result in tests)
+    failed, errors = counts["FAIL"] + counts["XPASS"] + counts["FLAKY"], counts["CRASH"] + counts["TIMEOUT"]
     head = (
-        f'<testsuite name={_attribute(f"conformance {run.target}")} tests="{len(run.results)}" failures="{failed}" '
+        f'<testsuite name={_attribute(f"conformance {run.target}")} tests="{len(tests)}" failures="{failed}" '
         f'errors="{errors}" skipped="{counts["SKIP"] + counts["XFAIL"]}" time="{run.seconds:.3f}" '
         f"timestamp={_attribute(run.started)}>"
     )
@@ -37,7 +40,7 @@ def junit(run: Run) -> str:
             '<?xml version="1.0" encoding="UTF-8"?>',
             "<testsuites>",
             head,
-            *map(_case, run.results),
+            *map(_case, tests),
             "</testsuite>",
             "</testsuites>",
             "",
@@ -45,8 +48,22 @@ def junit(run: Run) -> str:
     )
 
 
+def _tests(run: Run) -> list[Result]:
+    """The results, worst first where they are findings; and one test for all programs that showed no finding."""
+    if not run.drawn:
+        return run.results
+    agree = run.drawn.compared - sum(result.finding.count for result in run.findings if result.finding)
+    name, outcome = f"{counted(agree, 'drawn program')} without a finding", Outcome.PASS if agree else Outcome.SKIP
+    reason = "" if agree else "no drawn program was compared, or every one showed a finding"
+    return [*run.cases, *run.findings, Result(name, "", "program", "", outcome, family="programs", reason=reason)]
+
+
+def _name(result: Result) -> str:
+    return result.id if result.dtype or result.finding else result.op
+
+
 def _case(result: Result) -> str:
-    start = f"<testcase classname={_attribute(f'{result.family}.{result.variant}')} name={_attribute(result.id)} "
+    start = f"<testcase classname={_attribute(f'{result.family}.{result.variant}')} name={_attribute(_name(result))} "
     start += f'time="{result.seconds:.3f}"'
     if result.outcome in UNEXPECTED:
         tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
@@ -58,13 +75,13 @@ def _case(result: Result) -> str:
     return f"{start}/>"
 
 
-# Outcomes in the words of the Common Test Report Format; a pass on a rerun is a pass with `flaky` set.
-_CTRF = {Outcome.PASS: "passed", Outcome.FLAKY: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "skipped"}
+# Outcomes in the words of the Common Test Report Format; all others have failed, a pass on a rerun with `flaky` set.
+_CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "skipped"}
 
 
 def ctrf(run: Run) -> str:
     """The run in the Common Test Report Format (ctrf.io), version 0.0.0; durations are in milliseconds."""
-    tests = [_ctrf_test(result) for result in run.results]
+    tests = [_ctrf_test(result) for result in _tests(run)]
     counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped")}
     start = _milliseconds(run.started)
     summary = {"tests": len(tests), **counts, "pending": 0, "other": 0}
@@ -76,7 +93,7 @@ def ctrf(run: Run) -> str:
 
 
 def _ctrf_test(result: Result) -> dict[str, Any]:
-    test: dict[str, Any] = {"name": result.id, "status": _CTRF.get(result.outcome, "failed")}
+    test: dict[str, Any] = {"name": _name(result), "status": _CTRF.get(result.outcome, "failed")}
     test |= {"duration": round(result.seconds * 1000), "rawStatus": str(result.outcome)}
     test["tags"] = [tag for tag in (result.family, result.dtype, result.variant, result.layout) if tag]
     if result.outcome is Outcome.FLAKY:
@@ -115,34 +132,27 @@ def _attribute(text: str) -> str:
     return quoteattr(_NOT_XML.sub("\ufffd", text), {"\n": "&#10;"})
 
 
-def markdown(run: Run, changes: Diff | None, campaign: Campaign | None = None) -> str:
-    """A GitHub job summary under 1 MiB: what the fuzzer found, changes and failures first."""
-    counts = run.counts()
-    lines = [f"## Conformance of `{_code(run.target)}`", "", f"**{summary_line(run)}**", ""]
+def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
+    """A GitHub job summary under 1 MiB, of cases, programs or both: what fails, changes and failures first. `fuzz` is a
+    campaign on the same target."""
+    counts, campaign = Counter(str(result.outcome) for result in run.cases), run if run.drawn else fuzz
+    word = "Conformance" if run.cases or not run.drawn else "Fuzzing"
+    lines = [f"## {word} of `{_code(run.target)}`", "", f"**{summary_line(run)}**", ""]
     if not run.complete:
         lines += ["The run was interrupted; these are the results so far.", ""]
-    if not run.compared:
+    if run.exit_code() == 2:
         lines += ["**Nothing was compared.**", ""]
     for note in run.notes:
         lines += [_cell(note), ""]
-    if campaign:
-        lines += _fuzzing(campaign)
-    lines += [
-        "| " + " | ".join(counts) + " |",
-        "|" + " --- |" * len(counts),
-        "| " + " | ".join(map(str, counts.values())) + " |",
-        "",
-    ]
-    plain = run.passed_without_fallback()
-    if plain is not None:
-        lines += [f"{plain} of {counts['PASS']} passes needed no CPU fallback.", ""]
-    if run.arbitrated:
-        lines += [f"{run.arbitrated} samples pass by torch CPU's answer in float64, to which its own is no nearer.", ""]
+    lines += _findings(campaign) if campaign else []
+    if counts:
+        lines += [*_row(counts), "|" + " --- |" * len(counts), *_row(map(str, counts.values())), ""]
+    lines += [line for fact in summary.facts(run) for line in (f"{_cell(fact)}.", "")]
     if changes is not None:
         lines += ["### Changes since the baseline", ""]
         lines += [f"- {kind}: {changes.count(kind)}" for kind in KINDS if changes.count(kind)] or ["No changes."]
         lines += [""]
-    bad = [result for result in run.results if result.outcome in UNEXPECTED]
+    bad = [result for result in run.unexpected if not result.finding]
     if bad:
         lines += ["### Failures", "", "| case | outcome | oracles | first mismatch |", "| --- | --- | --- | --- |"]
     size = sum(map(len, lines))
@@ -156,22 +166,25 @@ def markdown(run: Run, changes: Diff | None, campaign: Campaign | None = None) -
     return "\n".join(lines) + "\n"
 
 
-def markdown_of_campaign(campaign: Campaign) -> str:
-    """A GitHub job summary of a fuzz campaign alone."""
-    return "\n".join([f"## Fuzzing of `{_code(campaign.target)}`", "", *_fuzzing(campaign)])
-
-
-def _fuzzing(campaign: Campaign) -> list[str]:
-    lines = [f"**Fuzzing: {campaign.verdict()[1]}**", ""]
-    if campaign.findings:
+def _findings(campaign: Run) -> list[str]:
+    """The verdict on a campaign and its findings, worst first."""
+    (verdict,) = [verdict for verdict in summary.verdicts(campaign) if verdict.half == "fuzz"]
+    lines, found = [f"**Fuzzing: {_cell(verdict.sentence)}**", ""], campaign.findings
+    if found:
         lines += ["| finding | kind | programs | elsewhere |", "| --- | --- | --- | --- |"]
-    for found in campaign.findings[:LISTED_FINDINGS]:
-        elsewhere = "; ".join(f"{target}: {answer}" for target, answer in found.elsewhere.items())
-        cells = (found.signature[:300], found.kind, str(found.count), elsewhere[:300])
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    if len(campaign.findings) > LISTED_FINDINGS:
-        lines.append(f"\n{len(campaign.findings) - LISTED_FINDINGS} more findings are in fuzz.json.")
-    return [*lines, ""] if campaign.findings else lines
+    for result in found[:LISTED_FINDINGS]:
+        finding = result.finding
+        assert finding is not None  # it is among the findings
+        elsewhere = "; ".join(f"{target}: {answer}" for target, answer in finding.elsewhere.items())
+        kind = f"{finding.kind}, known: {result.reason}" if result.outcome is Outcome.XFAIL else finding.kind
+        lines += _row(_cell(text[:300]) for text in (finding.signature, kind, str(finding.count), elsewhere))
+    if len(found) > LISTED_FINDINGS:
+        lines.append(f"\n{len(found) - LISTED_FINDINGS} more findings are in fuzz.json.")
+    return [*lines, ""] if found else lines
+
+
+def _row(cells: Iterable[str]) -> list[str]:
+    return [f"| {' | '.join(cells)} |"]
 
 
 def _code(text: str) -> str:
@@ -186,11 +199,10 @@ def _cell(text: str) -> str:
 
 def error_lines(run: Run, limit: int = 10) -> list[str]:
     """`::error` lines that GitHub shows beside a job; it keeps ten of them."""
-    bad = [result for result in run.results if result.outcome in UNEXPECTED]
     return [
         f"::error title={_command(escape_control_characters(result.id), True)}::"
         + _command(escape_control_characters(_headline(result)))
-        for result in bad[:limit]
+        for result in run.unexpected[:limit]
     ]
 
 

@@ -11,7 +11,7 @@ from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.target import Target
 
 METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
-"""What can be judged without values; of gradients, whether there is one, its dtype and its shape."""
+"""What can be judged without values; of gradients, whether an input has one, its dtype and its shape."""
 
 NEEDS_VALUES = frozenset(
     {

@@ -84,7 +84,7 @@ class TinyTarget(Target):
 
     def reset_state(self) -> None:
         """A number that has changed from call to call is data, and a kernel reads only so many buffers."""
-        self.backend.forget_numbers()
+        self.backend.reset_state()
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:

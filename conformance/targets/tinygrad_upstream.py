@@ -48,7 +48,7 @@ NOT_WRITTEN = frozenset(
 
 def choose_compiler() -> None:
     """Find tinygrad a C compiler as the tiny device does, without importing that device, which has the same name."""
-    place = Path(conformance.__file__).parent / "backend" / "toolchain.py"
+    place = Path(conformance.__file__).parent / "backend" / "runtime" / "toolchain.py"
     spec = importlib.util.spec_from_file_location("tinygrad_toolchain", place)
     assert spec is not None and spec.loader is not None
     toolchain = importlib.util.module_from_spec(spec)

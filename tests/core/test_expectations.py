@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from conformance.core import expectations, names
+from conformance import expectations as command
+from conformance.core import names
 from conformance.core import result as model
 from conformance.core.errors import ReportError
 from conformance.core.expectations import Expectation, apply, check, dumps, load, update, without_cases
@@ -93,10 +94,14 @@ class TestFile:
             ("[[expect]\n", "line 1"),
             ('\n[[expect]]\nop = "add"\n', "line 2: an entry needs a non-empty 'reason'"),
             ('[[expect]]\nop = "add"\nreason = " "\n', "non-empty 'reason'"),
-            ('[[expect]]\nop = "add"\nreason = "r"\ndtypes = ["x"]\n', "unknown key 'dtypes'"),
+            (
+                '[[expect]]\nop = "add"\nreason = "r"\ndtypes = ["x"]\n',
+                "line 4: unknown key 'dtypes'; did you mean dtype",
+            ),
             ('[[expect]]\nop = "add"\nreason = "r"\ndtype = []\n', "'dtype' must be"),
             ('[[expect]]\nop = "add"\nreason = "r"\nsamples = "9"\n', "line 1: 'samples' must be a whole number"),
-            ("[other]\n", "only .*expect"),
+            ("[other]\n", "line 1: only .*expect"),
+            ('\n[[findings]]\nreason = "r"\n', "line 2: only .* not 'findings'; did you mean finding"),
         ],
     )
     def test_damage_is_named(self, tmp_path: Path, text: str, message: str) -> None:
@@ -190,7 +195,7 @@ class TestCheck:
     def test_tracked_files_name_what_exists(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Every expectation in the repository names ops, dtypes and oracles that exist."""
         for path in (Path(__file__).parent.parent.parent / "reports" / "expectations").glob("*.toml"):
-            assert expectations.main(["--file", str(path), "check"]) == 0, capsys.readouterr().out
+            assert command.main(["--file", str(path), "check"]) == 0, capsys.readouterr().out
 
 
 class TestCommand:
@@ -200,8 +205,8 @@ class TestCommand:
         """The file is written from a run, and a case's entries are shown."""
         model.save(Run("tiny", [result("add", Outcome.FAIL, "value")]), tmp_path / "run.json")
         file = ["--file", str(tmp_path / "t.toml")]
-        assert expectations.main([*file, "update", str(tmp_path / "run.json"), "--reason", "why"]) == 0
-        assert expectations.main([*file, "explain", "add::float32::forward::as_sampled"]) == 0
+        assert command.main([*file, "update", str(tmp_path / "run.json"), "--reason", "why"]) == 0
+        assert command.main([*file, "explain", "add::float32::forward::as_sampled"]) == 0
         output = capsys.readouterr().out
         assert "added: add::float32" in output
         assert "why" in output
@@ -209,13 +214,13 @@ class TestCommand:
 
     def test_explaining_an_op_that_does_not_exist(self, capsys: pytest.CaptureFixture[str]) -> None:
         """A mistyped op is bad usage, with what is near it; an op without entries is not."""
-        assert expectations.main(["explain", "mlu"]) == 2
+        assert command.main(["explain", "mlu"]) == 2
         assert "did you mean lu, mul" in capsys.readouterr().err
-        assert expectations.main(["explain", "mul"]) == 0
+        assert command.main(["explain", "mul"]) == 0
 
     def test_another_targets_run_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A run of the cpu does not become tiny's expectations."""
         model.save(Run("cpu", [result("add", Outcome.PASS)]), tmp_path / "run.json")
-        assert expectations.main(["--file", str(tmp_path / "t.toml"), "update", str(tmp_path / "run.json")]) == 2
+        assert command.main(["--file", str(tmp_path / "t.toml"), "update", str(tmp_path / "run.json")]) == 2
         assert "add --target cpu" in capsys.readouterr().err
         assert not (tmp_path / "t.toml").exists()

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from conformance.core import names, oracles
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.observation import Raised, observe, versions_of
+from conformance.core.script import unjudged
 from conformance.core.script_runtime import compare, picture
 
 
 def shown(capsys, right, wrong, *, judged=ORACLES, exact=(), device="other") -> str:
     """What is printed when `right` and `wrong` are the programs, each of a float input `a` of six elements."""
 
-    def run_of(program):
-        def run(where):
-            a = torch.arange(6.0).view(2, 3).requires_grad_(program in (graded, twice))
-            yield "a", a
-            yield from program(a).items()
+    def inputs(on):
+        return {"a": torch.arange(6.0).view(2, 3).requires_grad_(right in (graded, twice))}
 
-        return run
-
-    compare(run_of(right), run_of(wrong), device, [["a"]], judged, exact)
+    compare(inputs, right, device, unjudged=unjudged(judged), exact=exact, transform=lambda program: wrong)
     return capsys.readouterr().out
 
 
@@ -158,3 +161,128 @@ class TestPicture:
         first, second, more = picture({"a": ((100,), (1,), 0, 100)}).splitlines()
         assert first.split()[-1] == second.split()[-1] == "47"
         assert more == "    and 52 cells more"
+
+
+def _strides(made, a):
+    made["b"] = torch.empty_strided((2, 3), (1, 2)).copy_(made["b"])
+
+
+def _offset(made, a):
+    made["b"] = torch.zeros(7)[1:].view(2, 3).copy_(made["b"])
+
+
+def _outside(made, a):
+    a.as_strided((1,), (1,), 6).fill_(9)
+
+
+def _graded(made, a):
+    a.grad = torch.full_like(a, 2.0)
+
+
+def _half(made, a):
+    made["s"] = made["s"][:3]
+
+
+def _raise(made, a):
+    raise ValueError("planted")
+
+
+def _absent(made, a):
+    raise NotImplementedError("planted")
+
+
+PLANTS = {
+    "value": lambda made, a: made["b"].add_(1),
+    "nan": lambda made, a: made["b"].view(-1)[0].fill_(torch.nan),
+    "rounding": lambda made, a: made["b"].mul_(1 + 1e-6),
+    "minus zero": lambda made, a: made["z"].neg_(),
+    "dtype": lambda made, a: made.update(b=made["b"].double()),
+    "shape": lambda made, a: made.update(b=made["b"].view(3, 2)),
+    "stride": _strides,
+    "insignificant stride": lambda made, a: made.update(n=made["n"].as_strided((1, 3), (1, 1))),
+    "offset": _offset,
+    "contiguity": lambda made, a: made.update(c=made["c"].conj()),
+    "alias": lambda made, a: made.update(v=made["v"].clone()),
+    "outside the view": _outside,
+    "requires_grad": lambda made, a: made["b"].requires_grad_(),
+    "grad": _graded,
+    "version": lambda made, a: a.detach().add_(0) and None,
+    "plain": lambda made, a: made.update(p=(1, 2.5)),
+    "plain type": lambda made, a: made.update(p=(True, 2.0)),
+    "plain rounding": lambda made, a: made.update(p=(1, 2.0 + 1e-7)),
+    "answer that is an error": lambda made, a: made.update(e=KeyError("x")),
+    "answer that is no error": lambda made, a: made.update(e="no error"),
+    "absent op as an answer": lambda made, a: made.update(e=NotImplementedError("x")),
+    "missing name": lambda made, a: made.pop("p"),
+    "tensor for a number": lambda made, a: made.update(p=(torch.ones(()), 2.0)),
+    "shorter": _half,
+    "error": _raise,
+    "absent op": _absent,
+}
+
+
+class TestAgreement:
+    """The script's comparison is the harness's: what `oracles.compare` finds, a script marks, and nothing else."""
+
+    @settings(max_examples=300)
+    @given(
+        here=st.sets(st.sampled_from(sorted(PLANTS)), max_size=1),
+        there=st.sets(st.sampled_from(sorted(PLANTS)), max_size=3),
+        unjudged_oracles=st.sets(st.sampled_from(names.ORACLES), max_size=3),
+        loose=st.booleans(),
+        exact=st.sets(st.sampled_from(["a", "b", "z"])),
+        tolerances=st.sampled_from([(None, None), (0.0, 0.0), (0.5, 2.0)]),
+    )
+    def test_what_differs(self, here, there, unjudged_oracles, loose, exact, tolerances):
+        """For planted differences of each oracle, alone and together, under any of the rules."""
+        judged = {*names.ORACLES} - unjudged_oracles | ({SIGNIFICANT_STRIDE} if loose else set())
+        rtol, atol = tolerances
+
+        def inputs(device):
+            flat = torch.arange(8.0)
+            a = torch.empty(0).set_(flat.untyped_storage(), 0, (2, 3), (3, 1))
+            return {"a": a.requires_grad_()}
+
+        def program_of(plants):
+            def program(a):
+                made = {
+                    "b": torch.arange(6.0).view(2, 3),
+                    "z": torch.zeros(2),
+                    "n": torch.ones(1, 3),
+                    "s": torch.ones(4),
+                }
+                made |= {"c": torch.ones(2).cfloat(), "v": a.detach().view(-1), "p": (1, 2.0), "e": ValueError("x")}
+                for plant in sorted(plants):
+                    with torch.no_grad():
+                        PLANTS[plant](made, a)
+                return made
+
+            return program
+
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            found = compare(
+                inputs,
+                program_of(here),
+                "other",
+                unjudged=unjudged(judged),
+                exact=exact,
+                rtol=rtol,
+                atol=atol,
+                transform=lambda _: program_of(there),
+            )
+        seen = [self.observed(inputs, program_of(plants)) for plants in (here, there)]
+        wanted = oracles.compare(*seen, oracles=judged, exact=exact, rtol=rtol, atol=atol)
+        assert bool(found) == bool(wanted) == ("DIFFERS" in said.getvalue()), (found, wanted)
+        if all(one.error is None for one in seen):
+            assert {oracle for oracle, _ in found} == {mismatch.oracle for mismatch in wanted}
+
+    @staticmethod
+    def observed(inputs, program):
+        made = inputs("cpu")
+        versions = versions_of(made)
+        try:
+            outcome = program(*made.values())
+        except Exception as error:
+            return observe(None, made, error=error, versions=versions)
+        answers = {key: Raised.of(value) if isinstance(value, Exception) else value for key, value in outcome.items()}
+        return observe(answers, made, versions=versions)

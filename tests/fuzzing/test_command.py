@@ -14,6 +14,7 @@ import pytest
 
 from conformance.fuzzing.command import main
 from conformance.programs.model import read_program
+from tests.fuzzing.saved import fuzz_result
 
 CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"
 
@@ -23,7 +24,7 @@ def fuzz(*words: object, reports: Path) -> int:
 
 
 def result(reports: Path) -> dict:
-    return json.loads((reports / "fuzz.json").read_text())
+    return fuzz_result(reports)
 
 
 class TestCampaign:
@@ -34,7 +35,7 @@ class TestCampaign:
         done = result(tmp_path)
         assert done["programs"] == 60
         assert done["findings"] == []
-        assert done["coverage"]
+        assert done["cells"]
         assert list((tmp_path / "failures").iterdir()) == []
 
     def test_a_fault_is_found_shrunk_printed_and_kept(self, tmp_path, capsys):
@@ -59,7 +60,7 @@ class TestCampaign:
         for jobs in (1, 2):
             fuzz("--target", target, "--programs", 60, "-n", jobs, reports=tmp_path / str(jobs))
             done = result(tmp_path / str(jobs))
-            found.append((done["failing_programs"], done["coverage"], sum(one["count"] for one in done["findings"])))
+            found.append((done["failing_programs"], done["cells"], sum(one["count"] for one in done["findings"])))
         assert found[0] == found[1]
         assert found[0][0] > 0
 

@@ -14,6 +14,7 @@ import pytest
 
 from conformance.fuzzing.command import main
 from conformance.programs.model import SCHEMA
+from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent
 OPTIONS = ("--target", "mutant:every third write is lost", "--programs", "60")
@@ -29,7 +30,7 @@ def can_mount(folder: Path) -> bool:
 
 def failing(reports: Path) -> tuple[int, set[int]]:
     saved = [json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")]
-    return json.loads((reports / "fuzz.json").read_text())["programs"], {n for one in saved for n in one["numbers"]}
+    return fuzz_result(reports)["programs"], {n for one in saved for n in one["numbers"]}
 
 
 class TestFullDisk:
@@ -65,7 +66,7 @@ class TestFullDisk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             fsync(descriptor)
 
-        monkeypatch.setattr("conformance.core.result.os.fsync", full)
+        monkeypatch.setattr("conformance.core.files.os.fsync", full)
         assert main([*OPTIONS, "--reports", str(tmp_path)]) == 2
         said = capsys.readouterr().err
         assert "No space left on device" in said

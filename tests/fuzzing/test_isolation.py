@@ -15,6 +15,7 @@ from conformance.fuzzing.isolation import Heartbeat
 from conformance.fuzzing.worker import FAIL, Finding, Shard
 from conformance.programs.model import Input, Program, Storage, dump
 from conformance.programs.steps.op import Step
+from tests.fuzzing.saved import fuzz_result
 
 SHARD = Shard("cpu", Drawing(), 0, 0, 20, "", 5.0)
 PROGRAM = Program(
@@ -70,7 +71,7 @@ def targets(tmp_path, monkeypatch) -> str:
 
 
 def findings(reports: Path) -> list[dict]:
-    return json.loads((reports / "fuzz.json").read_text())["findings"]
+    return fuzz_result(reports)["findings"]
 
 
 class TestDeaths:
@@ -81,7 +82,7 @@ class TestDeaths:
         """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
         monkeypatch.setattr(isolation, "MOST_DEATHS", 2)
         assert main(["--target", targets + name, *SETITEM, "--limit", limit, "--reports", str(tmp_path)]) == 1
-        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
+        assert fuzz_result(tmp_path)["programs"] == 8
         assert [(one["kind"], one["signature"], one["steps"]) for one in findings(tmp_path)] == [
             (kind, f"{kind.lower()} / unfold", 1)
         ]
@@ -91,7 +92,7 @@ class TestDeaths:
         monkeypatch.setattr(isolation, "SILENCE", 1.0)
         monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
         assert main(["--target", targets + "Deaf", *SETITEM, "--limit", "5", "--reports", str(tmp_path)]) == 1
-        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
+        assert fuzz_result(tmp_path)["programs"] == 8
         assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("TIMEOUT", "timeout / unfold")]
 
     def test_a_death_that_does_not_come_again(self, targets, tmp_path):
@@ -195,7 +196,7 @@ class TestWhatIsResumed:
         assert main([*self.WORDS[:3], "20", *reports]) == 1
         assert main(["--target", "device:nodev", *reports]) == 2
         assert main([*self.WORDS, "--resume", *reports]) == 1
-        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 40
+        assert fuzz_result(tmp_path)["programs"] == 40
 
     def test_ctrl_c(self, tmp_path, monkeypatch, capsys):
         """One sentence and exit code 130: the saved program lies as it did, and a traceback says nothing more."""

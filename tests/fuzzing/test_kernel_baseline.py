@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_b
 from conformance.programs.model import Input, Program, Storage, digest, dump, read_program
 from conformance.programs.steps.op import Step, tensor
 from conformance.programs.verdict import judge
+from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent
 CORPUS = ROOT / "conformance" / "corpus"
@@ -70,10 +70,10 @@ class TestRise:
         """More kernels than before, yet not more than torch CPU has ops: a finding of the oracle `kernels`."""
         words = ["--programs", "0", "--corpus", str(tmp_path / "programs"), "--kernels", str(recorded)]
         assert main(["--target", wasteful, *words, "--reports", str(tmp_path / "found")]) == 1
-        [found] = json.loads((tmp_path / "found" / "fuzz.json").read_text())["findings"]
+        [found] = fuzz_result(tmp_path / "found")["findings"]
         assert found["kind"] == "FAIL"
-        assert found["mismatch"].startswith("kernels of the whole run")
-        assert "more kernels than in the baseline" in found["mismatch"]
+        assert (found["mismatch"].oracle, found["mismatch"].where) == ("kernels", "the whole run")
+        assert "more kernels than in the baseline" in found["mismatch"].detail
         assert "programs compared with the baseline: 1" in capsys.readouterr().out
 
     def test_a_replay_finds_it(self, recorded, wasteful, tmp_path, capsys):

@@ -15,6 +15,7 @@ from conformance.programs.execute import ProgramSubject
 from conformance.programs.model import Input, Program, Storage, dump
 from conformance.programs.steps.op import Step, tensor
 from conformance.programs.verdict import judge, signature
+from tests.fuzzing.saved import fuzz_result
 
 PROGRAM = Program(
     (Storage("float32", 6),),
@@ -86,7 +87,7 @@ def test_a_campaign_names_it(forgetful, tmp_path):
     assert [step["op"] for step in found["program"]["steps"]] == ["fill_", "add_"]
     assert found["first_bad_step"] == 2
     assert found["signature"] == "value / only together, up to arithmetic"
-    [told] = json.loads((tmp_path / "fuzz.json").read_text())["findings"]
+    [told] = fuzz_result(tmp_path)["findings"]
     assert told["signature"] == found["signature"]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance.fuzzing.command import main
+from tests.fuzzing.saved import fuzz_result
 
 FAULT = "mutant:every third write is lost"
 
@@ -55,7 +56,7 @@ def children(pid: int) -> list[int]:
 
 def summary(reports: Path) -> tuple[object, ...]:
     """What must not depend on how often the campaign was killed: programs, coverage, and each finding's programs."""
-    done = json.loads((reports / "fuzz.json").read_text())
+    done = fuzz_result(reports)
     saved = [json.loads(path.read_text()) for path in sorted((reports / "failures").glob("*.json"))]
     return (
         done["programs"],
@@ -174,7 +175,7 @@ class TestMemory:
             str(tmp_path),
         )
         assert main(words) == 1
-        done = json.loads((tmp_path / "fuzz.json").read_text())
+        done = fuzz_result(tmp_path)
         assert done["programs"] == 30
         [found] = done["findings"]
         assert (found["kind"], found["signature"], found["steps"]) == ("MEMORY", "memory / unfold", 1)
@@ -186,7 +187,7 @@ class TestCorpus:
         corpus = Path(__file__).parent.parent.parent / "conformance" / "corpus"
         words = ("--target", "mutant:diagonal is stale", "--programs", "0", "--reports", str(tmp_path))
         assert main([*words, "--corpus", str(corpus)]) == 1
-        done = json.loads((tmp_path / "fuzz.json").read_text())
+        done = fuzz_result(tmp_path)
         assert done["programs"] == len(list(corpus.glob("*.json")))
         assert all(one["program"] < 0 for one in done["findings"])
         (tmp_path / "empty").mkdir()

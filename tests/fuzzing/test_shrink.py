@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 
 from conformance.fuzzing.command import main
+from tests.fuzzing.saved import fuzz_result
 
 
 def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
@@ -32,6 +32,6 @@ def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["--target", "class:odd_target.Odd", "--programs", "20", "--reports", str(tmp_path)]) == 1
-    findings = json.loads((tmp_path / "fuzz.json").read_text())["findings"]
+    findings = fuzz_result(tmp_path)["findings"]
     assert findings
     assert {one["elsewhere"]["shrinking"] for one in findings} == {"failed: RuntimeError: an odd program"}

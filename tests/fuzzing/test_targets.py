@@ -22,6 +22,7 @@ from conformance.fuzzing.worker import elsewhere
 from conformance.programs.model import Input, Program, Storage
 from conformance.programs.steps.op import Step
 from conformance.programs.verdict import judge
+from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -79,7 +80,7 @@ class TestRenderers:
             )
         )
         assert main([*words, "--reports", str(tmp_path)]) == 1
-        [found] = json.loads((tmp_path / "fuzz.json").read_text())["findings"]
+        [found] = fuzz_result(tmp_path)["findings"]
         assert found["elsewhere"]["cpu"] == "agrees"
         assert found["elsewhere"]["mutant:flip forgets the last dim"] == "fails (value)"
         assert found["elsewhere"]["mutant:nonsense"].startswith("cannot be used: there is no fault")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from conformance.core import names
 from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo import plan
+
+from .conftest import PLANTED, ROOT
 
 
 def case(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32") -> plan.Case:
@@ -108,9 +111,19 @@ class TestPlanted:
         """The failure's script runs alone and prints both answers."""
         script = run_case(planted, "add").failures[0].script
         assert "import conformance" not in script
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), str(ROOT)])},
+        )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("---") == 2
+        shown = done.stdout.splitlines()
+        at = next(number for number, line in enumerate(shown) if line.startswith("result values: cpu "))
+        assert shown[at + 1].startswith("  target: ")
+        assert shown[at + 1].endswith("<-- DIFFERS")
 
     def test_memory_is_a_crash(self, planted: Any) -> None:
         """A target that cannot get its memory has crashed; it did not merely raise."""

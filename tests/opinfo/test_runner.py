@@ -55,6 +55,23 @@ class TestCommand:
         assert {r.name: str(r.outcome) for r in run.results} == outcomes
         return run, done
 
+    def test_failures_are_declared_knowingly(self, command: Command, tmp_path: Path) -> None:
+        """`--update-expectations` writes what fails, with reasons to be filled in; the next run is green and says so;
+        what passes again fails until it is taken out."""
+        words = ("--target", "planted", "--op", "add", "--op", "sin", "--samples", "2")
+        file = ("--expectations", str(tmp_path / "t.toml"))
+        assert command(*words, *file).returncode == 1
+        declared = command(*words, *file, "--update-expectations")
+        assert declared.returncode == 0, declared.stderr
+        assert "added: add::float32::forward::as_sampled" in declared.stdout
+        green = command(*words, *file)
+        assert green.returncode == 0, green.stdout
+        assert "1 declared failure not yet explained" in green.stdout
+        other = ("--target", "cpu", "--op", "add", "--samples", "2", *file)
+        assert command(*other).returncode == 1
+        assert "removed: add" in command(*other, "--update-expectations").stdout
+        assert command(*other).returncode == 0
+
     def test_nothing_unexpected(self, command: Command) -> None:
         """Exit code 0, and every form of the report is there."""
         done = command("--target", "cpu", "--op", "sin", "--samples", "2")
@@ -167,28 +184,30 @@ class TestCommand:
         assert done.returncode == 2
         assert "choose another with --reports" in done.stderr
 
-    def test_interrupt_keeps_results(self, command: Command, tmp_path: Path) -> None:
-        """Ctrl-C, however often: exit code 130, and what was found is in the JSON and on the page."""
+    @pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_interrupt_keeps_results(self, command: Command, tmp_path: Path, first: signal.Signals, code: int) -> None:
+        """Ctrl-C or SIGTERM, however often: the exit code is the first's, and what was found is in the JSON and on the
+        page."""
         words = command.words("--target", "planted", "--op", "sin", "--op", "acosh")
         process = subprocess.Popen(words, env=command.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline and not any(p.stat().st_size for p in command.reports.glob("*.jsonl")):
             time.sleep(0.2)
-        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        for number in (first, signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
             time.sleep(0.1)
         output, _ = process.communicate(timeout=60)
-        assert process.returncode == 130, output
+        assert process.returncode == code, output
         run = model.load(command.reports / "opinfo.json")
         assert not run.complete
         assert [(r.name, r.outcome) for r in run.results] in ([("sin", Outcome.PASS)], [("acosh", Outcome.PASS)])
         assert "interrupted" in (command.reports / "conformance.html").read_text()
 
     def test_nothing_compared_fails(self) -> None:
-        """A run whose cases were all skipped is a failed run."""
+        """A run whose cases were all skipped is a failed run, with an exit code of its own."""
         skipped = Result("x", "float32", "out", "as_sampled", Outcome.SKIP, reason="nothing to give to out")
-        assert Run("cpu", [skipped]).exit_code() == 1
-        assert Run("cpu", []).exit_code() == 1
+        assert Run("cpu", [skipped]).exit_code() == 2
+        assert Run("cpu", []).exit_code() == 2
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)

@@ -135,6 +135,9 @@ class PlantedTarget(Target):
         with Planted():
             yield
 
+    def script(self) -> str:
+        return "import planted\n\nDEVICE, MODE = 'cpu', planted.Planted()"
+
 
 class DyingTarget(Target):
     """A target whose driver ends the process that loads it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 
 from conformance.fuzzing.command import main
@@ -11,6 +10,7 @@ from conformance.programs.alias_probes import with_alias_probes
 from conformance.programs.model import Input, Program, Storage
 from conformance.programs.shadow import reference
 from conformance.programs.steps.op import Step
+from tests.fuzzing.saved import fuzz_result
 
 A = {"t": "a"}
 
@@ -75,5 +75,5 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     main(["--target", "class:hiding_target.Hiding", "--programs", "60", "--reports", str(tmp_path)])
-    found = json.loads((tmp_path / "fuzz.json").read_text())["findings"]
+    found = fuzz_result(tmp_path)["findings"]
     assert any("detach" in one["script"] and one["steps"] == 2 for one in found), [one["signature"] for one in found]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.core.result import Failure, Outcome, Result, Run
-from conformance.report.campaign import Campaign, Found
+from conformance.core import result as model
+from conformance.core.drawn import Drawn
+from conformance.core.result import Failure, Finding, Outcome, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
 
@@ -28,20 +29,29 @@ def run(*results: Result, **changes: Any) -> Run:
     return Run("tiny", list(results), {"torch": "2.13"}, started="2026-01-01T00:00:00+00:00", **changes)
 
 
-def campaign(*findings: Found, **changes: Any) -> Campaign:
+def found(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: str = "", **more: Any) -> Result:
+    """A finding, undeclared, of one program unless `count` says otherwise."""
+    oracle, step, *rest = [*signature.split(" / "), "", ""][:4]
+    finding = Finding(signature, kind, oracle=oracle, step=step, layout=rest[0], **{"program": 7, "steps": 2, **more})
+    outcome = {"MEMORY": Outcome.CRASH, "INVALID": Outcome.FAIL}.get(kind) or Outcome(kind)
+    failure = Failure(oracle, "a", "1", "2", script=script)
+    return Result(step, "", "program", rest[0], outcome, family="writes", failures=(failure,), finding=finding)
+
+
+def campaign(*findings: Result, drawn: Drawn | None = None, **changes: Any) -> Run:
     """A campaign on the target of `run`, 300 programs of seed 0."""
-    return Campaign(**{"target": "tiny", "seeds": (0,), "programs": 300, "findings": findings, **changes})
+    totals = drawn or Drawn((0,), 300)
+    return Run(**{"target": "tiny", "results": list(findings), "drawn": totals, **changes})
 
 
-def fuzz_json(**changes: Any) -> dict[str, Any]:
-    """What the fuzzer writes, with a finding in 26 programs."""
-    finding = {"signature": "value / copy_ / gaps", "kind": "FAIL", "count": 26, "program": 7, "steps": 2,
-               "mismatch": "value of a: expected 1, got 2", "elsewhere": {"tiny:clang": "agrees"},
-               "script": "print('a finding')"}  # fmt: skip
-    return {
-        "schema": 1, "kind": "fuzz", "target": "tiny", "seed": 3, "programs": 300, "steps": 900, "seconds": 10.5,
-        "failing_programs": 26, "unsupported": {}, "environment": {"torch": "2.13"},
-        "avoided": {"write through overlapping memory": 3},
-        "cells": {"writes": {"gaps": {"bool": 3}, "contiguous": {"float32": 37, "bool": 3}}},
-        "findings": [finding], **changes,
-    }  # fmt: skip
+def fuzz_json(*findings: Result, **changes: Any) -> dict[str, Any]:
+    """What the fuzzer writes: a finding in 26 of 300 programs, unless others are given."""
+    cells = {
+        ("writes", "gaps", "bool"): 3,
+        ("writes", "contiguous", "float32"): 37,
+        ("writes", "contiguous", "bool"): 3,
+    }
+    drawn = Drawn((3,), 300, 900, avoided={"write through overlapping memory": 3}, cells=cells)
+    usual = found(count=26, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')")
+    made = campaign(*(findings or (usual,)), drawn=drawn, seconds=10.5, environment={"torch": "2.13"})
+    return {**model.run_to_json(made), **changes}

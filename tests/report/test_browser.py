@@ -13,25 +13,26 @@ from urllib.parse import quote
 
 import pytest
 
+from conformance.core.drawn import Drawn
 from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.report import html
-from conformance.report.campaign import Campaign, Found
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
 from scripts import screenshot
+from tests.report.runs import campaign, found
 
 pytest.importorskip("playwright", reason=screenshot.MISSING)
 pytestmark = pytest.mark.skipif(screenshot.executable() is None, reason=screenshot.MISSING)
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\"'`\x1b[31m${{7*7}}\x00"
 TRENDS = (Trend("passed", (3, 5, 4), -1), Trend("kernels", (9, 7, 7), 0))
-FUZZ = Campaign(
-    "tiny", programs=300,
+DRAWN = Drawn(
+    programs=300,
     families=("views", "writes", "layers"), layouts=("contiguous", "gaps"), dtypes=("bool", "int8"),
     cells={("writes", "contiguous", "int8"): 37, ("writes", "contiguous", "bool"): 3, ("writes", "gaps", "bool"): 3,
            ("views", "contiguous", "int8"): 9},
-    findings=(Found("value / copy_ / gaps", count=2, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')"),),
 )  # fmt: skip
+FUZZ = campaign(found(count=2, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')"), drawn=DRAWN)
 
 
 def passed(op: str = "add", **changes: Any) -> Result:
@@ -104,6 +105,28 @@ class TestReading:
         assert rows(page) == 2
         page.fill("#q", "matmul")
         page.wait_for_selector("#count:has-text('1 of 3 cases')")
+
+    def test_compiled_and_host(self, opened: Callable[..., Any]) -> None:
+        """Samples by what reached the compiler, and calls on the CPU by design, filter and sort."""
+        counts: dict[str, Any] = {"native": 3, "decomposed": 0, "fallback": 0}
+        whole = passed("whole", compiled=3, partly_compiled=0, not_compiled=0, host=2, hosts={"item": 2}, **counts)
+        some = passed("some", compiled=1, partly_compiled=1, not_compiled=1, host=0, **counts)
+        page = opened(html.render(run(whole, some)))
+        page.select_option("#compiled", "not_compiled")
+        assert page.locator("#table td.name").all_inner_texts() == ["some"]
+        assert "compiled=not_compiled" in page.url
+        page.select_option("#compiled", "compiled")
+        page.click("#table tr.row")
+        assert "2 run on the CPU by design: item (2)" in page.locator("tr.detail").inner_text()
+        assert "3 compiled, 0 partly compiled, 0 not compiled" in page.locator("tr.detail").inner_text()
+        page.click("#clear")
+        page.select_option("#fallback", "host")
+        assert page.locator("#table td.name").all_inner_texts() == ["whole"]
+        page.click("#clear")
+        page.locator("#table thead th", has_text="compiled").locator("button").click()
+        assert page.locator("#table td.name").all_inner_texts() == ["some", "whole"]
+        bar = page.locator(".cbar").first
+        assert bar.get_attribute("title") == "1 samples compiled, 1 partly compiled, 1 not compiled"
 
     def test_sort(self, opened: Callable[..., Any]) -> None:
         """A column's head sorts, and sorts back."""
@@ -191,7 +214,7 @@ class TestReading:
 
     def test_a_campaign_alone(self, opened: Callable[..., Any]) -> None:
         """Its script is copied, its colours change, and its headline leads to the findings."""
-        page = opened(html.render_campaign(FUZZ))
+        page = opened(html.render(FUZZ))
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.click(".verdict.bad a")
         page.click("#fuzz .change summary")
@@ -222,7 +245,7 @@ class TestLooks:
         page = opened(text, **screenshot.LOOKS["phone"])
         page.click("#table tr.row")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        page = opened(html.render_campaign(FUZZ), **screenshot.LOOKS["phone"])
+        page = opened(html.render(FUZZ), **screenshot.LOOKS["phone"])
         page.click("#fuzz .change summary")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -265,9 +288,9 @@ class TestHostile:
         """An op, an exception, a script and a finding full of markup and escapes are shown as text."""
         bad = failed(HOSTILE, HOSTILE, HOSTILE, family=HOSTILE, reason=HOSTILE, fallbacks={HOSTILE: 1}, fallback=1)
         made = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
-        found = Found(HOSTILE, HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
-        fuzzed = Campaign(HOSTILE, findings=(found,), avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1})
-        assert opened(html.render_campaign(fuzzed)).evaluate("window.pwned === undefined")
+        wrong = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
+        fuzzed = campaign(wrong, target=HOSTILE, drawn=Drawn(avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1}))
+        assert opened(html.render(fuzzed)).evaluate("window.pwned === undefined")
         text = html.render(made, run(passed(HOSTILE)), fuzzed)
         page = opened(text, "#case=" + quote(escape_control_characters(bad.id), safe=""))
         assert page.locator("tr.detail").count() == 1

@@ -161,7 +161,7 @@ class TestFuzzing:
 
     def test_several_are_joined(self, tmp_path: Path) -> None:
         """Those of the shards of one run."""
-        both = [self.put(tmp_path / "a"), self.put(tmp_path / "b", seed=4)]
+        both = [self.put(tmp_path / "a"), self.put(tmp_path / "b")]
         model.save(run(result()), tmp_path / "a.json")
         assert command.main(["html", str(tmp_path / "a.json"), "--fuzz", *both]) == 0
         assert "52 of 600 drawn programs fail: 1 distinct finding" in (tmp_path / "conformance.html").read_text()
@@ -170,7 +170,7 @@ class TestFuzzing:
         """The campaigns of the shards are in the joined report and its exit code, except one that cannot be read."""
         shards = []
         for name in ("a", "b", "c"):
-            self.put(tmp_path / name, findings=fuzz_json()["findings"] if name == "b" else [])
+            self.put(tmp_path / name, results=fuzz_json()["results"] if name == "b" else [])
             shards.append(str(tmp_path / name / "opinfo.json"))
             model.save(run(result(name)), shards[-1])
         (tmp_path / "c" / "fuzz.json").write_text("{")
@@ -197,11 +197,26 @@ class TestFuzzing:
             assert said.err.startswith(f"report: {bad}")
         assert not [*tmp_path.glob("*.html")]
 
-    def test_a_campaign_has_no_baseline(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """What only a run has is refused rather than ignored."""
+    def test_a_campaign_has_no_campaign_beside_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """What only a run of op_db has is refused rather than ignored; an earlier campaign is a baseline."""
         path = self.put(tmp_path)
-        assert command.main(["html", path, "--baseline", path]) == 2
-        assert "need a run" in capsys.readouterr().err
+        assert command.main(["html", path, "--fuzz", path]) == 2
+        assert "needs a run of op_db" in capsys.readouterr().err
+        assert command.main(["summary", path, "--baseline", path]) == 0
+        assert "still failing: 1" in capsys.readouterr().out
+        assert command.main(["diff", path, path]) == 0
+
+    def test_campaigns_alone_are_merged(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """All forms of the joined campaign are written, and its exit code is by the one rule."""
+        both = [self.put(tmp_path / name) for name in ("a", "b")]
+        assert command.main(["merge", *both, "--reports", str(tmp_path / "out")]) == 1
+        assert capsys.readouterr().out.splitlines()[-1] == "548 passed, 52 failed, 0 skipped"
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert names == {"fuzz.json", "fuzz.xml", "fuzz.ctrf.json", "fuzz-summary.md", "fuzz.html"}
+        quiet = self.put(tmp_path / "c", results=[])
+        assert command.main(["merge", quiet, "--reports", str(tmp_path / "out")]) == 0
+        nothing = self.put(tmp_path / "d", results=[], drawn={"programs": 3, "unsupported": {"autograd": 3}})
+        assert command.main(["merge", nothing, "--reports", str(tmp_path / "out")]) == 2
 
     def test_damaged_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
         """The page is written without them, and says so."""

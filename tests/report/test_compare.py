@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.core.drawn import Drawn
 from conformance.core.result import Outcome, Result
 from conformance.report import compare
-from tests.report.runs import failed, over, result, run
+from tests.report.runs import campaign, failed, found, over, result, run
 
 
 class TestCompare:
@@ -96,3 +97,27 @@ class TestCompare:
         kinds = {kind: [change.id for change in changes] for kind, changes in found.changes.items()}
         assert kinds == {"budgets up": ["mlp: kernels"], "gone": ["workload gone"], "budgets down": ["mlp: copies_in"]}
         assert found.regressions == 2
+
+
+class TestFindings:
+    """What changed between two campaigns."""
+
+    def test_new_fixed_and_known(self) -> None:
+        """Findings are joined by their signature."""
+        before, after = campaign(found("old"), found("both")), campaign(found("both"), found("new"))
+        kinds = {kind: [one.id for one in changes] for kind, changes in compare.diff(before, after).changes.items()}
+        assert kinds == {
+            "new failures": ["program::new"],
+            "fixed": ["program::old"],
+            "still failing": ["program::both"],
+        }
+
+    @pytest.mark.parametrize(
+        "drawn", [Drawn((0,), 299), Drawn((1,), 300), Drawn((0,), 300, options="--steps 1..2"), Drawn((0,), 0)]
+    )
+    def test_what_was_not_drawn_is_not_fixed(self, drawn: Drawn) -> None:
+        """A finding that another seed, fewer programs or another drawing does not show may be there still."""
+        difference = compare.diff(campaign(found("old")), campaign(drawn=drawn))
+        assert (difference.changes, difference.not_run) == ({}, 1)
+        assert compare.diff(campaign(found("old")), campaign(drawn=Drawn((0, 1), 600))).count("fixed") == 1
+        assert compare.diff(campaign(found("old")), campaign(complete=False)).changes == {}

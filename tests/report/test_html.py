@@ -6,10 +6,10 @@ import dataclasses
 import json
 from html.parser import HTMLParser
 
-from conformance.core.result import Failure, Run
+from conformance.core.drawn import Drawn
+from conformance.core.result import Failure, Outcome, Run
 from conformance.report import html
-from conformance.report.campaign import Campaign, Found
-from tests.report.runs import HOSTILE, campaign, failed, result, run
+from tests.report.runs import HOSTILE, campaign, failed, found, result, run
 
 
 class Page(HTMLParser):
@@ -47,12 +47,16 @@ class TestHtml:
 
     def test_hostile_text_is_inert(self, hostile: Run) -> None:
         """Op names, exceptions, reasons and environments add no element, and no control character survives."""
-        found = Found(HOSTILE, HOSTILE, mismatch=HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
-        made = campaign(
-            found, target=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE}, avoided={HOSTILE: 1},
-            unsupported={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1}, families=(HOSTILE, f"{HOSTILE} not reached"),
+        bad = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE, first_wrong_step=HOSTILE)
+        bad = bad.replace(reason=HOSTILE, failures=(*bad.failures, *hostile.results[0].failures))
+        drawn = Drawn(
+            avoided={HOSTILE: 1}, unsupported={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1},
+            families=(HOSTILE, f"{HOSTILE} not reached"),
         )  # fmt: skip
-        for text, scripts in ((html.render(hostile, hostile, made), 2), (html.render_campaign(made), 1)):
+        known = bad.replace(outcome=Outcome.XFAIL)
+        made = campaign(bad, known, target=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE}, drawn=drawn,
+                        expectations=HOSTILE)  # fmt: skip
+        for text, scripts in ((html.render(hostile, hostile, made), 2), (html.render(made, made), 1)):
             page = Page(text)
             assert page.tags.count("script") == scripts
             assert "img" not in page.tags
@@ -78,6 +82,21 @@ class TestHtml:
         text = html.render(run(failed()), run(result()))
         assert text.index('id="changes"') < text.index('id="map"') < text.index('id="cases"')
 
+    def test_compiled_samples(self) -> None:
+        """A target that compiles has its samples in three counts; one that does not has none."""
+        text = html.render(run(result("a", compiled=2, partly_compiled=1, not_compiled=4), result("b")))
+        data = json.loads(Page(text).scripts[0])
+        assert [row[-3:] for row in data["rows"]] == [[2, 1, 4], [None, None, None]]
+        assert "4 of 7 samples not compiled, so not compared; 1 partly compiled" in Page(text).text
+        assert "not compiled" not in Page(html.render(run(result()))).text
+
+    def test_calls_on_the_cpu_by_design(self) -> None:
+        """They are told beside fallbacks, and do not count as such."""
+        made = run(result("a", fallback=0, host=3, hosts={"item": 3}), result("b", fallback=0, host=0))
+        page = Page(html.render(made))
+        assert "2 of 2 passes needed no CPU fallback; 1 of them ran calls on the CPU by design" in page.text
+        assert json.loads(page.scripts[0])["details"]["0"]["hosts"] == [["item", 3]]
+
     def test_heat_map_counts(self) -> None:
         """A cell counts its cases, and a column is named by what varies."""
         heat = html.heat_map([result("a"), failed("b"), result("c", dtype="int64")])
@@ -96,7 +115,7 @@ class TestFuzzing:
 
     def test_the_headline_tells_findings(self) -> None:
         """A run without a fault and a campaign with findings: the page was once green, and said that all is well."""
-        page = Page(html.render(run(result()), None, campaign(Found("a", count=26))))
+        page = Page(html.render(run(result()), None, campaign(found("a", count=26))))
         assert page.verdicts == ["verdict bad", "verdict good"]
         assert page.text.index("26 of 300 drawn programs fail: 1 distinct finding.") < page.text.index("All 1 cases")
         assert "26 of 300 drawn programs fail" in page.title
@@ -115,25 +134,42 @@ class TestFuzzing:
 
     def test_a_campaign_alone(self) -> None:
         """It has a page of its own, with its headline and how to run it again."""
-        page = Page(html.render_campaign(campaign(Found("a"), command="python -m conformance.fuzz --seed 9")))
+        page = Page(html.render(campaign(found("a"), command="python -m conformance.fuzz --seed 9")))
         assert page.verdicts == ["verdict bad"]
         assert page.title == "tiny: 1 of 300 drawn programs fail: 1 distinct finding."
         assert "--seed 9" in page.text
-        assert Page(html.render_campaign(campaign())).verdicts == ["verdict good"]
+        assert Page(html.render(campaign())).verdicts == ["verdict good"]
 
     def test_findings_tell_their_weight_and_whose_they_are(self) -> None:
         """How many programs, what differs, and what becomes of the program on related targets."""
-        found = Found("value / copy_", "FAIL", 25, 7, 2, "expected 1, got 2", {"tiny:clang": "agrees"}, "print()")
-        text = Page(html.render_campaign(campaign(found, Found("crash / add_", "CRASH")))).text
-        assert "25 programs FAIL value / copy_ expected 1, got 2" in text
+        wrong = found("value / copy_", count=25, elsewhere={"tiny:clang": "agrees"}, script="print()")
+        text = Page(html.render(campaign(wrong, found("crash / add_", "CRASH")))).text
+        assert "FAIL value / copy_ 25 programs value of a: expected 1, got 2" in text
         assert "tiny:clang agrees" in text
         assert "From program 7, 2 steps." in text
-        assert "1 program CRASH crash / add_" in text
+        assert "CRASH crash / add_ 1 program" in text
+        assert text.index("crash / add_") < text.index("value / copy_")
+
+    def test_known_findings(self) -> None:
+        """They are listed with their reason and the file, and the headline is green."""
+        known = found().replace(outcome=Outcome.XFAIL, reason="a reason")
+        page = Page(html.render(campaign(known, expectations="tiny.toml")))
+        assert page.verdicts == ["verdict good"]
+        assert "No new finding in 300 drawn programs; 1 known finding, declared in tiny.toml." in page.text
+        assert "FAIL value / copy_ / gaps 1 program, known a reason" in page.text
+
+    def test_changes_of_findings(self) -> None:
+        """With an earlier campaign as baseline the page says what is new and what is fixed."""
+        text = Page(html.render(campaign(found("new")), campaign(found("old")))).text
+        assert "1 new failures" in text
+        assert "1 fixed" in text
+        assert "program::old" in text
 
     def test_what_was_not_run_has_its_reasons(self) -> None:
         """Steps that were turned down, and programs that the target leaves out, most first."""
-        made = campaign(avoided={"one": 1, "write through overlapping memory": 30}, unsupported={"autograd": 4})
-        text = Page(html.render_campaign(made)).text
+        avoided = {"one": 1, "write through overlapping memory": 30}
+        made = campaign(drawn=Drawn((0,), 300, avoided=avoided, unsupported={"autograd": 4}))
+        text = Page(html.render(made)).text
         assert "write through overlapping memory 30 one 1" in text
         assert "Programs not run, since the target leaves out 1 reason autograd 4" in text
 
@@ -148,19 +184,19 @@ class TestFuzzing:
         assert (family, reached) == ("writes", "3 cells")
         assert [(layout, [count for count, _ in row]) for layout, row in rows] == [
             ("contiguous", [37, 3, 0]), ("gaps", [0, 3, 0]), ("empty", [0, 0, 0])]  # fmt: skip
-        text = Page(html.render_campaign(COVERED)).text
+        text = Page(html.render(COVERED)).text
         assert "No step of layout class empty." in text
         assert "do not name them" not in text
 
     def test_coverage_without_axes(self) -> None:
         """Where the results do not name what there is, the page says that the table may lack rows."""
-        made = dataclasses.replace(COVERED, families=(), layouts=(), dtypes=())
+        made = campaign(drawn=dataclasses.replace(DRAWN, families=(), layouts=(), dtypes=()))
         assert html.campaign_view(made)["layouts"] == ("contiguous", "gaps")
-        assert "do not name them" in Page(html.render_campaign(made)).text
+        assert "do not name them" in Page(html.render(made)).text
 
     def test_coverage_states_no_share(self) -> None:
         """No "of" so many cells, since some of them cannot exist: once "6 of 110"."""
-        text = Page(html.render_campaign(COVERED)).text
+        text = Page(html.render(COVERED)).text
         assert "writes 3 cells reached" in text
         assert " of 18" not in text
         assert " of 9" not in text
@@ -168,12 +204,13 @@ class TestFuzzing:
     def test_kernels_are_told_where_they_are_counted(self) -> None:
         """A target that does not count them has none, rather than 0."""
         assert "kernels" not in html.campaign_view(campaign())["facts"]
-        assert html.campaign_view(campaign(kernels=3, kernels_allowed=5))["facts"]["kernels"] == "3"
+        assert html.campaign_view(campaign(drawn=Drawn(kernels=3, kernels_allowed=5)))["facts"]["kernels"] == "3"
 
 
-COVERED: Campaign = campaign(
+DRAWN = Drawn(
     cells={("writes", "contiguous", "float32"): 37, ("writes", "contiguous", "bool"): 3, ("writes", "gaps", "bool"): 3},
     families=("views", "writes"),
     layouts=("contiguous", "gaps", "empty"),
     dtypes=("float32", "bool", "int8"),
 )
+COVERED = campaign(drawn=DRAWN)

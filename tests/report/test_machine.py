@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from conformance.core import result as model
+from conformance.core.drawn import Drawn
 from conformance.core.result import Outcome, Run
 from conformance.report import machine
-from tests.report.runs import failed, result, run
+from tests.report.runs import campaign, failed, found, result, run
 
 
 class TestMachine:
@@ -38,6 +40,30 @@ class TestMachine:
         assert len(text.encode()) < 1 << 20
         assert "more failures are in the HTML report" in text
 
+    def test_a_campaign(self) -> None:
+        """Each finding is a test, and so are all programs without one; the worst comes first, also in the summary."""
+        known = found("value / b", count=5).replace(outcome=Outcome.XFAIL, reason="a reason")
+        made = campaign(found("stride / a", count=3), known, found("crash / c", "CRASH"), expectations="t.toml")
+        suite = ElementTree.fromstring(machine.junit(made)).find("testsuite")
+        assert suite is not None
+        names = [case.get("name") for case in suite]
+        assert names == ["program::crash / c", "program::value / b", "program::stride / a",
+                         "291 drawn programs without a finding"]  # fmt: skip
+        assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["4", "1", "1", "1"]
+        tests = json.loads(machine.ctrf(made))["results"]["tests"]
+        assert [test["status"] for test in tests] == ["failed", "skipped", "failed", "passed"]
+        text = machine.markdown(made, None)
+        assert text.startswith("## Fuzzing of `tiny`\n\n**291 passed, 4 failed, 5 skipped**")
+        assert text.index("crash / c") < text.index("value / b") < text.index("stride / a")
+        assert "known: a reason" in text
+        assert len(machine.error_lines(made)) == 2
+
+    def test_a_campaign_that_compared_nothing(self) -> None:
+        """Its one test is skipped, never passed."""
+        made = campaign(drawn=Drawn((0,), 3, unsupported={"autograd": 3}))
+        assert '<skipped message="SKIP: no drawn program' in machine.junit(made)
+        assert "**Nothing was compared.**" in machine.markdown(made, None)
+
     def test_annotations_are_one_line(self, hostile: Run) -> None:
         """A line break in a message starts no command of its own."""
         (line,) = machine.error_lines(hostile)
@@ -47,7 +73,7 @@ class TestMachine:
 
 
 SCHEMAS = {
-    "ours": (Path(model.__file__).parent / "opinfo.schema.json", model.dumps),
+    "ours": (Path(model.__file__).parent / "result.schema.json", model.dumps),
     "ctrf": (Path(__file__).parent / "ctrf.schema.json", machine.ctrf),
 }
 
@@ -59,8 +85,14 @@ class TestSchemas:
     def every(self, hostile: Run) -> Run:
         """A run with every outcome and every field."""
         rest = (result(f"op{outcome}", outcome, kernels=3, eager=4, native=1, decomposed=0) for outcome in Outcome)
-        made = run(*hostile.results, *rest, seconds=1.5, calibration=0.01, command="it", notes=["a note"])
-        made.budgets = {"mlp": {"kernels": 3}}
+        full = result("all", compiled=1, partly_compiled=2, not_compiled=3, host=1, hosts={"item": 1}, scheduled=3)
+        known = found(first=4, saved=("a",), elsewhere={"b": "c"})
+        made = run(*hostile.results, *rest, full, known, seconds=1.5, calibration=0.01, command="it", notes=["a note"])
+        made.budgets, made.interrupted, made.expectations = {"mlp": {"kernels": 3}}, 2, "tiny.toml"
+        words: dict[str, Any] = dict.fromkeys(("families", "layouts", "dtypes", "corpus"), ("a",))
+        counts = dict.fromkeys(("steps", "kernels", "kernels_allowed", "kernels_compared", "arbitrated"), 3)
+        tallies: dict[str, Any] = {"unsupported": {"a": 1}, "avoided": {"b": 2}, "cells": {("a", "b", "c"): 3}}
+        made.drawn = Drawn((0,), 300, options="--steps 1..2", **counts, **words, **tallies)
         return made
 
     def test_fits(self, name: str, hostile: Run) -> None:
@@ -73,7 +105,8 @@ class TestSchemas:
         path, dumps = SCHEMAS[name]
         validator = jsonschema.Draft7Validator(json.loads(path.read_text()))
         results = {"ours": lambda data: data["results"], "ctrf": lambda data: data["results"]["tests"]}[name]
-        for spoil in (lambda data: data, lambda data: results(data)[0]):
+        places = {"ours": (lambda data: data["drawn"], lambda data: results(data)[-1]["finding"]), "ctrf": ()}[name]
+        for spoil in (lambda data: data, lambda data: results(data)[0], *places):
             data = json.loads(dumps(self.every(hostile)))
             spoil(data)["unheard of"] = 1
             assert not validator.is_valid(data)
@@ -93,8 +126,8 @@ class TestCtrf:
         assert not set("".join(test.get("message", "") for test in tests)) & {"\x1b", "\u202e"}
 
     def test_flaky_and_declared(self) -> None:
-        """A pass on a rerun is a flaky pass; a declared failure is skipped, with its reason."""
+        """What passed on a rerun only is a flaky failure; a declared failure is skipped, with its reason."""
         given = run(result("a", outcome=Outcome.FLAKY, reason="r"), result("b", outcome=Outcome.XFAIL, reason="known"))
         flaky, declared = json.loads(machine.ctrf(given))["results"]["tests"]
-        assert (flaky["status"], flaky["flaky"]) == ("passed", True)
+        assert (flaky["status"], flaky["flaky"]) == ("failed", True)
         assert (declared["status"], declared["rawStatus"], declared["message"]) == ("skipped", "XFAIL", "known")

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from conformance.core import files
 from conformance.core import result as model
 from conformance.core.errors import ReportError
-from conformance.core.result import Outcome, Run
+from conformance.core.merge import merge
+from conformance.core.result import Failure, Outcome, Run
 from conformance.report import budgets
-from tests.report.runs import result, run
+from tests.report.runs import failed, found, result, run
 
 
 class TestModel:
@@ -33,6 +35,12 @@ class TestModel:
         lines = model.dumps(run(result("add"), result("sub"))).splitlines()
         assert sum(line.startswith('{"op"') for line in lines) == 2
 
+    def test_new_counts_survive(self) -> None:
+        """What was compiled and what ran on the host is read again; without them the fields are absent."""
+        made = run(result(compiled=3, partly_compiled=0, not_compiled=1, host=2, hosts={"item": 2}))
+        assert model.run_from_json(model.run_to_json(made), "f") == made
+        assert not {"compiled", "host", "hosts", "finding"} & set(model.result_to_json(result()))
+
     def test_baseline_bytes_are_stable(self, tmp_path: Path) -> None:
         """The same results give the same compressed bytes."""
         model.save(run(result()), tmp_path / "a.json.gz")
@@ -45,15 +53,12 @@ class TestModel:
         [
             ("{", "line 1: not valid JSON"),
             ("[]", "is not a conformance result file"),
-            ('{"kind": "conformance.opinfo", "schema": 99}', "result schema 99"),
-            (
-                '{"kind": "conformance.opinfo", "schema": 1, "target": "t", "results": [{"op": "x"}]}',
-                "number 1 is damaged",
-            ),
-            ('{"kind": "conformance.opinfo", "schema": 1, "results": []}', "is damaged"),
-            ('{"kind": "conformance.opinfo", "schema": 1, "target": 1}', "'target' is no str"),
-            ('{"kind": "conformance.opinfo", "schema": 1, "target": "t", "results": 1}', "'results' is no list"),
-            ('{"kind": "conformance.opinfo",\n"schema": 1,\n"target": }', "line 3: not valid JSON"),
+            ('{"kind": "conformance", "schema": 99}', "result schema 99"),
+            ('{"kind": "conformance", "schema": 2, "target": "t", "results": [{"op": "x"}]}', "number 1 is damaged"),
+            ('{"kind": "conformance", "schema": 2, "results": []}', "is damaged"),
+            ('{"kind": "conformance", "schema": 2, "target": 1}', "'target' is no str"),
+            ('{"kind": "conformance", "schema": 2, "target": "t", "results": 1}', "'results' is no list"),
+            ('{"kind": "conformance",\n"schema": 2,\n"target": }', "line 3: not valid JSON"),
             ("[" * 100_000, "cannot be read"),
         ],
     )
@@ -80,40 +85,68 @@ class TestModel:
             raise OSError(28, "No space left on device")
 
         (tmp_path / "run.json").write_text("old")
-        monkeypatch.setattr(model.os, "fsync", full)
+        monkeypatch.setattr(files.os, "fsync", full)
         with pytest.raises(ReportError, match="No space left on device"):
             model.save(run(result()), tmp_path / "run.json")
         assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("run.json", "old")]
 
     def test_exit_codes(self) -> None:
-        """Only undeclared failures, and a run without comparisons, fail."""
+        """1 for whatever is undeclared, flaky included, for regressions and an early end; 2 where nothing was compared;
+        128 and the signal after one."""
         assert run(result(), result("b", Outcome.XFAIL)).exit_code() == 0
-        for outcome in (Outcome.FAIL, Outcome.CRASH, Outcome.TIMEOUT, Outcome.XPASS):
-            assert run(result("b", outcome)).exit_code() == 1
-        assert run(result("b", samples=0)).exit_code() == 1
+        for outcome in (Outcome.FAIL, Outcome.CRASH, Outcome.TIMEOUT, Outcome.XPASS, Outcome.FLAKY):
+            assert run(result(), result("b", outcome, samples=0)).exit_code() == 1
+            assert run(result("b", outcome, samples=0)).exit_code() == 1
+        assert run(result()).exit_code(regressions=1) == 1
+        assert run(result(), complete=False).exit_code() == 1
+        assert run(result("b", samples=0)).exit_code() == 2
+        assert run(result("b", Outcome.FAIL), complete=False, interrupted=2).exit_code() == 130
+        assert run(complete=False, interrupted=15).exit_code() == 143
+
+    @pytest.mark.parametrize(
+        ("codes", "code"),
+        [([], 2), ([0, 0], 0), ([0, 2], 2), ([2, 1], 1), ([0, 1], 1), ([1, 130], 130), ([143, 2], 143)],
+    )
+    def test_the_exit_code_of_several(self, codes: list[int], code: int) -> None:
+        """A finding of one part is not hidden by another in which nothing was compared."""
+        assert model.worst(codes) == code
+
+    def test_findings_are_listed_worst_first(self) -> None:
+        """Crashes, memory and aliasing, wrong values, metadata, missing errors, wording; then by count."""
+        worded = found("error / E: text")
+        worded = worded.replace(failures=(Failure("error", "", "E", "F"),))
+        missing = found("error / no error").replace(failures=(Failure("error", "", "E", "no error"),))
+        order = [
+            found("crash / add", "CRASH"), found("timeout / add", "TIMEOUT"), found("alias / view"),
+            found("storage / copy_"), found("value / mul", count=9), found("value / add", count=2),
+            found("stride / mul", count=50), missing, worded, found("kernels / add", count=99),
+        ]  # fmt: skip
+        assert Run("t", order[::-1]).findings == order
+        cases = [failed("a", "alias"), failed("b", "value"), failed("c", "shape"), failed("d", "kernels")]
+        assert Run("t", cases[::-1]).unexpected == cases
 
     def test_summary_counts_every_case_once(self) -> None:
         """Each outcome is in exactly one of the three figures."""
         line = model.summary_line(run(*(result(str(i), outcome) for i, outcome in enumerate(Outcome))))
-        assert line == "2 passed, 4 failed, 2 skipped"
+        assert line == "1 passed, 5 failed, 2 skipped"
 
     def test_merge_joins_shards(self) -> None:
         """Shards are joined; the same case twice, or two targets, are refused."""
-        merged = model.merge([run(result("a")), run(result("b"))])
+        merged = merge([run(result("a")), run(result("b"))])
         assert [r.op for r in merged.results] == ["a", "b"]
         with pytest.raises(ReportError, match="in two of the merged files"):
-            model.merge([run(result("a")), run(result("a"))])
+            merge([run(result("a")), run(result("a"))])
         with pytest.raises(ReportError, match="different targets"):
-            model.merge([run(result("a")), dataclasses.replace(run(result("b")), target="cpu")])
+            merge([run(result("a")), dataclasses.replace(run(result("b")), target="cpu")])
 
     def test_a_missing_shard_is_seen(self) -> None:
         """A matrix whose second machine left no file is no complete run; a whole one is."""
         shards = [run(result(f"op{i}")) for i in (1, 2, 3)]
         for number, shard in enumerate(shards, 1):
             shard.environment["selection"] = f"suite main; shard {number}/3"
-        whole = model.merge(shards)
+        whole = merge(shards)
         assert (whole.complete, whole.environment["selection"]) == (True, "suite main")
-        merged = model.merge([shards[0], shards[2]])
+        merged = merge([shards[0], shards[2]])
         assert not merged.complete
         assert merged.notes == ["Shard 2 of 3 is missing: its cases are not in this report."]
 

@@ -3,7 +3,6 @@ leaves out."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from conformance.programs.source import source
 from conformance.programs.steps.op import Step, tensor
 from conformance.programs.unsupported import unsupported_reason, unsupported_steps
 from conformance.programs.verdict import judge
+from tests.fuzzing.saved import fuzz_result
 
 A = Input("a", 0, "float32", (2, 3), (3, 1))
 STORAGES = (Storage("float32", 6),)
@@ -391,6 +391,6 @@ class TestLeftOut:
     def test_a_campaign_counts_it(self, tmp_path):
         """Programs not run are counted by reason in the report."""
         main(["--target", "functionalize", "--programs", "12", "--only", "view", "--reports", str(tmp_path)])
-        report = json.loads((Path(tmp_path) / "fuzz.json").read_text())
+        report = fuzz_result(Path(tmp_path))
         assert report["programs"] == 12
         assert sum(report["unsupported"].values()) > 0

@@ -1,6 +1,6 @@
 """The tables: which operators the device computes itself, one module a family.
 
-Importing this package fills `rows.ROWS`. `KERNELS` holds the few operators whose results are no function of values
+Importing this package fills `registry.ROWS`. `KERNELS` holds the few operators whose results are no function of values
 alone (random numbers, data-dependent shapes); `NOT_DECOMPOSED` and `REFERENCES` adjust which of torch's decompositions
 are used.
 """

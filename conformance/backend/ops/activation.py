@@ -10,9 +10,9 @@ import math
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, pointwise, value
-from ..tensors import cast
+from ..dispatch.registry import Context, pointwise, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from . import elementary as e
 from .elementary import divide, subtract
 from .special import erf

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, pointwise, value
-from ..tensors import cast
+from ..dispatch.registry import Context, pointwise, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from . import elementary as e
 from .elementary import INF, NAN, absolute, divide, horner, subtract
 from .special import digamma

@@ -15,9 +15,12 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import engine, fallback, recording, storage, transfer
-from ..rows import Context
-from ..tensors import is_tiny, read
+from ..dispatch import fallback, transfer
+from ..dispatch.registry import Context
+from ..dispatch.tensors import is_tiny, read
+from ..lazy import flush
+from ..lazy.storage import lazy_storage
+from ..runtime import memory, recording
 
 # Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
 # training loop have the same bounds at every step, and are not realized to learn them.
@@ -27,13 +30,13 @@ _LOOKED_AT: weakref.WeakKeyDictionary[UOp, dict[int | None, tuple[float, ...]]] 
 Size = Any  # an int; tinygrad types the sizes of shapes as possibly symbolic
 
 
-def look(t: torch.Tensor) -> torch.Tensor:
+def read_on_host(t: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
     if not is_tiny(t):
         return t
-    cell = storage.cell_of(t)
-    storage.observe([cell], dirty=False, why="index check")
-    return transfer.on_host(t, transfer.host_bytes(cell))
+    lazy = lazy_storage(t)
+    flush.flush([lazy], dirty=False, why="index check")
+    return transfer.on_host(t, transfer.host_bytes(lazy))
 
 
 def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> UOp:
@@ -51,16 +54,16 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
         recording.require(right.reshape((index.numel(),)).cast(dtypes.int32).min())
         return value
     known = _LOOKED_AT.get(value, {}).get(ignored)
-    if known is not None and known[0] >= low and known[1] < high and known[2] == engine.generation():
+    if known is not None and known[0] >= low and known[1] < high and known[2] == memory.generation():
         return value
-    host = look(index)
+    host = read_on_host(index)
     if ignored is not None:
         host = host[host != ignored]
     check(ctx, host, low, high)
-    value = read(index)  # what the look has realized
+    value = read(index)  # realized by now
     if host.numel():
         least, most = torch.aminmax(host)
-        _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), engine.generation())
+        _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), memory.generation())
     return value
 
 

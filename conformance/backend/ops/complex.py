@@ -5,7 +5,7 @@ Defines the complex forms of operators that have a value function already: eleme
 
 The key insight: a complex tensor is a real value with a last dimension of 2, so copies, views and moves of elements
 know nothing of it, and only what mixes the two parts needs a rule.
-Must not know how a complex storage is laid out: `storage` pairs the parts.
+Must not know how a complex storage is laid out: `access` pairs the parts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Overload, find
-from ..dtypes import COMPUTED, PAIRS, opmath
-from ..loops import Array, Program, kernel
-from ..metadata import Refused
-from ..rows import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
-from ..tensors import Spec, cast, constant
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
+from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.tensors import Spec, cast, constant
+from ..lazy.dtypes import COMPUTED, PAIRS, opmath
+from ..runtime.loop_kernels import Array, Program, kernel
 from . import activation, division, indexing, norm, pairs, reduction, scan, scatter  # noqa: F401 - rows used below
 from . import elementary as e
 from . import pointwise as _pointwise  # noqa: F401
@@ -200,9 +200,9 @@ def _nonzero(z: Pair) -> UOp:
 
 @value("complex", takes_complex=True)
 def make_complex(ctx: Context, re: UOp, im: UOp) -> UOp:
-    """A complex number from its parts; Refused where these are of two dtypes."""
+    """A complex number from its parts; MetaRejected where these are of two dtypes."""
     if len({x.dtype for x in ctx.args if isinstance(x, torch.Tensor)}) > 1:
-        raise Refused("the parts of a complex number are of one dtype")
+        raise MetaRejected("the parts of a complex number are of one dtype")
     return joined(Pair(re, im), ctx.out.size)
 
 
@@ -305,7 +305,7 @@ def _exact_out(name: str) -> Callable[..., Any]:
 
     def call(re: torch.Tensor, im: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         if out.dtype != torch.promote_types(re.dtype, torch.complex32):
-            raise Refused("out= takes no cast")
+            raise MetaRejected("out= takes no cast")
         return kernel(re, im, out=out)
 
     return call

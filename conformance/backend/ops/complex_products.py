@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import Overload, find
-from ..rows import ROWS, Context, ValueFunction, complex_value, full_name
-from ..tensors import cast
+from ..dispatch.registry import ROWS, Context, ValueFunction, complex_value, full_name
+from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.tensors import cast
 from . import matmul, pairs  # noqa: F401 - rows used below
 from .complex import pair, real_context, real_dtype
 from .elementary import subtract

@@ -9,12 +9,12 @@ import numpy as np
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, Declined, value
-from ..tensors import cast
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from . import order
 from .elementary import subtract
-from .reduction import norm, settled
+from .reduction import materialize_if_costly, norm
 
 LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, which decides an index
 
@@ -48,7 +48,7 @@ def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UO
     n = int(x.shape[dim])
     if n > LONGEST_STABLE:
         raise Declined
-    x = settled(x.transpose(dim, -1))
+    x = materialize_if_costly(x.transpose(dim, -1))
     same = x.unsqueeze(-1).eq(x.unsqueeze(-2))
     if dtypes.is_float(x.dtype):
         nan = x.ne(x)

@@ -13,9 +13,9 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from .. import engine, recording
-from ..dtypes import opmath
-from ..rows import Context, Declined, operand, pointwise, value
+from ..dispatch.registry import Context, Declined, operand, pointwise, value
+from ..lazy.dtypes import opmath
+from ..runtime import expressions, memory, recording, scheduler
 from . import elementary as e
 from . import order
 from .elementary import INF, NAN, divide, subtract
@@ -71,12 +71,12 @@ def _checked(divisor: UOp) -> UOp:
     """
     if divisor.vmin > 0 or divisor.vmax < 0:
         return divisor
-    if engine.constant_of(divisor) == 0:
+    if expressions.constant_of(divisor) == 0:
         raise RuntimeError("ZeroDivisionError")
     if recording.is_open() or divisor.device is None or 0 in divisor.shape:
         return divisor.eq(0).where(1, divisor)
-    (found,), _ = engine.realize([divisor.eq(0).max().reshape((1,))], divisor.device)  # type: ignore[arg-type]
-    if any(engine.to_host(found).tobytes()):
+    (found,), _ = scheduler.realize([divisor.eq(0).max().reshape((1,))], divisor.device)  # type: ignore[arg-type]
+    if any(memory.to_host(found).tobytes()):
         raise RuntimeError("ZeroDivisionError")
     return divisor
 

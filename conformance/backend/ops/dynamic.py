@@ -2,7 +2,7 @@
 
 The key insight: a shape is needed at the call, so something must be looked at now. For a mask that is the mask alone:
 it becomes integer indices on the host, and the elements that it chooses stay on the device. Where all values decide
-(unique, bincount) the CPU computes, by design; that is no fallback, since any device has to synchronize here.
+(unique, bincount) the CPU computes, by design, counted as `host`: any device has to synchronize here.
 Must not know how integer indices are served.
 """
 
@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from .. import fallback, overlap
-from ..dispatch import Overload, find
-from ..metadata import Refused
-from ..rows import ROWS, decomposition
-from ..stats import STATS
-from ..tensors import is_tiny
+from ..dispatch import fallback, overlap
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import ROWS, decomposition
+from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.tensors import is_tiny
+from ..runtime.stats import STATS
 from . import indexing, scatter  # noqa: F401 - their rows are looked up below
-from .bounds import look
+from .bounds import read_on_host
 
 MASKS = (torch.bool, torch.uint8)
 
 
 def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Indices with each mask replaced by one integer index a dimension, all on the device; Refused for other shapes."""
+    """Indices on the device, each mask replaced by an integer index per dimension; MetaRejected for other shapes."""
     found: list[torch.Tensor | None] = []
     for i in indices:
         if i is None or i.dtype not in MASKS:
@@ -34,8 +34,8 @@ def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
             continue
         for d, size in enumerate(i.shape):
             if len(found) + d >= self.dim() or size != self.shape[len(found) + d]:
-                raise Refused("a mask has the sizes of the dimensions that it indexes")
-        found.extend(fallback.upload(place, self.device.index or 0) for place in look(i).nonzero(as_tuple=True))
+                raise MetaRejected("a mask has the sizes of the dimensions that it indexes")
+        found.extend(fallback.upload(place, self.device.index or 0) for place in read_on_host(i).nonzero(as_tuple=True))
     return found
 
 
@@ -52,7 +52,7 @@ def _accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
 
 
 def _is_fill(self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> bool:
-    """Whether an index_put writes one element wherever a single mask holds: then nobody need look at the mask."""
+    """Whether an index_put writes one element wherever a single mask holds: then the mask need not be read."""
     mask = indices[0] if len(indices) == 1 else None
     return (
         mask is not None and mask.dtype is torch.bool and is_tiny(mask) and 0 < mask.dim() <= self.dim()
@@ -89,16 +89,16 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """aten::masked_select: the elements where the mask holds, in row-major order."""
     STATS.native["aten.masked_select.default"] += 1
     if mask.dtype is not torch.bool or not is_tiny(mask):
-        raise Refused("a mask is boolean, and on the device")
+        raise MetaRejected("a mask is boolean, and on the device")
     shape = torch.broadcast_shapes(self.shape, mask.shape)
-    place = look(mask).expand(shape).reshape(-1).nonzero().reshape(-1)
+    place = read_on_host(mask).expand(shape).reshape(-1).nonzero().reshape(-1)
     return torch.take(self.expand(shape), fallback.upload(place, self.device.index or 0))
 
 
 def masked_select_out(self: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """aten::masked_select.out."""
     if out.dtype != self.dtype or overlap.undecided([out], [self, mask], elementwise=False):
-        raise Refused("out overlaps an input, or has another dtype")
+        raise MetaRejected("out overlaps an input, or has another dtype")
     chosen = masked_select(self, mask)
     if out.shape != chosen.shape:
         out.resize_(chosen.shape)
@@ -106,12 +106,12 @@ def masked_select_out(self: torch.Tensor, mask: torch.Tensor, *, out: torch.Tens
 
 
 def hosted(name: str) -> Callable[..., Any]:
-    """A kernel that runs on the CPU by design."""
+    """A kernel that runs on the CPU by design, counted as `host`."""
     op = find(name)
     text = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        STATS.native[text] += 1
+        STATS.host[text] += 1
         return fallback.run_on_cpu(op, args, kwargs)
 
     return kernel

@@ -20,7 +20,7 @@ from tinygrad.helpers import polyN
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from .. import engine
+from ..runtime import expressions
 
 INF, NAN = math.inf, math.nan
 LN2 = math.log(2)
@@ -43,7 +43,7 @@ def add(a: UOp, b: UOp) -> UOp:
     """a + b; a constant is not merged with the constants of an inner sum, since each sum rounds."""
     if dtypes.is_float(a.dtype):
         for x, y in ((a, b), (b, a)):
-            number = engine.constant_of(y)
+            number = expressions.constant_of(y)
             if number is not None:
                 return x.alu(Ops.SUB, y.const_like(-number))
     return a + b
@@ -53,7 +53,7 @@ def multiply(a: UOp, b: UOp) -> UOp:
     """a * b; a constant 0 is kept as a division by infinity, which gives nan for inf and nan as the product does."""
     if dtypes.is_float(a.dtype):
         for x, y in ((a, b), (b, a)):
-            number = engine.constant_of(y)
+            number = expressions.constant_of(y)
             if number == 0:
                 return x.alu(Ops.FDIV, y.const_like(math.copysign(INF, number)))
     return a * b
@@ -94,11 +94,6 @@ def rint(x: UOp) -> UOp:
 
 def _narrow(x: UOp) -> bool:
     return x.dtype is dtypes.float32
-
-
-def by_width(x: UOp, single: Sequence[float], double: Sequence[float]) -> Sequence[float]:
-    """The coefficients for the width of `x`."""
-    return single if _narrow(x) else double
 
 
 def horner(x: UOp, coefficients: Sequence[float]) -> UOp:

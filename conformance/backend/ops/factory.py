@@ -16,14 +16,14 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import fallback
-from ..dispatch import Overload, find
-from ..dtypes import COMPUTED, opmath
-from ..metadata import specs
-from ..rows import ROWS
-from ..stats import STATS
-from ..tensors import assign, check_writable, constant, fill
-from ..views import empty
+from ..dispatch import fallback
+from ..dispatch.metadata import specs
+from ..dispatch.registry import ROWS
+from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.tensors import assign, check_writable, constant, fill
+from ..dispatch.views import empty
+from ..lazy.dtypes import COMPUTED, opmath
+from ..runtime.stats import STATS
 
 Formula = Callable[..., UOp]
 

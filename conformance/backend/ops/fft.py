@@ -21,8 +21,8 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from .. import engine
-from ..rows import Context, Declined, value
+from ..dispatch.registry import Context, Declined, value
+from ..runtime import memory
 
 DIRECT = 48  # lengths up to this one are not split
 LONGEST_PRIME = 1024  # a longer prime factor's matrix costs more than it is worth
@@ -36,7 +36,7 @@ def _matrices(outer: int, inner: int, period: int, sign: int) -> np.ndarray:
 
 
 def _data(matrices: np.ndarray, device: str) -> UOp:
-    flat = engine.from_host(np.ascontiguousarray(matrices).reshape(-1), dtypes.float64, device)
+    flat = memory.from_host(np.ascontiguousarray(matrices).reshape(-1), dtypes.float64, device)
     return flat.reshape(matrices.shape)
 
 

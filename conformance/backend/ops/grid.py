@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..loops import Array, Index, Program, kernel
-from ..rows import Context, value
+from ..dispatch.registry import Context, value
+from ..lazy.dtypes import opmath
+from ..runtime.loop_kernels import Array, Index, Program, kernel
 from . import elementary as e
 from .elementary import absolute, divide, subtract
 

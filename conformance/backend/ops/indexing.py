@@ -14,8 +14,8 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..layout import elements
-from ..rows import Context, value
+from ..dispatch.registry import Context, value
+from ..lazy.layout import elements
 from .bounds import Size, checked
 
 

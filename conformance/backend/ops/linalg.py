@@ -18,10 +18,10 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..loops import Array, Index, Program, kernel
-from ..metadata import Refused
-from ..rows import Context, Declined, decomposition, value
-from ..tensors import cast
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import Context, Declined, decomposition, value
+from ..dispatch.tensors import cast
+from ..runtime.loop_kernels import Array, Index, Program, kernel
 from . import bounds
 from .elementary import INF, absolute, divide, subtract
 
@@ -387,7 +387,7 @@ def cholesky(a: torch.Tensor, upper: bool = False) -> torch.Tensor:
         return torch.empty_like(a, memory_format=torch.contiguous_format)
     factor, info = torch.ops.aten.linalg_cholesky_ex.default(a, upper=upper)
     if bool(info.any()):
-        raise Refused("the matrix is not positive definite")
+        raise MetaRejected("the matrix is not positive definite")
     return factor
 
 
@@ -400,8 +400,8 @@ def cholesky_solve(ctx: Context, b: UOp, factor: UOp, upper: bool) -> UOp:
 @value("cholesky_inverse", out_as_new="empty")
 def cholesky_inverse(ctx: Context, factor: UOp, upper: bool = False) -> UOp:
     """The inverse of A, from its factor; the CPU raises its error for one with a zero on the diagonal."""
-    if bool(bounds.look(ctx.args[0]).diagonal(dim1=-2, dim2=-1).eq(0).any()):
-        raise Refused("the factor has a zero on its diagonal")
+    if bool(bounds.read_on_host(ctx.args[0]).diagonal(dim1=-2, dim2=-1).eq(0).any()):
+        raise MetaRejected("the factor has a zero on its diagonal")
     return _solved(ctx, _from_cholesky, ctx.out.size, factor, more=[upper])
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, value
-from ..tensors import cast, constant
+from ..dispatch.registry import Context, value
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import opmath
 from .bounds import checked
 
 NONE, MEAN, SUM = 0, 1, 2  # at::Reduction

@@ -14,10 +14,10 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from .. import parts
-from ..dtypes import opmath
-from ..rows import Context, operand, value
-from ..tensors import cast, constant
+from ..dispatch.registry import Context, operand, value
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import opmath
+from ..runtime import materialization
 
 _COSTLY = frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.POW, Ops.CDIV, Ops.CMOD, Ops.INDEX, Ops.RECIPROCAL})
 _CHEAP_OPERATIONS = 12
@@ -28,7 +28,7 @@ SHORT = 8
 
 def stored(x: UOp) -> UOp:
     """`x`, to be computed once if its expression is costly; cheap ones are fused into every use."""
-    return parts.once(x) if _is_costly(x) else x
+    return materialization.materialize(x) if _is_costly(x) else x
 
 
 def _is_costly(x: UOp) -> bool:

@@ -14,12 +14,12 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import fallback, metadata
-from ..dtypes import COMPUTED, opmath
-from ..metadata import Refused
-from ..rows import Context, value
-from ..stats import STATS
-from ..tensors import Spec, assign, cast, check_writable, constant, make, read
+from ..dispatch import fallback, metadata
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import Context, value
+from ..dispatch.tensors import Spec, assign, cast, check_writable, constant, make, read
+from ..lazy.dtypes import COMPUTED, opmath
+from ..runtime.stats import STATS
 from .elementary import divide
 from .matmul import stored
 from .reduction import total
@@ -220,7 +220,7 @@ def _group_norm(
     area: int, groups: int, eps: float,
 ) -> Sequence[tuple[Spec, UOp]]:  # fmt: skip
     if not x.is_contiguous(memory_format=suggested_format(x)):
-        raise Refused("the CPU's kernel takes contiguous inputs only")
+        raise MetaRejected("the CPU's kernel takes contiguous inputs only")
     dtype = opmath(COMPUTED[x.dtype])
     elements = cast(stored(read(x)), dtype).reshape((n, groups, channels // groups, area))
     mean, variance = moments(elements, (2, 3))

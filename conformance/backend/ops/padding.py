@@ -14,8 +14,8 @@ from typing import Any
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..metadata import Refused
-from ..rows import Context, value
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import Context, value
 from .complex import linear
 from .indexing import coordinates, elements
 from .matmul import stored
@@ -47,7 +47,7 @@ def _padded(x: UOp, padding: Sequence[int], within: Callable[[UOp, int], UOp]) -
 def reflection_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
     """The last dimensions mirrored at their ends; `padding` begins with the two ends of the last one."""
     if self.dtype == dtypes.bool:
-        raise Refused("the CPU mirrors no bools")
+        raise MetaRejected("the CPU mirrors no bools")
     return _padded(self, padding, _reflected)
 
 

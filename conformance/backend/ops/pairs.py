@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..tensors import cast
+from ..dispatch.tensors import cast
 from . import elementary as e
 from .elementary import NAN, divide, subtract
 

@@ -1,6 +1,6 @@
 """Elementwise arithmetic, comparisons, logic, rounding and selection: one line each where one line says it.
 
-Arguments arrive broadcastable and in one dtype (see `rows.pointwise`); 16-bit floats are computed in float32.
+Arguments arrive broadcastable and in one dtype (see `registry.pointwise`); 16-bit floats are computed in float32.
 Rules for nan, signed zeros and integers are those of ATen's CPU kernels (aten/src/ATen/native/cpu/BinaryOpsKernel.cpp,
 UnaryOpsKernel.cpp); transcendental functions are in `elementary` and `special`.
 Must not know strides or in-place forms.
@@ -16,11 +16,11 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import engine
-from ..dispatch import Overload, find
-from ..dtypes import opmath
-from ..rows import ROWS, Context, pointwise, value
-from ..tensors import cast, constant
+from ..dispatch.registry import ROWS, Context, pointwise, value
+from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import opmath
+from ..runtime import expressions
 from . import elementary as e
 from .elementary import NAN, add, divide, multiply, subtract
 
@@ -57,7 +57,7 @@ def smaller(a: UOp, b: UOp) -> UOp:
 
 def scaled(a: UOp, factor: UOp | None) -> UOp:
     """a times a factor, which is left out where it is one."""
-    return a if factor is None or engine.constant_of(factor) == 1 else multiply(factor, a)
+    return a if factor is None or expressions.constant_of(factor) == 1 else multiply(factor, a)
 
 
 def plus_scaled(a: UOp, b: UOp, alpha: UOp | None) -> UOp:

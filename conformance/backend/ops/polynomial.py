@@ -15,11 +15,11 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, Declined, value
-from ..tensors import cast
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from . import elementary as e
-from .bounds import look
+from .bounds import read_on_host
 from .elementary import NAN, absolute, divide, subtract
 
 LARGEST_DEGREE = 64  # the recurrence is unrolled; beyond this compiling takes longer than the CPU does
@@ -142,7 +142,7 @@ def _largest(n: Any) -> int:
     """The largest degree among the elements, on the host."""
     if not isinstance(n, torch.Tensor):
         return int(n)
-    host = look(n)
+    host = read_on_host(n)
     return int(host.to(torch.float64).nan_to_num(0.0).max()) if host.numel() else 0
 
 

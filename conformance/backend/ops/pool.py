@@ -14,9 +14,9 @@ from typing import Any
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import opmath
-from ..rows import Context, value
-from ..tensors import cast
+from ..dispatch.registry import Context, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from .conv import windows
 from .upsample import across, gather, table
 

@@ -14,14 +14,14 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import engine
-from ..dispatch import Nothing, or_cpu
-from ..layout import contiguous_strides
-from ..loops import Array, Index, Program, kernel
-from ..metadata import Refused
-from ..rows import Context, Declined, value
-from ..stats import STATS
-from ..tensors import Spec, elements, make
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.schema_kernels import EmptyResult, or_cpu
+from ..dispatch.tensors import Spec, elements, make
+from ..lazy.layout import contiguous_strides
+from ..runtime import memory
+from ..runtime.loop_kernels import Array, Index, Program, kernel
+from ..runtime.stats import STATS
 from .elementary import copy_sign, divide, subtract
 from .linalg import affordable, batched, begin, number, wide
 
@@ -94,11 +94,11 @@ def _multiplied(
 def _geqrf_kernel(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """R and below it the reflectors, column by column, and tau; the operator has no meta kernel to say so."""
     if a.ndim < 2 or a.dtype not in (torch.float32, torch.float64):
-        raise Refused("the CPU checks what it is given, and knows complex numbers")
+        raise MetaRejected("the CPU checks what it is given, and knows complex numbers")
     if 0 in a.shape:
-        raise Nothing
+        raise EmptyResult
     index, (*lead, m, n) = a.device.index or 0, a.shape
-    qr, taus = _factored(elements(a), engine.device_name(index))
+    qr, taus = _factored(elements(a), memory.device_name(index))
     *outer, _, _ = contiguous_strides(a.shape)
     factors, numbers = Spec(a.dtype, tuple(a.shape), (*outer, 1, m)), (*lead, min(m, n))
     STATS.native["aten.geqrf.default"] += 1

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from .. import recording, transfer
-from ..fallback import upload
-from ..stats import STATS
-from ..tensors import check_writable
+from ..dispatch import transfer
+from ..dispatch.fallback import upload
+from ..dispatch.tensors import check_writable
+from ..runtime import recording
+from ..runtime.stats import STATS
 from .dynamic import hosted
 
 aten = torch.ops.aten
@@ -25,7 +26,7 @@ def _drawn_inplace(op: Any) -> Callable[..., Any]:
 
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         recording.check_closed("it draws random numbers")
-        STATS.native[name] += 1
+        STATS.host[name] += 1
         check_writable(self)
         host = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
         return transfer.copy_(self, op(host, *args, **kwargs))
@@ -39,7 +40,7 @@ def _drawn_new(op: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         recording.check_closed("it draws random numbers")
-        STATS.native[name] += 1
+        STATS.host[name] += 1
         return upload(op(*args, device="cpu", **kwargs), torch.device(device).index or 0)
 
     return kernel

@@ -15,10 +15,10 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from .. import parts
-from ..dtypes import opmath
-from ..rows import Context, decomposition, value
-from ..tensors import cast, constant
+from ..dispatch.registry import Context, decomposition, value
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import opmath
+from ..runtime import materialization
 from . import elementary as e
 from . import order
 from .elementary import INF, divide, subtract
@@ -32,15 +32,15 @@ LONGEST_UNROLLED = 32
 SUMMED_NARROW = 16
 
 
-def settled(x: UOp) -> UOp:
+def materialize_if_costly(x: UOp) -> UOp:
     """A value for a kernel that reads each element many times or unrolls: a long expression is computed first."""
     nodes = x.toposort(gate=lambda node: node.op not in (Ops.REDUCE, Ops.CONTIGUOUS))
-    return parts.once(x) if sum(node.op in GroupOp.ALU for node in nodes) > LONGEST_UNROLLED else x
+    return materialization.materialize(x) if sum(node.op in GroupOp.ALU for node in nodes) > LONGEST_UNROLLED else x
 
 
 def along(x: UOp, dim: int | Sequence[int] | None) -> tuple[UOp, tuple[int, ...]]:
     """(x, dims) with a 0-d value as a vector of one and the dimensions counted from 0; none given means all."""
-    x = settled(x)
+    x = materialize_if_costly(x)
     if x.ndim == 0:
         x = x.reshape((1,))
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
@@ -216,7 +216,7 @@ def norm(x: UOp, ord: float, dims: Sequence[int]) -> UOp:
         return total(x, dims)
     if ord == 2:
         return total(x * x, dims).sqrt()
-    powers = settled(e.power(x, x.const_like(float(ord))))
+    powers = materialize_if_costly(e.power(x, x.const_like(float(ord))))
     return e.power(total(powers, dims), UOp.const(1 / ord, x.dtype))
 
 

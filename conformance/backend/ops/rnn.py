@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from .. import metadata
-from ..dtypes import COMPUTED, opmath
-from ..stats import STATS
-from ..tensors import Spec, cast, make, read
+from ..dispatch import metadata
+from ..dispatch.tensors import Spec, cast, make, read
+from ..lazy.dtypes import COMPUTED, opmath
+from ..runtime.stats import STATS
 from .elementary import sigmoid, tanh
 
 aten = torch.ops.aten

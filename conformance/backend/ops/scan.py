@@ -12,10 +12,10 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from .. import fallback
-from ..dtypes import opmath
-from ..rows import Context, decomposition, value
-from ..tensors import cast
+from ..dispatch import fallback
+from ..dispatch.registry import Context, decomposition, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
 from . import order
 
 

@@ -21,13 +21,13 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from .. import recording
-from ..dtypes import opmath
-from ..layout import elements
-from ..metadata import Refused
-from ..rows import Context, value
-from ..tensors import cast, constant
-from .bounds import Size, check, checked, look
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import Context, value
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import opmath
+from ..lazy.layout import elements
+from ..runtime import recording
+from .bounds import Size, check, checked, read_on_host
 from .division import divide_integers
 from .indexing import adjacent, indexed_dims, lines
 from .order import extreme
@@ -133,7 +133,7 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
 
 def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> np.ndarray:
     """An index tensor on the host as int64, checked, negative ones counted from the end."""
-    host = look(index).to(torch.int64)
+    host = read_on_host(index).to(torch.int64)
     check(ctx, host, low, high, **kwargs)
     array = host.numpy()
     return np.where(array < 0, array + high, array) if low < 0 else array
@@ -204,7 +204,7 @@ def _by_line(ctx: Context, self: UOp, dim: int, source: UOp, reduce: str | None,
     source = cast(source, self.dtype)
     source = source if source.ndim or reduce is not None else source.expand(shape)
     if source.shape != shape and (self.ndim and source.shape):
-        raise Refused("the source does not fit the index")
+        raise MetaRejected("the source does not fit the index")
     source = source.reshape(shape)
     base, source = lines(base, dim), lines(source, dim)
     if reduce is None:
@@ -270,7 +270,7 @@ def index_put(
     """self[indices] = values, or += with `accumulate`; integer indices, None where a dimension is taken whole."""
     dims = indexed_dims(indices)
     if ctx.args[0].dtype != ctx.args[2].dtype:
-        raise Refused("the CPU converts no values here")
+        raise MetaRejected("the CPU converts no values here")
     if not dims:
         values = cast(values, self.dtype).expand(self.shape)
         return self + values if accumulate else values
@@ -284,7 +284,7 @@ def index_put(
     written = (*inner[:first], *place.shape, *inner[first:])
     given = (1,) * (len(written) - values.ndim) + tuple(values.shape)
     if len(given) > len(written) or any(g not in (1, w) for g, w in zip(given, written, strict=True)):
-        raise Refused("the values do not fit what is written")
+        raise MetaRejected("the values do not fit what is written")
     if not place.size:
         return self
     values = cast(values, self.dtype).expand(written)
@@ -302,12 +302,12 @@ def masked_scatter(ctx: Context, self: UOp, mask: UOp, source: UOp) -> UOp:
     """Elements of the source, in order, where the mask holds."""
     size = ctx.out.size
     if ctx.args[1].dtype is not torch.bool or ctx.args[0].dtype != ctx.args[2].dtype:
-        raise Refused("a mask is boolean, and the source has the dtype of what it is written to")
-    chosen = np.broadcast_to(look(ctx.args[1]).to(torch.bool).numpy(), size).reshape(-1)
+        raise MetaRejected("a mask is boolean, and the source has the dtype of what it is written to")
+    chosen = np.broadcast_to(read_on_host(ctx.args[1]).to(torch.bool).numpy(), size).reshape(-1)
     place = np.flatnonzero(chosen)
     supply = math.prod(source.shape)
     if len(place) > supply:
-        raise Refused("the source has too few elements")
+        raise MetaRejected("the source has too few elements")
     flat = self.expand(size).reshape((len(chosen),))
     if not len(place):
         return flat.reshape(size)
@@ -359,10 +359,10 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
 @value("max_unpool2d")
 def max_unpool2d(ctx: Context, x: UOp, indices: UOp, output_size: Size) -> UOp:
     """Each plane's elements at their places in a plane of zeros; of two for one place the later stays."""
-    host = look(ctx.args[1]).to(torch.int64).numpy()
+    host = read_on_host(ctx.args[1]).to(torch.int64).numpy()
     plane = math.prod(ctx.out.size[-2:])
     if host.size and not 0 <= host.min() <= host.max() < plane:
-        raise Refused("an index is outside of its plane")
+        raise MetaRejected("an index is outside of its plane")
     planes = math.prod(host.shape[:-2])
     places = (host.reshape(planes, -1) + plane * np.arange(planes)[:, None]).reshape(-1)
     base = UOp.const(0, x.dtype).expand((math.prod(ctx.out.size),))

@@ -15,9 +15,9 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dtypes import element, opmath
-from ..rows import Context, decomposition, value
-from ..tensors import cast, constant
+from ..dispatch.registry import Context, decomposition, value
+from ..dispatch.tensors import cast, constant
+from ..lazy.dtypes import element, opmath
 
 
 def joined(parts: Sequence[UOp], dim: int) -> UOp:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..metadata import Refused
-from ..rows import Context, Declined, value
-from ..tensors import cast
+from ..dispatch.metadata import MetaRejected
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.tensors import cast
 from . import order
 from .elementary import divide, subtract
 from .indexing import along
@@ -195,9 +195,9 @@ def searchsorted(ctx: Context, edges: UOp, x: UOp | float, *, out_int32: bool = 
 
 @value("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = False, right: bool = False) -> UOp:
-    """The index of the bucket that each element falls into; Refused for boundaries that are no vector."""
+    """The index of the bucket that each element falls into; MetaRejected for boundaries that are no vector."""
     if edges.ndim != 1:
-        raise Refused("the boundaries of buckets are a vector")
+        raise MetaRejected("the boundaries of buckets are a vector")
     x = x if isinstance(x, UOp) else UOp.const(x, ctx.common_dtype())
     return _search(ctx, edges, x, right).reshape(ctx.out.size)
 

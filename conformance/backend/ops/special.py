@@ -10,7 +10,7 @@ import math
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..rows import pointwise
+from ..dispatch.registry import pointwise
 from . import elementary as e
 from .elementary import INF, NAN, absolute, copy_sign, divide, horner, subtract
 

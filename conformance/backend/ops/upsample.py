@@ -17,13 +17,12 @@ import numpy as np
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from .. import engine
-from ..dtypes import opmath
-from ..rows import Context, Declined, value
-from ..tensors import cast
+from ..dispatch.registry import Context, Declined, value
+from ..dispatch.tensors import cast
+from ..lazy.dtypes import opmath
+from ..runtime import memory
 
 Ints = Sequence[Any]
-SOURCE = "aten/src/ATen/native/UpSample.h and cpu/UpSampleKernel.cpp"
 
 
 class Taps(NamedTuple):
@@ -159,7 +158,7 @@ def table(
     taps = MODES[mode](size, count, align, scale, np.float64 if dtype is dtypes.float64 else np.float32)
     taps = transpose(taps, size) if back else taps
     positions, weights = (
-        engine.from_host(memoryview(np.ascontiguousarray(a).reshape(-1).data), d, device).reshape(a.shape)
+        memory.from_host(memoryview(np.ascontiguousarray(a).reshape(-1).data), d, device).reshape(a.shape)
         for a, d in ((taps.positions, dtypes.int32), (taps.weights, dtype))
     )
     return positions, weights

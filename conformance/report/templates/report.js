@@ -1,7 +1,7 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const N = data.names, OUT = data.outcomes;
-const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, KERNELS, BEFORE, EAGER, FALLBACK, MS, ORACLES, REASON, ARBITRATED] = Array(17).keys();
+const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, KERNELS, BEFORE, EAGER, FALLBACK, MS, ORACLES, REASON, ARBITRATED, HOST, WHOLE, PARTLY, NOT] = Array(21).keys();
 const rows = data.rows.map((r, i) => ({ i, r, id: [N[r[NAME]], N[r[DTYPE]], N[r[VARIANT]], N[r[LAYOUT]]].join("::") }));
 rows.forEach(row => { row.text = (row.id + " " + N[row.r[FAMILY]] + " " + N[row.r[ORACLES]] + " " + N[row.r[REASON]]).toLowerCase(); });
 const many = part => new Set(rows.map(row => row.r[part])).size > 1;
@@ -26,7 +26,7 @@ const svgNode = (tag, attributes, text) => {
 };
 
 // State lives in the fragment, so that a link shows what its sender saw.
-const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "kernels", "arbitrated", "sort", "case"];
+const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "kernels", "arbitrated", "compiled", "sort", "case"];
 let state = {}, shown = [], drawn = 0, at = -1;
 function readState() {
   state = {};
@@ -43,7 +43,8 @@ function set(changes) { Object.assign(state, changes); delete state.case; writeS
 
 const SORTS = {
   name: row => row.id, outcome: row => row.r[OUTCOME], family: row => N[row.r[FAMILY]], samples: row => -row.r[SAMPLES],
-  kernels: row => -(row.r[KERNELS] ?? -1), fallback: row => -(row.r[FALLBACK] ?? -1), time: row => -row.r[MS],
+  kernels: row => -(row.r[KERNELS] ?? -1), fallback: row => -(row.r[FALLBACK] ?? -1),
+  host: row => -(row.r[HOST] ?? -1), compiled: row => row.r[NOT] === null ? 1 : -row.r[NOT] - row.r[PARTLY] / 1e6, time: row => -row.r[MS],
 };
 function matches(row) {
   const r = row.r;
@@ -54,6 +55,10 @@ function matches(row) {
   if (state.oracle && !N[r[ORACLES]].split(", ").includes(state.oracle)) return false;
   if (state.fallback === "none" && r[FALLBACK]) return false;
   if (state.fallback === "some" && !r[FALLBACK]) return false;
+  if (state.fallback === "host" && !r[HOST]) return false;
+  if (state.compiled === "compiled" && !(r[WHOLE] && !r[PARTLY] && !r[NOT])) return false;
+  if (state.compiled === "partly_compiled" && !r[PARTLY]) return false;
+  if (state.compiled === "not_compiled" && !r[NOT]) return false;
   if (state.kernels === "over" && !(r[EAGER] !== null && r[KERNELS] > r[EAGER])) return false;
   if (state.arbitrated && !r[ARBITRATED]) return false;
   if (state.fell && !(data.details[row.i]?.fallbacks || []).some(([name]) => name === state.fell)) return false;
@@ -77,7 +82,8 @@ function filter() {
 }
 
 const body = document.querySelector("#table tbody");
-const has = { kernels: rows.some(row => row.r[KERNELS] !== null), fallback: rows.some(row => row.r[FALLBACK] !== null) };
+const has = { kernels: rows.some(row => row.r[KERNELS] !== null), fallback: rows.some(row => row.r[FALLBACK] !== null),
+  host: rows.some(row => row.r[HOST]), compiled: rows.some(row => row.r[NOT] !== null) };
 const COLUMNS = [
   ["outcome", "outcome", "", row => { const word = OUT[row.r[OUTCOME]]; return el("span", { class: "mark o-" + word }, word); }],
   ["op", "name", "name", row => breakable(N[row.r[NAME]])],
@@ -85,13 +91,23 @@ const COLUMNS = [
   ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
   ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "")],
   ...(has.kernels ? [["kernels", "kernels", "num wide-only", kernels]] : []),
-  ...(has.fallback ? [["CPU calls", "fallback", "num wide-only", row => row.r[FALLBACK] ?? ""]] : []),
+  ...(has.fallback ? [["fallback", "fallback", "num wide-only", row => row.r[FALLBACK] ?? ""]] : []),
+  ...(has.host ? [["host", "host", "num wide-only", row => row.r[HOST] ?? ""]] : []),
+  ...(has.compiled ? [["compiled", "compiled", "num wide-only", compiled]] : []),
   ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
   ["differs in", null, "why", row => el("span", {}, N[row.r[ORACLES]] || N[row.r[REASON]])],
 ];
 function breakable(name) {
   const parts = name.split(/(?<=[._])/);
   return el("span", {}, ...parts.flatMap((part, i) => i ? [el("wbr"), part] : [part]));
+}
+function compiled(row) {
+  const counts = [row.r[WHOLE], row.r[PARTLY], row.r[NOT]], total = counts.reduce((a, b) => a + b, 0);
+  if (row.r[NOT] === null || !total) return "";
+  const words = `${counts[0]} samples compiled, ${counts[1]} partly compiled, ${counts[2]} not compiled`;
+  const bar = el("span", { class: "cbar", role: "img", title: words, "aria-label": words }, el("i", { class: "whole" }), el("i", { class: "partly" }));
+  [...bar.children].forEach((part, i) => { part.style.width = (100 * counts[i] / total).toFixed(1) + "%"; });
+  return el("span", { title: words }, bar, `${counts[0]}/${total}`);
 }
 function kernels(row) {
   const count = row.r[KERNELS], before = row.r[BEFORE], eager = row.r[EAGER];
@@ -134,13 +150,15 @@ function rerun(row) {
   return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]} --layout ${N[r[LAYOUT]]} --samples ${most}`;
 }
 function detail(row) {
-  const d = data.details[row.i] || { failures: [], fallbacks: [], calls: [null] };
+  const d = data.details[row.i] || { failures: [], fallbacks: [], hosts: [], calls: [null] };
   const cell = el("td", { colspan: COLUMNS.length });
   for (const f of d.failures) cell.append(finding(f));
   if (N[row.r[REASON]]) cell.append(el("p", {}, N[row.r[REASON]]));
   if (row.r[ARBITRATED]) cell.append(el("p", { class: "quiet" }, `In ${row.r[ARBITRATED]} of ${row.r[SAMPLES]} samples the target differs from torch CPU by more than the tolerance and agrees with its answer in float64, to which torch CPU's own is no nearer.`));
-  if (d.calls[0] !== null && d.calls[0] !== undefined) cell.append(el("p", { class: "quiet" }, `${d.calls[0]} native calls, ${d.calls[1]} decomposed, ${d.calls[2]} on the CPU`
-    + (d.fallbacks.length ? ": " + d.fallbacks.map(([name, count]) => `${name} (${count})`).join(", ") : "") + "."));
+  const named = calls => calls.length ? ": " + calls.map(([name, count]) => `${name} (${count})`).join(", ") : "";
+  if (d.calls[0] !== null && d.calls[0] !== undefined) cell.append(el("p", { class: "quiet" }, `${d.calls[0]} native calls, ${d.calls[1]} decomposed, ${d.calls[2]} fell back to the CPU${named(d.fallbacks)}`
+    + (d.calls[3] ? `; ${d.calls[3]} run on the CPU by design${named(d.hosts)}` : "") + "."));
+  if (row.r[NOT] !== null) cell.append(el("p", { class: "quiet" }, `Samples: ${row.r[WHOLE]} compiled, ${row.r[PARTLY]} partly compiled, ${row.r[NOT]} not compiled and so not compared.`));
   if (row.r[KERNELS] !== null) cell.append(el("p", { class: "quiet" }, `Kernels: ${row.r[KERNELS]}`
     + (row.r[EAGER] === null ? "" : `; torch CPU ran ${row.r[EAGER]} ops`) + (row.r[BEFORE] === null ? "" : `; baseline ${row.r[BEFORE]}`) + "."));
   cell.append(code(rerun(row)), el("p", { class: "quiet" }, el("a", { href: "#case=" + encodeURIComponent(row.id) }, "Link to this case")));
@@ -225,14 +243,15 @@ options("dtype", "any dtype", values(DTYPE));
 options("variant", "any variant", values(VARIANT));
 options("layout", "any layout", values(LAYOUT));
 options("oracle", "any oracle", [...new Set(rows.flatMap(row => N[row.r[ORACLES]].split(", ")))].filter(Boolean).sort().map(name => [name, name]));
-options("fallback", "with or without CPU calls", has.fallback ? [["none", "no CPU calls"], ["some", "with CPU calls"]] : []);
+options("fallback", "any CPU calls", has.fallback ? [["none", "no CPU fallback"], ["some", "with CPU fallback"], ...(has.host ? [["host", "with CPU calls by design"]] : [])] : []);
+options("compiled", "any compiling", has.compiled ? [["compiled", "compiled whole"], ["partly_compiled", "partly compiled"], ["not_compiled", "not compiled"]] : []);
 let typing;
 $("q").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => set({ q: $("q").value }), 80); });
 $("filters").addEventListener("submit", event => event.preventDefault());
 $("clear").addEventListener("click", () => { state = {}; writeState(); filter(); });
 function reflect() {
   if (document.activeElement !== $("q")) $("q").value = state.q || "";
-  for (const id of ["family", "dtype", "variant", "layout", "oracle", "fallback"]) $(id).value = state[id] || "";
+  for (const id of ["family", "dtype", "variant", "layout", "oracle", "fallback", "compiled"]) $(id).value = state[id] || "";
   const on = (state.outcome || "").split(",").filter(Boolean);
   for (const button of $("outcomes").children) button.setAttribute("aria-pressed", String(!on.length || on.includes(button.dataset.word)));
   for (const head of heads.children) {

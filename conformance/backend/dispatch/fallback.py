@@ -1,0 +1,148 @@
+"""The counted CPU fallback: any operator on copies of its arguments' storages, and everything it changed carried back.
+
+The key insight: copying whole storages and viewing them again keeps layout *and* aliasing, so the CPU kernel sees the
+call exactly as it was made; results that alias an argument become views of the tiny storage.
+Must not know which operators have kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..lazy import access, layout
+from ..lazy.storage import lazy_storage
+from ..runtime.stats import count_fallback
+from . import sparse, transfer
+from .tensors import SET, Spec, is_tiny, new_tensor, tensor_on
+
+
+class _Call:
+    """One operator call moved to the CPU."""
+
+    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.moved: list[tuple[torch.Tensor, torch.Tensor]] = []  # (tiny, CPU)
+        self.hosts: dict[int, torch.Tensor] = {}  # by storage
+        self.index = 0
+        self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
+        tiny = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
+        apart = [sparse.parts(t) if sparse.is_sparse(t) else [t] for t in tiny]
+        hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces]))
+        for t, pieces in zip(tiny, apart, strict=True):
+            here = [next(hosts) for _ in pieces]
+            self.index = t.device.index or 0
+            if sparse.is_sparse(t):
+                self.sparse.append((t, sparse.assembled(t, here)))
+            else:
+                self.moved.append((t, here[0]))
+                self.hosts[id(lazy_storage(t))] = here[0]
+
+    def to_cpu(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return next((host for t, host in [*self.moved, *self.sparse] if t is x), x)
+        if type(x) in (list, tuple):
+            return type(x)([self.to_cpu(y) for y in x])
+        if isinstance(x, torch.device) and x.type == "tiny":
+            self.index = x.index or 0
+            return torch.device("cpu")
+        return x
+
+    def write_back(self, written: Sequence[torch.Tensor]) -> None:
+        """Carry changed storages, and changed sizes, of the written arguments back."""
+        for t, host in self.moved:
+            if not any(w is t for w in written):
+                continue
+            lazy = lazy_storage(t)
+            content = host.untyped_storage()
+            if content.nbytes() != lazy.nbytes:
+                access.resize(t.untyped_storage(), content.nbytes())
+            transfer.load(lazy, torch.empty(0, dtype=torch.uint8).set_(content), t.dtype)  # type: ignore[call-overload]
+            lazy.mark_dirty()
+            if (t.size(), t.stride(), t.storage_offset()) != (host.size(), host.stride(), host.storage_offset()):
+                SET(t, t.untyped_storage(), host.storage_offset(), host.size(), host.stride())
+            if t.is_conj() != host.is_conj():  # linalg.lu_solve from the right leaves its out= conjugated
+                torch._C._set_conj(t, host.is_conj())
+        for t, host in self.sparse:
+            if any(w is t for w in written):
+                sparse.refill(t, [upload(piece, self.index) for piece in sparse.parts(host)], host)
+
+    def to_tiny(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            for t, host in [*self.moved, *self.sparse]:
+                if host is x:
+                    return t
+            if sparse.is_sparse(x):
+                return sparse.assembled(x, [upload(piece, self.index) for piece in sparse.parts(x)])
+            for t, host in self.moved:
+                if host.untyped_storage()._cdata == x.untyped_storage()._cdata:
+                    return tensor_on(t.untyped_storage(), x.dtype, x.size(), x.stride(), int(x.storage_offset()))
+            return upload(x, self.index)
+        if isinstance(x, (list, tuple)):
+            made = [self.to_tiny(y) for y in x]
+            return type(x)(made) if type(x) in (list, tuple) else tuple(made)
+        return x
+
+
+def upload(x: torch.Tensor, index: int) -> torch.Tensor:
+    """A new tiny tensor with the elements, dtype, size and strides of a CPU tensor, at offset 0 of its own storage."""
+    if x.is_conj():
+        return upload(x.detach().conj(), index).conj()
+    x = x.detach().resolve_neg()
+    made = new_tensor(Spec(x.dtype, tuple(x.size()), tuple(x.stride())), index)
+    extent = layout.plan(tuple(x.size()), tuple(x.stride())).extent
+    if extent:
+        flat = x.as_strided((extent,), (1,), x.storage_offset())
+        transfer.load(lazy_storage(made), flat.contiguous().view(torch.uint8), x.dtype)
+    return made
+
+
+def _tensors(xs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for x in xs:
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif isinstance(x, (list, tuple)):
+            found.extend(_tensors(x))
+    return found
+
+
+def callable_with_numbers(op: Any, args: Sequence[Any]) -> Any:
+    """The overload itself, or its packet where a number stands in a tensor's place.
+
+    torch hands a wrapped number (the 2 in `x % 2`) to Python kernels as the number, and most overloads do not take it
+    back; the packet finds the scalar overload, which promotes the same way.
+    """
+    schema = op._schema.arguments
+    number = any(
+        isinstance(x, (bool, int, float, complex)) and "Tensor" in str(a.type)
+        for a, x in zip(schema, args, strict=False)
+    )
+    return op.overloadpacket if number else op
+
+
+# Its CPU kernel leaves out what only the gradient reads unless an argument requires one, which copies do not.
+_ASKS_FOR_GRADIENTS = frozenset({torch.ops.aten._sparse_mm_reduce_impl.default})
+
+
+def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run `op` on the CPU, counted by name; raises FallbackError inside `no_fallback`."""
+    count_fallback(str(op))
+    return run_on_cpu(op, args, kwargs)
+
+
+def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run `op` on the CPU with its arguments' storages, and carry results and changes back to the device."""
+    call = _Call(args, kwargs)
+    given, named = call.to_cpu(tuple(args)), {k: call.to_cpu(v) for k, v in kwargs.items()}
+    if op in _ASKS_FOR_GRADIENTS:
+        with torch.enable_grad():
+            tensors = [x.requires_grad_() if x.is_floating_point() else x for x in _tensors(given)]
+            return call.to_tiny(tuple(x.detach() for x in op(*tensors, *given[len(tensors) :])))
+    result = callable_with_numbers(op, args)(*given, **named)
+    schema = op._schema.arguments
+    every = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
+    written = [x for a, x in zip(schema, every, strict=False) if a.alias_info is not None and a.alias_info.is_write]
+    call.write_back(_tensors(written))
+    return call.to_tiny(result)

@@ -1,0 +1,70 @@
+"""Whether tensors share memory, as torch's own checks see it: before it writes, torch refuses some of what overlaps.
+
+The key insight: torch answers only where both tensors are dense, and lets all else pass; so the same question is asked
+here, and a call for which the answer matters is given to the CPU, which raises its own error or defines the result.
+Must not know operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..lazy import layout
+from ..lazy.storage import lazy_storage
+
+REFUSED = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
+    "location. Please clone() the tensor before performing the operation."
+)
+
+
+def _dense(t: torch.Tensor) -> bool:
+    plan = layout.plan(tuple(t.size()), tuple(t.stride()))
+    return plan.dense and not plan.expanded
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    begin = int(t.storage_offset()) * t.dtype.itemsize
+    return begin, begin + t.numel() * t.dtype.itemsize
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> str:
+    """One of "full", "partial", "no" and "unknown", by the rules of at::get_overlap_status (ATen/MemoryOverlap.cpp)."""
+    if a is b:
+        return "full"
+    if not a.numel() or not b.numel():
+        return "no"
+    if not _dense(a) or not _dense(b):
+        return "unknown"
+    if lazy_storage(a) is not lazy_storage(b):
+        return "no"
+    (low, high), (other_low, other_high) = _span(a), _span(b)
+    if (low, high) == (other_low, other_high):
+        return "full" if a.stride() == b.stride() else "partial"
+    return "partial" if low < other_high and other_low < high else "no"
+
+
+def same(written: torch.Tensor, read: torch.Tensor) -> bool:
+    """Whether a tensor to be written is an operand, whole and in the same geometry."""
+    return read.device.type == "tiny" and overlap(written, read) == "full"
+
+
+def undecided(written: Sequence[torch.Tensor], read: Iterable[Any], elementwise: bool) -> bool:
+    """Whether torch may refuse to write `written` while it reads `read`.
+
+    An elementwise operator may read exactly what it writes; another may not.
+    """
+    for t in written:
+        if layout.plan(tuple(t.size()), tuple(t.stride())).expanded:
+            return True
+        lazy = lazy_storage(t)
+        for other in read:
+            if other.device.type != "tiny" or lazy_storage(other) is not lazy:
+                continue
+            found = overlap(t, other)
+            if found == "partial" or (found == "full" and not elementwise):
+                return True
+    return False

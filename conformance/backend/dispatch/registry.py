@@ -1,0 +1,197 @@
+"""The tables of operators: what a row is, and how a family of operators registers its value functions.
+
+Defines `Row`, `ROWS`, the decorators `value`, `complex_value` and `decomposition`, the table form `pointwise`, and
+`Context`, what a value function may ask about its call.
+
+The key insight: a value function computes elements from elements, and nothing else; metadata, layouts, and the forms in
+which torch calls an operator belong to others (`metadata`, `layout`, `schema_kernels`).
+Must not know which operators there are: the tables in `ops` say that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from ..lazy.dtypes import COMPUTED, opmath
+from ..runtime import memory, recording
+from .metadata import OpOverload
+from .tensors import Spec, cast, constant
+
+ValueFunction = Callable[..., Any]
+
+
+class Declined(Exception):
+    """Raised by a value function, before it computes anything, for a call that would cost too much as a kernel."""
+
+
+class Context:
+    """What a value function may ask about its call."""
+
+    __slots__ = ("args", "device", "index", "op", "outs")
+
+    def __init__(self, op: OpOverload, outs: Sequence[Spec], index: int, args: Sequence[Any]) -> None:
+        self.op, self.outs, self.index, self.args = op, outs, index, args
+        self.device = memory.device_name(index)
+
+    @property
+    def out(self) -> Spec:
+        """The first result."""
+        return self.outs[0]
+
+    def common_dtype(self) -> DType:
+        """What the tensor and number arguments promote to, in torch's rules (torch.result_type)."""
+        operands = [a for a in self.args if isinstance(a, (torch.Tensor, bool, int, float))]
+        if len(operands) == 1:
+            operands *= 2
+        promoted = functools.reduce(torch.promote_types, _pairwise_result_types(operands))
+        return COMPUTED[promoted]
+
+    def data(self, array: np.ndarray) -> UOp:
+        """A host array as a realized value of the array's shape (dtype bool, int or float)."""
+        array = np.ascontiguousarray(array)
+        dtype = COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array).dtype]
+        flat = memory.from_host(array.reshape(-1), dtype, self.device)
+        return flat.reshape(array.shape)
+
+
+def _pairwise_result_types(operands: Sequence[Any]) -> Iterable[torch.dtype]:
+    for other in operands[1:]:
+        yield torch.result_type(operands[0], other)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator's entry in the table."""
+
+    function: ValueFunction
+    keep_floats: bool  # whether the value of a float argument can change the metadata
+    complex: ValueFunction | None  # the same of complex tensors, which are values with a last dimension of 2
+    elementwise: bool  # whether each element depends on the operands' elements in its own place only
+    accumulates: bool = False  # whether that holds of the first operand: an out= tensor may be that operand
+    out_as_new: str = ""  # out= tensors laid out as a new result, as LAPACK by columns: "empty" or "resized" ones
+
+
+ROWS: dict[str, Row] = {}
+
+
+def value(
+    *names: str,
+    keep_floats: bool = True,
+    takes_complex: bool = False,
+    elementwise: bool = False,
+    accumulates: bool = False,
+    out_as_new: str = "",
+) -> Callable[[ValueFunction], ValueFunction]:
+    """Register a value function for operators such as "cumsum.default" (the functional overload).
+
+    The function is called as `f(ctx, *args, **kwargs)` in the schema's order, each tensor replaced by a lazy value of
+    its shape and dtype. It returns a value (a tuple for several results) of the result's shape, of any real dtype:
+    the caller casts and lays it out. An optional result that torch leaves undefined is None.
+    """
+
+    def register(function: ValueFunction) -> ValueFunction:
+        for name in names:
+            if full_name(name) in ROWS:
+                raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
+            of_complex = function if takes_complex else None
+            ROWS[full_name(name)] = Row(function, keep_floats, of_complex, elementwise, accumulates, out_as_new)
+        return function
+
+    return register
+
+
+def full_name(name: str) -> str:
+    """The name of an overload: "cumsum" is "cumsum.default"."""
+    return name if "." in name else f"{name}.default"
+
+
+def complex_value(*names: str) -> Callable[[ValueFunction], ValueFunction]:
+    """Register what operators that have a value function compute where a tensor or number in the call is complex.
+
+    A complex tensor arrives as a value of its real dtype with a last dimension of 2, and so does a complex result
+    leave.
+    """
+
+    def register(function: ValueFunction) -> ValueFunction:
+        for name in map(full_name, names):
+            ROWS[name] = replace(ROWS[name], complex=function)
+        return function
+
+    return register
+
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
+
+
+def decomposition(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register our own decomposition of functional overloads: a function of torch tensors in terms of other operators.
+
+    Use it where torch has none, or where torch's is a reference that recurses. In-place and out= forms follow.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            DECOMPOSITIONS[name if "." in name else f"{name}.default"] = function
+        return function
+
+    return register
+
+
+PROMOTE: dict[str, Callable[[Context], DType]] = {
+    "result": lambda ctx: opmath(ctx.out.computed),  # compute in what the result is
+    "common": lambda ctx: opmath(ctx.common_dtype()),  # comparisons: in what the operands promote to
+}
+
+
+def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> None:
+    """Register elementwise functions: tensors and numbers arrive as values in one dtype, already promoted."""
+    for name, function in table.items():
+        value(name, keep_floats=False, elementwise=True)(_pointwise(function, PROMOTE[promote]))
+
+
+def _pointwise(function: Callable[..., UOp], dtype_of: Callable[[Context], DType]) -> ValueFunction:
+    def compute(ctx: Context, *args: Any, **kwargs: Any) -> UOp:
+        dtype = dtype_of(ctx)
+        ready = [operand(ctx, i, a, dtype) for i, a in enumerate(args)]
+        named = {k: operand(ctx, k, a, dtype) for k, a in kwargs.items()}
+        return function(*ready, **named)
+
+    return compute
+
+
+_SEEN_NUMBERS: dict[tuple[Any, ...], set[float]] = {}
+_CHANGING = 3  # distinct values after which a number counts as changing
+
+
+def reset_state() -> None:
+    """Take every float argument for a constant until it is seen to change again, as a new process does."""
+    _SEEN_NUMBERS.clear()
+
+
+def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
+    """A tensor or number argument as a value in `dtype`; anything else unchanged.
+
+    A float that has been seen to change from call to call arrives as data instead of a constant: a constant would
+    be compiled into a fresh kernel each time. A graph that is recorded keeps its numbers.
+    """
+    if isinstance(argument, UOp):
+        return cast(argument, dtype)
+    if isinstance(argument, float) and dtypes.is_float(dtype) and not recording.is_open():
+        seen = _SEEN_NUMBERS.setdefault((ctx.op, place, dtype), set())
+        if len(seen) < _CHANGING:
+            seen.add(argument)
+            return constant(argument, dtype)
+        if argument in seen:
+            return constant(argument, dtype)
+        return ctx.data(np.array([argument], dtype=np.float64 if dtype is dtypes.float64 else np.float32)).reshape(())
+    if isinstance(argument, (bool, int, float)):
+        return constant(argument, dtype)
+    return argument

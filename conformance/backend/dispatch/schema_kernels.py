@@ -1,0 +1,296 @@
+"""From one value function to the functional, the in-place and the out= kernels of an operator, by its schema.
+
+Defines `Overload` (one overload that a row serves), `overloads`, `own_decompositions`, and `or_cpu`, which gives a
+call that a kernel declines or refuses to the CPU.
+
+The key insight: an operator's metadata and its values are two questions. `metadata` answers the first (dtype, shape,
+strides, errors) and a row's value function the second; where the elements go is the same code for every operator.
+Must not know which operators there are: the tables in `ops` say that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from ..lazy.dtypes import COMPUTED, PAIRS
+from ..runtime import recording
+from ..runtime.stats import STATS, FallbackError, count_fallback
+from . import fallback, overlap
+from .metadata import MetaRejected, OpOverload, check_devices, device_index, specs, tensors_in
+from .registry import DECOMPOSITIONS, ROWS, Context, Declined, Row, ValueFunction
+from .tensors import Spec, assign, cast, check_writable, elements, make
+
+
+class EmptyResult(Exception):
+    """A call whose results have no elements: what is left of it are the CPU's checks of its arguments."""
+
+
+def _values(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return elements(x)
+    if type(x) in (list, tuple):
+        return type(x)([_values(y) for y in x])
+    return x
+
+
+def choose(row: Row, args: Iterable[Any], outs: Iterable[Spec | None]) -> ValueFunction | None:
+    """The row's function for the dtypes in the call; None where it has none."""
+    held = [t.dtype for t in tensors_in(args)] + [s.dtype for s in outs if s is not None]
+    if all(d in COMPUTED for d in held) and not any(isinstance(x, complex) for x in args):
+        return row.function
+    return row.complex if all(d in COMPUTED or d in PAIRS for d in held) else None
+
+
+class Overload:
+    """An operator with the functional overload that computes its values, by schema."""
+
+    def __init__(self, op: OpOverload, functional: OpOverload, row: Row) -> None:
+        self.op, self.functional, self.row = op, functional, row
+        arguments = op._schema.arguments
+        self.writes = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self.out_names = [arguments[i].name for i in self.writes]
+        self.is_out = bool(self.writes) and arguments[self.writes[0]].is_out
+        self.returns = len(op._schema.returns)
+        self.name = str(op)
+        # Structured operators give a resized out the strides that a new result would have, most others contiguous ones.
+        structured = all(
+            torch._C._dispatch_has_kernel_for_dispatch_key(functional.name(), key)
+            for key in ("CPU", "CompositeExplicitAutogradNonFunctional")
+        )
+        self.out_as_new = "resized" if structured else row.out_as_new
+
+    def functional_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute, and put each result into a new tensor."""
+        index = device_index(args, kwargs)
+        structure, outs = specs(self.op, args, kwargs, self.row.keep_floats)
+        function = choose(self.row, [*args, *kwargs.values()], outs)
+        if function is None:
+            return fallback.on_cpu(self.op, args, kwargs)
+        results = self._compute(function, outs, index, args, kwargs)
+        made = [
+            None if s is None or r is None else make(s, r, index) for s, r in zip(outs, results, strict=True)
+        ]  # fmt: skip
+        return made[0] if structure is None else structure(made)
+
+    def inplace_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """Check what the in-place overload checks, compute, and write through the target's geometry."""
+        target = args[0]
+        _, checked = specs(self.op, args, kwargs, self.row.keep_floats)
+        self._check_overlap([target], [*args[1:], *kwargs.values()])
+        index = device_index(args, kwargs)
+        _, outs = specs(self.functional, args, kwargs, self.row.keep_floats)
+        if outs[0].size != tuple(target.shape):
+            raise MetaRejected("the result would be larger than what it is written to")
+        function = choose(self.row, [*args, *kwargs.values()], [*checked, *outs])
+        if function is None:
+            return fallback.on_cpu(self.op, args, kwargs)
+        assign(target, _as_pair(target, outs[0], self._compute(function, outs, index, args, kwargs)[0]))
+        return target
+
+    def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the meta kernel check and size the out tensors, compute, and write through their geometry."""
+        targets = [kwargs[n] for n in self.out_names]
+        _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
+        inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
+        accumulates = self.row.accumulates and overlap.same(targets[0], args[0])
+        self._check_overlap(targets, [*args[accumulates:], *inputs.values()])
+        read = {id(t) for t in tensors_in([*args, *inputs.values()])}
+        if any(id(t) in read and tuple(t.shape) != s.size for t, s in zip(targets, sized, strict=False)):
+            raise MetaRejected("an input would be resized")
+        index = device_index(args, kwargs)
+        _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
+        unlike = any(s is not None and t.dtype != s.dtype for t, s in zip(targets, outs, strict=False))
+        if unlike and not self.row.elementwise:
+            raise MetaRejected("only the CPU's kernel knows in which of the dtypes it computes")
+        function = choose(self.row, [*args, *inputs.values()], outs)
+        if function is None:
+            return fallback.on_cpu(self.op, args, kwargs)
+        results = self._compute(function, outs, index, args, inputs)
+        for target, spec, own, result in zip(targets, sized, outs, results, strict=False):
+            if tuple(target.shape) != spec.size:
+                as_new = self.out_as_new == "resized" or (self.out_as_new == "empty" and not target.numel())
+                torch.ops.aten.resize_.default(target, spec.size)
+                if as_new:
+                    target.as_strided_(own.size, own.stride)
+            assign(target, _as_pair(target, own, result))
+        return targets[0] if self.returns == 1 else tuple(targets)
+
+    def _check_overlap(self, targets: Sequence[torch.Tensor], others: Iterable[Any]) -> None:
+        if overlap.undecided(targets, tensors_in(others), self.row.elementwise):
+            raise MetaRejected("the written tensor overlaps itself or an input")
+
+    def _compute(
+        self, function: ValueFunction, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Sequence[Any]:
+        if all(s is None or 0 in s.size for s in outs):
+            raise EmptyResult
+        context = Context(self.functional, outs, index, args)
+        result = function(context, *_values(tuple(args)), **{k: _values(v) for k, v in kwargs.items()})
+        STATS.native[self.name] += 1
+        return result if isinstance(result, (tuple, list)) else (result,)
+
+    @property
+    def kernel(self) -> Callable[..., Any]:
+        """The kernel for this overload's kind."""
+        kernel = self.functional_kernel if not self.writes else self.out_kernel if self.is_out else self.inplace_kernel
+        return or_cpu(self.op, kernel)
+
+
+def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:
+    """A result as it is written: a real one into a complex tensor with an imaginary part of zero."""
+    if target.dtype not in PAIRS or spec.dtype in PAIRS:
+        return result
+    real = cast(result, PAIRS[target.dtype]).expand(spec.size).unsqueeze(-1)
+    return real.pad(((0, 0),) * len(spec.size) + ((0, 1),))
+
+
+def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel which gives a call that it declines to the CPU, counted, and a call that is refused too.
+
+    A refused call gets the CPU's own error (the meta kernel's differs in places), and counts as a fallback only if the
+    CPU accepts it.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except Declined:
+            return fallback.on_cpu(op, args, kwargs)
+        except EmptyResult:
+            STATS.native[str(op)] += 1
+            return fallback.run_on_cpu(op, args, kwargs)
+        except MetaRejected:
+            check_devices([*args, *kwargs.values()])
+        result = fallback.run_on_cpu(op, args, kwargs)
+        count_fallback(str(op))
+        return result
+
+    return call
+
+
+def _signature(op: OpOverload) -> tuple[str, ...]:
+    return tuple(str(a.type) for a in op._schema.arguments if not a.is_out)
+
+
+def variants(functional: OpOverload) -> Iterable[OpOverload]:
+    """The overload itself and its in-place and out= relatives: same argument types, the written ones left aside."""
+    yield functional
+    namespace, name = torch.ops.aten, functional._schema.name.split("::")[1]
+    wanted = _signature(functional)
+    packets = [getattr(namespace, name)]
+    inplace = getattr(namespace, name + "_", None)
+    if inplace is not None:
+        packets.append(inplace)
+    for packet in packets:
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            written = any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+            if op is not functional and written and _signature(op) == wanted:
+                yield op
+
+
+def find(name: str) -> Any:
+    """The aten overload of a name such as "add.Tensor", None where this torch has none."""
+    packet, _, overload = name.partition(".")
+    try:
+        return getattr(getattr(torch.ops.aten, packet), overload or "default")
+    except AttributeError:
+        return None
+
+
+def overloads() -> Iterable[Overload]:
+    """Every overload that a registered value function serves."""
+    for name, row in ROWS.items():
+        functional = find(name)
+        if functional is None:
+            raise RuntimeError(f"tiny: the table names aten::{name}, which this torch does not have")
+        for op in variants(functional):
+            yield Overload(op, functional, row)
+
+
+def decomposed(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel which runs a decomposition and counts it."""
+    name = str(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        STATS.decomposed[name] += 1
+        return function(*args, **kwargs)
+
+    return kernel
+
+
+def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of one that torch wrote, whose own checks word errors differently: what it refuses the CPU decides."""
+    run = decomposed(op, function)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except (FallbackError, recording.NeedsValue):
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+            raise MetaRejected(str(error)) from error
+
+    return or_cpu(op, kernel)
+
+
+def into_out(op: OpOverload, native: Container[Any], table: Mapping[Any, Callable[..., Any]]
+             ) -> Callable[..., Any] | None:  # fmt: skip
+    """A kernel for an out= overload, by its functional relative, which is `native` or in torch's `table`; else None.
+
+    torch's own decompositions of such overloads are not used: those of losses and paddings write a result of 16 bits
+    into a copy of the tensor that was given.
+    """
+    names = [a.name for a in op._schema.arguments if a.is_out]
+    packet = op.overloadpacket
+    for functional in (getattr(packet, name) for name in packet.overloads() if names):
+        function = functional if functional in native else table.get(functional)
+        if function is not None and not functional._schema.is_mutable and _signature(functional) == _signature(op):
+            return or_cpu(op, decomposed(op, _into_out(op, function, names)))
+    return None
+
+
+def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:
+    """Kernels for every overload that our own decompositions serve: the functional one, in-place, out=."""
+    for name, function in DECOMPOSITIONS.items():
+        functional = find(name)
+        if functional is None:
+            raise RuntimeError(f"tiny: the table names aten::{name}, which this torch does not have")
+        for op in variants(functional):
+            written = [a for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+            if not written:
+                yield op, or_cpu(op, decomposed(op, function))
+            elif written[0].is_out:
+                yield op, or_cpu(op, decomposed(op, _into_out(op, function, [a.name for a in written])))
+            else:
+                yield op, or_cpu(op, decomposed(op, _into_self(op, function)))
+
+
+def _into_self(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    def inplace(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        specs(op, (self, *args), kwargs)
+        check_writable(self)
+        return self.copy_(function(self, *args, **kwargs))
+
+    return inplace
+
+
+def _into_out(op: OpOverload, function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    def out(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs[n] for n in names]
+        _, sized = specs(op, args, kwargs)
+        results = function(*args, **{k: v for k, v in kwargs.items() if k not in names})
+        results = results if isinstance(results, tuple) else (results,)
+        if any(target.dtype != result.dtype for target, result in zip(targets, results, strict=True)):
+            raise MetaRejected("only the CPU's kernel knows in which of the dtypes it computes")
+        for target, spec, result in zip(targets, sized, results, strict=True):
+            if tuple(target.shape) != spec.size:
+                torch.ops.aten.resize_.default(target, spec.size)
+            target.copy_(result)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return out

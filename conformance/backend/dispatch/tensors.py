@@ -1,0 +1,208 @@
+"""A torch tensor on the tiny device: its elements as a lazy value, and a lazy value as its elements.
+
+Defines `Spec` (metadata of a result), `read`, `make`, `assign`, the conversions `cast` and `constant`, and how tensors
+are put on storages.
+
+The key insight: a tensor is a geometry on a lazy storage and nothing more, so reading and assigning are all it needs.
+Must not know operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
+
+from ..lazy import access, layout
+from ..lazy.dtypes import COMPUTED, PAIRS, element
+from ..lazy.storage import allocate, lazy_storage
+from ..runtime import expressions
+from .empty_tensor import empty_tensor
+
+
+class Spec(NamedTuple):
+    """The metadata of one result."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def computed(self) -> DType:
+        """The tinygrad dtype of the result's elements."""
+        return COMPUTED[self.dtype]
+
+
+def constant(number: float | int | bool, dtype: DType) -> UOp:
+    """A 0-d constant; integers wrap as a C cast does."""
+    if dtypes.is_int(dtype):
+        whole = int(number) if number == number and abs(number) != float("inf") else 0
+        whole &= (1 << dtype.bitsize) - 1
+        if not dtypes.is_unsigned(dtype) and whole >> (dtype.bitsize - 1):
+            whole -= 1 << dtype.bitsize
+        return UOp.const(whole, dtype)
+    return UOp.const(bool(number) if dtype is dtypes.bool else float(number), dtype)
+
+
+def cast(x: UOp, dtype: DType) -> UOp:
+    """Convert as torch's CPU does: to bool by comparing with 0, from float to narrow integers by wider ones.
+
+    What no integer of the dtype equals converts as x86 does it: to 2**31 by cvttss2si, of which a narrow one keeps the
+    low bits, and to 2**63; above 2**63 a uint64 is the rest of that. A uint8 has the low bits of a float64 as an int64.
+    """
+    if x.dtype == dtype:
+        return x
+    if dtypes.is_float(x.dtype) and dtypes.is_float(dtype) and x.dtype.itemsize < dtype.itemsize:
+        number = expressions.constant_of(x)
+        if number is not None:  # stays one to see: of zeros, a sum must not be folded away
+            return x.const_like(number, dtype)
+    if x.dtype is dtypes.float16 and dtype is dtypes.float32 and _is_rounded(x):
+        return _decoded(x)
+    if dtype is dtypes.bool:
+        return x.ne(0)
+    if dtypes.is_float(x.dtype) and dtypes.is_int(dtype):
+        x = cast(x, dtypes.float32) if x.dtype.itemsize < 4 else x
+        if dtype is dtypes.uint64:
+            low, rest = (y.cast(dtypes.int64).cast(dtype) for y in (x, x - 2.0**63))
+            return (x.const_like(2.0**63) < x).where(rest + (1 << 63), low)
+        if dtype is dtypes.uint32 or (x.dtype is dtypes.float64 and dtype is dtypes.uint8):
+            return x.cast(dtypes.int64).cast(dtype)
+        if dtype.itemsize < 4:
+            return x.cast(dtypes.int32).cast(dtype)
+    return x.cast(dtype)
+
+
+def _is_rounded(x: UOp) -> bool:
+    """Whether a half is the rounding of a float within the same kernel."""
+    while x.op in GroupOp.Movement:
+        x = x.src[0]
+    return x.op is Ops.CAST and x.src[0].dtype is dtypes.float32
+
+
+def _decoded(half: UOp) -> UOp:
+    """half -> float32 by its bits: tinygrad drops a cast to half that is cast back, and with it the rounding."""
+    bits = half.bitcast(dtypes.uint16).cast(dtypes.uint32)
+    magnitude = (bits & 0x7FFF) << 13
+    finite = magnitude.bitcast(dtypes.float32) * float(2**112)  # the exponents' biases differ by 112
+    special = (magnitude | 0x7F800000).bitcast(dtypes.float32)  # inf and nan
+    value = (magnitude < 0x7C00 << 13).where(finite, special).bitcast(dtypes.uint32)
+    return (value | ((bits & 0x8000) << 16)).bitcast(dtypes.float32)
+
+
+def is_tiny(x: Any) -> bool:
+    """Whether `x` is a tensor on the tiny device."""
+    return isinstance(x, torch.Tensor) and x.device.type == "tiny"
+
+
+def geometry(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """(size, stride, storage offset) in elements."""
+    return tuple(t.size()), tuple(t.stride()), int(t.storage_offset())
+
+
+def read(t: torch.Tensor) -> UOp:
+    """The elements of a tensor as a lazy value of its shape (complex: with a last dimension of 2)."""
+    if t.device.type != "tiny":
+        return _read_host(t)
+    return access.read(lazy_storage(t), t.dtype, *geometry(t))
+
+
+def elements(t: torch.Tensor) -> UOp:
+    """The elements of a tensor as a lazy value, its conjugate and negative bits carried out."""
+    return _unread(t, read(t))
+
+
+def _unread(t: torch.Tensor, x: UOp) -> UOp:
+    """What lies in the storage where a tensor reads `x`, or the other way round: conjugation and negation are both."""
+    if t.is_conj():
+        imaginary = UOp.arange(2).reshape((1,) * (x.ndim - 1) + (2,)).expand(x.shape) > 0
+        x = imaginary.where(-x, x)
+    return -x if t.is_neg() else x
+
+
+def _read_host(t: torch.Tensor) -> UOp:
+    """A 0-dim CPU tensor, which torch lets into any operator: read on the host, no copy to the device."""
+    if t.dim() or not (t.dtype in COMPUTED or t.dtype in PAIRS):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found tiny and {t.device}")
+    if t.dtype in PAIRS:
+        number, real = t.resolve_conj().item(), PAIRS[t.dtype]
+        return UOp.arange(2).eq(0).where(constant(number.real, real), constant(number.imag, real))
+    return constant(t.item(), COMPUTED[t.dtype])
+
+
+def new_tensor(spec: Spec, index: int) -> torch.Tensor:
+    """A tensor of this metadata on `tiny:index` with a storage of its own; it reads as zeros."""
+    real, _ = element(spec.dtype)
+    nbytes = layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
+    return SET(empty_tensor(spec.dtype, index), allocate(nbytes, index, real), 0, spec.size, spec.stride)
+
+
+def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """A tensor with exactly this geometry on an existing storage."""
+    return SET(empty_tensor(dtype, store.device.index or 0), store, offset, size, stride)
+
+
+CPU = torch._C.DispatchKey.CPU
+SET = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, CPU)
+
+
+def _stored_as(result: UOp, dtype: torch.dtype, real: DType) -> UOp:
+    return cast(result, real) if dtype in COMPUTED or dtype in PAIRS else result
+
+
+def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
+    """A new tensor with this metadata and these elements."""
+    t = new_tensor(spec, index)
+    if 0 in spec.size:
+        return t
+    real, parts = element(spec.dtype)
+    size, stride = spec.size, spec.stride
+    if parts == 2:
+        size, stride, _ = access.paired(size, stride, 0)
+    result = _stored_as(result, spec.dtype, real)
+    result = result.expand(size) if result.shape != size else result
+    p = layout.plan(size, stride)
+    if p.dense and not p.expanded:
+        access.hold(lazy_storage(t), size, stride, result)
+    else:
+        access.write(lazy_storage(t), spec.dtype, *geometry(t), result)
+    return t
+
+
+def assign(target: torch.Tensor, result: UOp) -> None:
+    """Write elements into an existing tensor, through its geometry, in its dtype, and its conjugate or negative bit."""
+    lazy = lazy_storage(target)
+    size, stride, offset = geometry(target)
+    real, parts = element(target.dtype)
+    shape = (*size, 2) if parts == 2 else size
+    result = _unread(target, _stored_as(result, target.dtype, real))
+    result = result.expand(shape) if result.shape != shape else result
+    access.write(lazy, target.dtype, size, stride, offset, result)
+    lazy.mark_dirty()
+
+
+def fill(target: torch.Tensor, number: float | int | bool) -> None:
+    """Write a number that the target's (real) dtype holds to each of its elements, also where these share memory."""
+    size, stride, offset = geometry(target)
+    real = COMPUTED[target.dtype]
+    if target.is_neg():
+        assign(target, constant(number, real))
+    elif 0 not in size:
+        kind = bool if real is dtypes.bool else float if dtypes.is_float(real) else int
+        access.fill(lazy_storage(target), real, size, stride, offset, kind(number))
+
+
+OVERLAP = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+
+
+def check_writable(t: torch.Tensor) -> None:
+    """Raise torch's own error for a write to a tensor with stride 0 (at::assert_no_internal_overlap)."""
+    if t.numel() and layout.plan(tuple(t.size()), tuple(t.stride())).expanded:
+        raise RuntimeError(OVERLAP)

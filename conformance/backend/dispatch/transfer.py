@@ -1,0 +1,181 @@
+"""Bytes between the host and the device: `copy_` in every direction, whole storages, single numbers.
+
+The key insight: what moves is memory, not elements. A storage goes over whole and is viewed again on the other side,
+so a copy out needs no gather kernel and keeps every stride; elements are gathered on whichever side it costs nothing.
+Must not know operators other than copies.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from ..lazy import flush, layout
+from ..lazy.dtypes import COMPUTED, TORCH, element
+from ..lazy.storage import LazyStorage, lazy_storage
+from ..runtime import memory
+from . import overlap
+from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
+
+
+def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
+    """The storage's bytes as a flat uint8 CPU tensor; the storage must have been flushed.
+
+    Where the host can address the device's memory this is that memory: copy before anything is written.
+    """
+    memory, number = flush.to_host(lazy, needed)
+    if memory is None:
+        assert number is not None
+        real = TORCH[lazy.dtype]
+        return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real).view(torch.uint8)[: lazy.nbytes]
+    if not len(memory):
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8)[: lazy.nbytes]
+
+
+def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor with the geometry, and the conjugate and negative bits, of `tensor` on the bytes of its storage."""
+    made = torch.empty(0, dtype=tensor.dtype)
+    made.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    made = made.conj() if tensor.is_conj() else made
+    return torch._neg_view(made) if tensor.is_neg() else made
+
+
+def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """CPU tensors with the same geometry as these tiny ones, sharing storages where these do; one schedule for all."""
+    tensors = list(tensors)
+    storages = {id(c): c for c in (lazy_storage(t) for t in tensors)}
+    flush.flush(storages.values())
+    hosts = {key: host_bytes(lazy).clone() for key, lazy in storages.items()}
+    return [on_host(t, hosts[id(lazy_storage(t))]) for t in tensors]
+
+
+def load(lazy: LazyStorage, host: torch.Tensor, dtype: torch.dtype) -> None:
+    """Replace a storage's content by that of a flat contiguous CPU tensor of bytes, held as `dtype`'s elements."""
+    real, _ = element(dtype)
+    nbytes = host.nbytes
+    spare = -nbytes % real.itemsize
+    if spare:
+        host = torch.cat([host.view(torch.uint8), torch.zeros(spare, dtype=torch.uint8)])
+    lazy.replace(_upload(host, real, lazy.device), nbytes)
+
+
+def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
+    flat = host.reshape(-1)
+    if flat.stride() != (1,):  # of one element any stride counts as contiguous, but cannot be viewed as bytes
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    if not flat.numel():
+        return UOp.const(0, real).expand((0,))
+    return memory.from_host(flat.view(torch.uint8).numpy(), real, device)
+
+
+def item(tensor: torch.Tensor) -> Any:
+    """The Python number in a tensor of one element (aten::_local_scalar_dense)."""
+    lazy = lazy_storage(tensor)
+    flush.flush([lazy])
+    return on_host(tensor, host_bytes(lazy, tensor.element_size())).item()
+
+
+def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast."""
+    if (not src.dim() or src.size() == self.size()) and _filled(self, src):
+        return self
+    if self.size() != src.size():
+        # Elementwise operators check broadcasting into an existing tensor the way copy_ does, with the same messages.
+        torch.empty(self.size(), device="meta").add_(torch.empty(src.size(), device="meta"))
+    if not self.numel() or (is_tiny(self) and is_tiny(src) and _same(self, src)):
+        return self
+    check_writable(self)
+    if is_tiny(self) and is_tiny(src) and overlap.overlap(self, src) == "partial":
+        raise RuntimeError(overlap.REFUSED)
+    if self.is_conj():  # what is written to a conjugate view is the conjugate
+        copy_(self.conj(), src.conj())
+    elif self.is_neg():
+        copy_(torch._neg_view(self), torch._neg_view(src))
+    elif not is_tiny(self):
+        _copy_out(self, src)
+    elif not is_tiny(src):
+        _copy_in(self, src)
+    elif self.device == src.device:
+        _copy_within(self, src)
+    else:
+        _copy_in(self, to_host([src])[0])
+    return self
+
+
+def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
+    """Copy a number that is known, as in ``a[i] = 1``, also to a row; False where it is not that case."""
+    dtype = self.dtype
+    if not self.numel():
+        return False
+    if dtype is not src.dtype or dtype not in COMPUTED or not (is_tiny(self) and is_tiny(src)) or src.is_neg():
+        return False
+    lazy = lazy_storage(src)
+    number = lazy.number()
+    if number is None or lazy is lazy_storage(self) or lazy.dtype != COMPUTED[dtype] or self.device != src.device:
+        return False
+    check_writable(self)
+    fill(self, number)
+    return True
+
+
+def _copy_out(self: torch.Tensor, src: torch.Tensor) -> None:
+    lazy = lazy_storage(src)
+    flush.flush([lazy])
+    self.copy_(on_host(src, host_bytes(lazy)))
+
+
+def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
+    lazy = lazy_storage(self)
+    size, stride, offset = geometry(self)
+    if src.dtype.is_complex and not self.dtype.is_complex:
+        warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
+        src = src.real
+    src = src.to(self.dtype).resolve_conj().resolve_neg()
+    real, parts = element(self.dtype)
+    if src.numel() == 1 and self.dtype in COMPUTED:
+        assign(self, UOp.const(src.item(), real).expand(size))
+        return
+    if layout.covers(size, stride, offset, lazy.nbytes // self.dtype.itemsize) and lazy.nbytes % real.itemsize == 0:
+        arranged = torch.empty_strided(size, stride, dtype=self.dtype)
+        arranged.copy_(src)
+        flat = arranged.as_strided((self.numel(),), (1,))
+        lazy.replace(_upload(flat, real, lazy.device), lazy.nbytes)
+        return
+    shape = (*src.shape, 2) if parts == 2 else tuple(src.shape)
+    assign(self, _broadcast(_upload(src, real, lazy.device).reshape(shape), size, parts))
+
+
+def _broadcast(value: UOp, size: tuple[int, ...], parts: int) -> UOp:
+    return value.expand((*size, 2) if parts == 2 else size)
+
+
+def _same(self: torch.Tensor, src: torch.Tensor) -> bool:
+    """Whether both are the same elements of one storage."""
+    kinds = [(t.dtype, t.is_conj(), t.is_neg(), geometry(t)) for t in (self, src)]
+    return kinds[0] == kinds[1] and lazy_storage(self) is lazy_storage(src)
+
+
+def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:
+    if src.dtype == self.dtype:
+        _, parts = element(self.dtype)
+        assign(self, _broadcast(elements(src), tuple(self.size()), parts))
+    elif self.dtype in COMPUTED and src.dtype in COMPUTED:
+        assign(self, elements(src).expand(tuple(self.size())))
+    elif self.dtype.is_complex and src.dtype in COMPUTED:
+        real, _ = element(self.dtype)
+        pair = elements(src).cast(real).unsqueeze(-1).pad(((0, 0),) * src.dim() + ((0, 1),))
+        assign(self, _broadcast(pair, tuple(self.size()), 2))
+    elif self.dtype.is_complex and src.dtype.is_complex:
+        assign(self, _broadcast(elements(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
+    elif src.dtype.is_complex and self.dtype in COMPUTED:
+        warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
+        pair = elements(src)
+        first = pair.shrink(((None,) * src.dim()) + ((0, 1),)).reshape(tuple(src.size()))
+        assign(self, first.expand(tuple(self.size())))
+    else:  # float8: converted where torch defines the rounding
+        _copy_in(self, to_host([src])[0])

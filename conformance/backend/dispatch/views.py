@@ -1,0 +1,174 @@
+"""Kernels that change or read only metadata: views, resize_, set_, empty.
+
+The key insight: torch's CPU kernels for these never look at memory, so they are right for any device; only what
+depends on a storage's size or on an element's size is written here.
+Must not know values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..lazy import access, layout
+from ..lazy import layout as layout_  # `layout` is an argument of factories
+from ..lazy.storage import allocate
+from .tensors import CPU, SET, Spec, new_tensor, tensor_on
+
+aten = torch.ops.aten
+
+# Overloads served by torch's own CPU kernel.
+BORROWED = (
+    aten.as_strided.default,
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.unfold.default,
+    aten.is_set_to.default,
+)  # fmt: skip
+
+
+def borrowed(op: Any) -> Callable[..., Any]:
+    """torch's CPU kernel of an operator which touches metadata only."""
+    kernel = op._op_dk
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return kernel(CPU, *args, **kwargs)
+
+    return call
+
+
+def _index(device: Any) -> int:
+    index = torch.device(device).index if device is not None else None
+    return torch.tiny.current_device() if index is None else index  # type: ignore[attr-defined]
+
+
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> torch.Tensor:
+    """aten::empty.memory_format; memory reads as zeros."""
+    if memory_format is None and dtype is not None and all(type(s) is int and s >= 0 for s in size):
+        shape = tuple(size)
+        strides = layout_.contiguous_strides(shape)
+        return new_tensor(Spec(dtype, shape, strides), _checked(_index(device)))
+    made = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    return new_tensor(Spec(made.dtype, tuple(made.size()), tuple(made.stride())), _checked(_index(device)))
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> torch.Tensor:
+    """aten::empty_strided: exactly these strides."""
+    made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    return new_tensor(Spec(made.dtype, tuple(size), tuple(stride)), _checked(_index(device)))
+
+
+def _checked(index: int) -> int:
+    if index == 0:
+        return 0
+    count = torch.tiny.device_count()  # type: ignore[attr-defined]
+    if not 0 <= index < count:
+        raise RuntimeError(f"tiny: there is no device tiny:{index}; TINY_DEVICES says how many there are, now {count}")
+    return index
+
+
+def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """aten::view.dtype; size, strides and errors from the meta kernel, the offset in the new element's size."""
+    shape = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta")
+    old, new = self.dtype.itemsize, dtype.itemsize
+    if self.storage_offset() * old % new:
+        # torch words this error with the offset, so the meta tensor must have it.
+        base = torch.empty(self.untyped_storage().nbytes(), dtype=torch.uint8, device="meta")
+        shape = torch.empty(0, dtype=self.dtype, device="meta").set_(  # type: ignore[call-overload]
+            base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
+        )
+    made = shape.view(dtype)
+    return tensor_on(self.untyped_storage(), dtype, made.size(), made.stride(), int(self.storage_offset()) * old // new)
+
+
+def view_as_real(self: torch.Tensor) -> torch.Tensor:
+    """aten::view_as_real: a last dimension of 2, strides and offset counted in reals."""
+    made = torch.view_as_real(torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta"))
+    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), 2 * int(self.storage_offset()))
+
+
+def view_as_complex(self: torch.Tensor) -> torch.Tensor:
+    """aten::view_as_complex: the last dimension of 2 becomes the pair; errors from the meta kernel."""
+    base = torch.empty(self.untyped_storage().nbytes(), dtype=torch.uint8, device="meta")
+    shape = torch.empty(0, dtype=self.dtype, device="meta").set_(  # type: ignore[call-overload]
+        base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
+    )
+    made = torch.view_as_complex(shape)
+    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), int(made.storage_offset()))
+
+
+def _reach(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
+    extent = layout.plan(tuple(size), tuple(stride)).extent
+    return (offset + extent) * itemsize if extent else 0
+
+
+def resize_(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+    """aten::resize_: the storage grows where it must, in place, so that views go on sharing it."""
+    if tuple(self.size()) == tuple(size) and memory_format is None:
+        return self
+    made = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    need = _reach(made.size(), made.stride(), int(self.storage_offset()), self.dtype.itemsize)
+    store = self.untyped_storage()
+    if need > store.nbytes():
+        access.resize(store, need)
+    return SET(self, store, self.storage_offset(), made.size(), made.stride())
+
+
+def set_storage_offset(
+    self: torch.Tensor, source: Any, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    """aten::set_.source_Storage_storage_offset; a storage that is too small grows, as on CPU."""
+    store = source.untyped() if isinstance(source, torch.TypedStorage) else source
+    strides = tuple(stride) if stride or not size else layout.contiguous_strides(size)
+    need = _reach(size, strides, storage_offset, self.dtype.itemsize)
+    if need > store.nbytes():
+        access.resize(store, need)
+    return SET(self, store, storage_offset, size, strides)
+
+
+def set_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
+    """aten::set_.source_Storage: the whole storage, one-dimensional."""
+    store = source.untyped() if isinstance(source, torch.TypedStorage) else source
+    return SET(self, store, 0, (store.nbytes() // self.dtype.itemsize,), (1,))
+
+
+def set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """aten::set_.source_Tensor: the geometry and storage of another tensor."""
+    return SET(self, source.untyped_storage(), source.storage_offset(), source.size(), source.stride())
+
+
+def set_empty(self: torch.Tensor) -> torch.Tensor:
+    """aten::set_: a new, empty storage."""
+    return SET(self, allocate(0, self.device.index or 0), 0, (0,), (1,))
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "empty.memory_format": empty,
+    "empty_strided": empty_strided,
+    "view.dtype": view_dtype,
+    "view_as_real": view_as_real,
+    "view_as_complex": view_as_complex,
+    "resize_": resize_,
+    "set_.source_Storage_storage_offset": set_storage_offset,
+    "set_.source_Storage": set_storage,
+    "set_.source_Tensor": set_tensor,
+    "set_": set_empty,
+}

@@ -1,0 +1,1 @@
+"""What a torch storage holds: geometry, lazy content, pending writes, and when it is computed."""

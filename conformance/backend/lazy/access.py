@@ -1,0 +1,157 @@
+"""Views of a storage read and written: what is asked of a `LazyStorage` by geometry.
+
+Defines `read`, `write`, `fill`, `hold`, and `resize`.
+
+The key insight: most writes of a program come in loops, and most reads ask for what was just written. So a write is
+kept pending while it continues a loop or is a number, and a read is served around the pending writes where it can be.
+Must not know operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop.ops import UOp
+
+from ..runtime import expressions
+from . import flush, layout
+from .addresses import ADDRESSES
+from .constant_writes import Number
+from .dtypes import TORCH, element
+from .layout import Ints
+from .loop_rerolling import Loop, Write, strided_read
+from .storage import BY_ADDRESS, DIRTY, LAZY, LOOPING, LazyStorage
+
+# Pending writes after which a storage applies them.
+MANY_WRITES = 4096
+
+
+def paired(size: Ints, stride: Ints, offset: int) -> tuple[Ints, Ints, int]:
+    """The geometry of the real view of a complex view."""
+    return (*size, 2), (*(2 * s for s in stride), 1), 2 * offset
+
+
+def read(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> UOp:
+    """The elements of a view; a complex view has a last dimension of 2 more."""
+    real, parts = element(dtype)
+    if parts == 2:
+        size, stride, offset = paired(size, stride, offset)
+    flush.flush_pending(storage, real, size, stride, offset)
+    loop = storage.loop
+    if loop is not None and storage.dtype == real:
+        if loop.is_newest(size, stride, offset) and storage.nbytes < flush.IN_PLACE_BYTES:
+            return loop.newest.value
+        if storage.flat is not None and (loop.is_outside(size, stride, offset) or loop.is_ahead(size, stride, offset)):
+            return strided_read(storage.flat, size, stride, offset)
+    constants = storage.constants
+    if constants and constants[-1][:3] == (size, stride, offset) and storage.dtype == real:
+        return UOp.const(constants[-1][3], real).expand(size)
+    view, pending = storage.view, constants or loop is not None
+    if view is not None and not pending and view[:3] == (size, stride, offset) and view[3].dtype == real:
+        return view[3]
+    value = strided_read(flush.flat_as(storage, real), size, stride, offset)
+    storage.view = (size, stride, offset, value)
+    return value
+
+
+def write(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, offset: int, value: UOp) -> None:
+    """Assign `value`, of the view's shape and dtype (complex: with a last dimension of 2), to a view."""
+    real, parts = element(dtype)
+    if parts == 2:
+        size, stride, offset = paired(size, stride, offset)
+    if 0 in size:
+        return
+    storage.version += 1
+    if _covers(storage, real, size, stride, offset):
+        hold(storage, size, stride, value)
+        return
+    constant = expressions.constant_of(value)
+    if constant is not None and storage.dtype == real:
+        _write_number(storage, size, stride, offset, constant)
+    elif not _continues_loop(storage, Write(size, stride, offset, value), real):
+        content = flush.flat_as(storage, real)
+        plan = layout.plan(size, stride)
+        if content is storage.flat and plan.nested and not plan.expanded:
+            storage.loop, storage.view = Loop(Write(size, stride, offset, value)), None
+            LAZY[storage.serial] = LOOPING[storage.serial] = storage
+            flush.postpone(storage)
+        else:
+            storage.flat = content
+            flush.apply(storage, [Write(size, stride, offset, value)])
+
+
+def fill(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset: int, number: Number) -> None:
+    """Assign one number of the dtype `real` to all elements of a view."""
+    if _covers(storage, real, size, stride, offset):
+        storage.hold_number(real, number)
+    elif storage.dtype == real:
+        storage.version += 1
+        _write_number(storage, size, stride, offset, number)
+        if storage.serial not in DIRTY:
+            storage.mark_dirty()
+    else:
+        write(storage, TORCH[real], size, stride, offset, UOp.const(number, real).expand(size))
+        storage.mark_dirty()
+
+
+def hold(storage: LazyStorage, size: Ints, stride: Ints, value: UOp) -> None:
+    """Hold `value`, which covers the whole storage in this geometry, from now on; computed if it has grown too deep."""
+    storage.hold(size, stride, value)
+    flush.limit_growth(storage)
+
+
+def _covers(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset: int) -> bool:
+    return layout.covers(size, stride, offset, -(-storage.nbytes // real.itemsize))
+
+
+def _continues_loop(storage: LazyStorage, write: Write, real: DType) -> bool:
+    """Whether a write is the next of a pending loop, which has taken it."""
+    if storage.loop is None or storage.dtype != real or not storage.loop.extend(write):
+        return False
+    if storage.loop.count >= MANY_WRITES:
+        flush.end_loop(storage)
+    return True
+
+
+def _write_number(storage: LazyStorage, size: Ints, stride: Ints, offset: int, number: Number) -> None:
+    if storage.loop is not None:
+        constant = UOp.const(number, storage.dtype)
+        next_write = Write(size, stride, offset, constant.expand(size) if size else constant)
+        if _continues_loop(storage, next_write, storage.dtype):
+            return
+        flush.end_loop(storage)
+    if storage.flat is None:
+        storage.base_flat()
+    storage.constants.append((size, stride, offset, number))
+    if storage.serial not in LAZY:
+        LAZY[storage.serial] = storage
+    flush.postpone(storage)
+    if len(storage.constants) >= MANY_WRITES:
+        flush.apply_pending(storage)
+
+
+def resize(storage: Any, nbytes: int) -> None:
+    """Change a torch storage's size in place; what it held stays, as far as it fits, and every view goes on sharing it.
+
+    torch has no hook for this from Python. Storages may swap their data pointers when one of them is empty, so the new
+    size arrives in two swaps.
+    """
+    lazy: LazyStorage = storage._lazy
+    if nbytes == lazy.nbytes:
+        return
+    index = storage.device.index or 0
+    dtype = lazy.dtype if nbytes % lazy.dtype.itemsize == 0 else dtypes.uint8
+    old = flush.flat_as(lazy, dtype)
+    length = nbytes // dtype.itemsize
+    kept = min(length, old.shape[0])
+    lazy.replace(old.shrink(((0, kept),)).pad(((0, length - kept),)), nbytes)
+    address, size_class = ADDRESSES.reserve(nbytes)
+    lazy.addresses.append((address, size_class))
+    make: Callable[..., Any] = torch._C._construct_storage_from_data_pointer  # type: ignore[attr-defined]
+    device = torch.device("tiny", index)
+    storage._swap_data_ptr_(make(0, device, 0))
+    storage._swap_data_ptr_(make(address, device, nbytes))
+    BY_ADDRESS[address] = lazy

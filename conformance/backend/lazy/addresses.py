@@ -1,0 +1,66 @@
+"""The address space that gives every storage a data pointer of its own.
+
+The key insight: torch compares data pointers to see whether tensors overlap, so they must be unique and differ by
+offsets, while nothing may ever be read through them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+
+
+class AddressSpace:
+    """Unique addresses in reserved, never readable memory, so that pointer arithmetic and overlap checks are right.
+
+    Sizes are rounded up to powers of two, of at least 64 bytes, and reused after `release`.
+    """
+
+    REGION = 1 << 40
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[int]] = {}
+        self._next = self._end = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, nbytes: int) -> tuple[int, int]:
+        """(address, size class) of `nbytes` bytes that nothing else has; the class is what `release` wants back."""
+        size = max(64, 1 << (max(nbytes, 1) - 1).bit_length())
+        with self._lock:
+            if self._free.get(size):
+                return self._free[size].pop(), size
+            if self._next + size > self._end:
+                self._next, length = _map_unreadable(size, self.REGION)
+                self._end = self._next + length
+            address = self._next
+            self._next += size
+            return address, size
+
+    def release(self, address: int, size: int) -> None:
+        """Give an address back for reuse."""
+        with self._lock:
+            self._free.setdefault(size, []).append(address)
+
+
+def _map_unreadable(least: int, most: int) -> tuple[int, int]:
+    """(address, length) of fresh PROT_NONE memory, as near to `most` bytes as the process's limits allow.
+
+    Raises MemoryError when not even `least` bytes of address space are left.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
+    no_reserve = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
+    length = max(least, most)
+    while length >= least:
+        address = libc.mmap(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve, -1, 0)
+        if address != ctypes.c_void_p(-1).value:
+            return address, length
+        length = length >> 2 if length > least else 0
+        length = max(length, least) if length else 0
+    raise MemoryError(f"tiny: no address space left for a storage of {least} bytes")
+
+
+ADDRESSES = AddressSpace()

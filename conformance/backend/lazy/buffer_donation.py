@@ -1,0 +1,109 @@
+"""New contents computed into the buffers of the old ones, where no other value reads the old content.
+
+Defines `donate`, which turns lazy values into stores, and `is_swap`, the reason for which that may not be done.
+
+The key insight: a value is computed into a new buffer, after which the old one is mostly dropped: for the parameters
+and moments of a training step that doubles the memory. tinygrad orders the kernels of one schedule, so that what still
+reads the old content runs before the store; the caller must only know that nothing outside that schedule reads it.
+Must not know storages or torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
+
+from ..runtime.expressions import constant_of, is_realized, strip_reshapes
+
+
+def donate(
+    values: Sequence[UOp], donors: Mapping[int, UOp], others: Sequence[UOp] = ()
+) -> tuple[dict[int, UOp], list[UOp], list[UOp]]:
+    """Store the `values` at the places in `donors` in these buffers, of their shape and dtype.
+
+    Returns the stores by place, all values, and `others` (which are not computed), both reading a stored value from its
+    buffer. A donor is not used if `others` go on reading its old content, or if tinygrad would make a copy on the way.
+    """
+    while True:
+        stores, new = _rewritten([*values, *others], {i: (values[i], donor) for i, donor in donors.items()})
+        rest = [new.get(v, v) for v in others]
+        inside = UOp.sink(*rest).toposort(gate=lambda u: u.op is not Ops.AFTER, enter_calls=False) if rest else {}
+        read = {i for i in stores if donors[i] in inside}
+        if not read:
+            return stores, [stores.get(i, new.get(v, v)) for i, v in enumerate(values)], rest
+        donors = {i: donor for i, donor in donors.items() if i not in read}
+
+
+def is_swap(error: BaseException) -> bool:
+    """Whether tinygrad found no order for the stores: of two buffers that swap their contents neither can be first."""
+    return isinstance(error, RuntimeError) and "cycle" in str(error)
+
+
+def _rewritten(roots: Sequence[UOp], donors: Mapping[int, tuple[UOp, UOp]]) -> tuple[dict[int, UOp], dict[UOp, UOp]]:
+    """The stores by place, and the nodes under `roots` that read what is stored, reading it from its buffer."""
+    new: dict[UOp, UOp] = {}
+    stores: dict[int, UOp] = {}
+    computed = {
+        strip_reshapes(value): i
+        for i, (value, _) in reversed(list(donors.items()))
+        if _is_computed(strip_reshapes(value))
+    }
+    graph = UOp.sink(*roots).toposort(enter_calls=False)
+    readers: Counter[UOp] = Counter()
+    for node in reversed(graph):  # what works on one operand alone is part of its readers' kernels
+        operands = [s for s in node.src if constant_of(s) is None]
+        count = readers[node] if len(operands) == 1 and node.op is not Ops.SINK else 1
+        for operand in operands:
+            readers[operand] += count
+    bits = {donor: 1 << k for k, (_, donor) in enumerate(donors.values())}
+    under: dict[UOp, int] = {}  # the donors that a node's value depends on, as bits
+    for node in graph:
+        made, reached = node, bits.get(node, 0)
+        for source in node.src:
+            reached |= under.get(source, 0)
+        under[node] = reached
+        if not new.keys().isdisjoint(node.src):
+            made = new[node] = node.replace(src=tuple([new.get(s, s) for s in node.src]))
+            readers[made] = readers[node]
+        i = computed.get(node)
+        if i is not None and (not reached & bits[donors[i][1]] or _at_its_place(donors[i][1], made, readers)):
+            stores[i] = _store(donors[i][1], made)
+            new[node] = stores[i].reshape(node.shape)
+    for i, (value, donor) in donors.items():
+        if computed.get(strip_reshapes(value)) != i:
+            stores[i] = _store(donor, new.get(value, value))  # a number, or what another buffer holds too
+    return stores, new
+
+
+def _is_computed(value: UOp) -> bool:
+    return constant_of(value) is None and not is_realized(value)
+
+
+def _store(donor: UOp, content: UOp) -> UOp:
+    return donor.after(donor.store(content.reshape(donor.shape)))
+
+
+def _at_its_place(donor: UOp, content: UOp, readers: Mapping[UOp, int]) -> bool:
+    """Whether the kernel that computes `content` from `donor` may write it there right away.
+
+    It may when each element needs only the one that it replaces. tinygrad misses some that do not and writes over what
+    is still to be read (`fix_store_hazard`: a part that is read elsewhere). It computes beside the buffer and then
+    copies when more than two others are read or the kernel has a sum of its own (`remove_bufferize`).
+    """
+    read: set[UOp] = set()
+    reaches: dict[UOp, bool] = {}
+    for node in UOp.sink(content).toposort(gate=lambda u: u.op not in _LEAVES):
+        read.update(s for s in node.src if s.op in _LEAVES)
+        reaches[node] = any(s is donor or reaches.get(s, False) for s in node.src)
+        if reaches[node] and node.op in GroupOp.Movement and node.op is not Ops.RESHAPE:
+            return False
+    return len(read) <= 3 and not any(s.op is Ops.REDUCE and readers[s] == 1 for s in read)
+
+
+_LEAVES = frozenset({Ops.BUFFER, Ops.AFTER, Ops.REDUCE})  # what a kernel reads; a sum with several readers has its own
+
+
+__all__ = ["donate", "is_swap"]

@@ -1,0 +1,56 @@
+"""Numbers written to many places, replayed on the host into one table.
+
+Defines `replayed`.
+
+The key insight: `for i in range(n): a[i] = i` depends on nothing but numbers, so the host can do it: one table of what
+was written, and a mask of where.
+Must not know storages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+from ..runtime import expressions, memory
+from . import layout
+from .dtypes import TORCH
+from .layout import Ints
+
+Number = float | int | bool
+NumberWrite = tuple[Ints, Ints, int, Number]  # size, stride, offset, and the number for each of its elements
+
+
+def replayed(writes: Sequence[NumberWrite], flat: UOp, device: str) -> UOp:
+    """`flat` (shape (n,), a dtype that numpy has) after these writes, in order."""
+    dtype, (length,) = flat.dtype, flat.shape
+    low = min(offset for _, _, offset, _ in writes)
+    high = max(offset + layout.plan(size, stride).extent for size, stride, offset, _ in writes)
+    old = expressions.constant_of(flat)
+    values = torch.full((high - low,), 0 if old is None else old, dtype=TORCH[dtype]).numpy()
+    written = np.zeros(high - low, dtype=np.bool_)
+    for single, group in itertools.groupby(writes, key=lambda write: not write[0]):
+        if single:  # one element each: all at once, of equal places the last counts
+            _, _, offsets, numbers = zip(*group, strict=True)
+            place = np.array(offsets) - low
+            values[place] = np.array(numbers, dtype=values.dtype)
+            written[place] = True
+            continue
+        for size, stride, offset, number in group:
+            place = layout.positions(size, stride, offset - low)
+            values[place] = number
+            written[place] = True
+    if (old is not None or written.all()) and high - low == length:
+        return memory.from_host(values, dtype, device)
+    around = ((low, length - high),)
+    table = memory.from_host(values, dtype, device).pad(around)
+    mask = memory.from_host(written, dtypes.bool, device).pad(around)
+    return mask.where(table, flat)
+
+
+__all__ = ["Number", "NumberWrite", "replayed"]

@@ -1,0 +1,245 @@
+"""When lazy contents are computed, and their pending writes applied.
+
+Defines `flush` (values leave the device), `flat` and `flat_as` (the content with all writes applied), `limit_growth`
+(a graph too deep for one schedule), `flush_pending` (before an operator reads), and `detach_readers` (before a buffer's
+memory is written).
+
+The key insight: laziness must not be observable. A value is computed when the host reads it, when its graph
+has grown past what one schedule should hold, or when memory that it reads is about to change; at no other time.
+Must not know operators or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from ..runtime import expressions, memory, recording, scheduler
+from . import layout
+from .constant_writes import Number, NumberWrite, replayed
+from .dtypes import TORCH
+from .evaluate import computed_along, evaluate
+from .layout import Ints
+from .loop_rerolling import Write
+from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage
+
+# A lazy value is computed when its measure exceeds one of these: scheduling time grows with depth, compile time with
+# cost, and clang takes no more than 256 nested brackets.
+MAX_DEPTH = 4096
+MAX_NESTING = 128
+MAX_COST = 2048
+# Constant writes in a row that are kept as movement ops; more are replayed on the host into one table.
+FEW_WRITES = 4
+# A write is stored in the buffer's own memory when the buffer has at least this many bytes and the write is at most
+# this share of it.
+IN_PLACE_BYTES = 1 << 20
+IN_PLACE_SHARE = 16
+
+
+def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "observed") -> None:
+    """Compute these storages in one schedule, and with them (when `dirty`) all that were written in place.
+
+    `why` is the reason that a trace reports.
+    """
+    recording.check_closed("it needs a value before it ends")
+    with memory.LOCK:
+        for storage in list(LOOPING.values()):
+            end_loop(storage)
+        wanted = list(dict.fromkeys([*storages, *(list(DIRTY.values()) if dirty else ())]))
+        if dirty:
+            DIRTY.clear()
+        by_device: dict[str, list[LazyStorage]] = {}
+        for storage in wanted:
+            content = flat(storage)
+            if expressions.constant_of(content) is None and not expressions.is_realized(content) and storage.nbytes:
+                by_device.setdefault(storage.device, []).append(storage)
+        for device, group in by_device.items():
+            along = computed_along(group, device)
+            for storage in along:
+                apply_pending(storage)
+            evaluate([*group, *along], device, why)
+        for storage in list(LAZY.values()):
+            if not storage.is_lazy():
+                LAZY.pop(storage.serial, None)
+
+
+def flat(storage: LazyStorage) -> UOp:
+    """The content as a value of shape (length,), all writes applied."""
+    apply_pending(storage)
+    return storage.base_flat()
+
+
+def flat_as(storage: LazyStorage, dtype: DType) -> UOp:
+    """The content in `dtype`, all writes applied: the same bits."""
+    apply_pending(storage)
+    return storage.base_flat_as(dtype)
+
+
+def to_host(storage: LazyStorage, needed: int | None = None) -> tuple[memoryview | None, Number | None]:
+    """The content after `flush`: its bytes, or (None, number) where all elements are one constant.
+
+    `needed` is the number of bytes that are read, where that is known.
+    """
+    content = flat(storage)
+    constant = expressions.constant_of(content)
+    return (memory.to_host(content, needed), None) if constant is None else (None, constant)
+
+
+def limit_growth(storage: LazyStorage) -> None:
+    """Compute a value that has grown past what one schedule should hold.
+
+    Live storages whose values it is computed from are computed with it: later they would be computed a second time.
+    """
+    if recording.is_open():
+        return
+    value = _value(storage)
+    depth, nesting, cost = expressions.measure(value)
+    if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
+        inside = value.toposort()
+        under = [s for s in list(LAZY.values()) if s is not storage and _value(s) in inside]
+        flush([storage, *under], dirty=False, why="cut")
+
+
+def flush_pending(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset: int) -> None:
+    """Store the writes that are pending for large buffers, before an operator reads this view and, perhaps, others.
+
+    A store while an operator has some of its operands in hand would change them: they are read when the kernel runs.
+    Elements outside all pending writes of the storage itself may be read as they are.
+    """
+    if LARGE_PENDING and not storage.is_outside_loop(real, size, stride, offset) and not recording.is_open():
+        storages = list(LARGE_PENDING.values())
+        LARGE_PENDING.clear()
+        for other in storages:
+            flat(other)
+
+
+def detach_readers(storages: Iterable[LazyStorage]) -> bool:
+    """Make every other storage independent of the buffers of these realized ones, whose memory is about to change.
+
+    Lazy values that read the buffers are computed, copies that share them become real ones. Whether there were any.
+    """
+    written = {flat(storage).base: storage for storage in storages}
+    readers = []
+    for storage in set(BY_ADDRESS.values()):
+        value = _value(storage)
+        if value.base in written:
+            if written[value.base] is storage:
+                continue
+            storage.replace(flat(storage).clone(storage.device), storage.nbytes)
+        elif value.op is Ops.BUFFER or written.keys().isdisjoint(value.toposort()):
+            continue
+        readers.append(storage)
+    if readers:
+        flush(readers, dirty=False, why="write in place")
+    return bool(readers)
+
+
+def postpone(storage: LazyStorage) -> None:
+    """Writes are pending: into a large buffer they are stored before the next operator reads."""
+    if storage.nbytes >= IN_PLACE_BYTES:
+        LARGE_PENDING[storage.serial] = storage
+
+
+def apply_pending(storage: LazyStorage) -> None:
+    """Apply all pending writes."""
+    if storage.loop is not None:
+        end_loop(storage)
+    if storage.constants:
+        _apply_constants(storage)
+
+
+def end_loop(storage: LazyStorage) -> None:
+    """Apply the pending writes of a loop, rerolled into few writes."""
+    loop, storage.loop = storage.loop, None
+    if loop is not None:
+        LOOPING.pop(storage.serial, None)
+        apply(storage, loop.writes(lambda numbers, dtype: _upload_numbers(numbers, dtype, storage.device)))
+
+
+def apply(storage: LazyStorage, writes: Sequence[Write]) -> None:
+    """Apply writes whose values were all computed before the first of them."""
+    if _stored_in_memory(storage, writes):
+        return
+    storage.remember_donor()
+    for write in writes:
+        assert storage.flat is not None
+        storage.flat = layout.write(storage.flat, *write, lambda positions: _upload_table(positions, storage.device))
+    storage.view = None
+    LAZY[storage.serial] = storage
+    limit_growth(storage)
+
+
+def _apply_constants(storage: LazyStorage) -> None:
+    """Apply the constant writes: a few as movement ops, many replayed on the host into one table."""
+    writes, storage.constants = storage.constants, []
+    content = storage.base_flat()
+    dtype = content.dtype
+    if _stored_in_memory(storage, writes):
+        return
+    storage.remember_donor()
+    if len(writes) <= FEW_WRITES or dtype not in TORCH or dtype is dtypes.bfloat16:
+        for size, stride, offset, number in writes:
+            value = UOp.const(number, dtype).expand(size)
+            content = layout.write(
+                content, size, stride, offset, value, lambda positions: _upload_table(positions, storage.device)
+            )
+    else:
+        content = replayed(writes, content, storage.device)
+    storage.flat, storage.view = content, None
+    limit_growth(storage)
+
+
+def _stored_in_memory(storage: LazyStorage, writes: Sequence[Write | NumberWrite]) -> bool:
+    """Store small writes in a large buffer's own memory, in time of their size; False where that cannot be done.
+
+    Other readers of the buffer get its old content first: lazy values are computed, copies become real ones.
+    """
+    content = storage.flat
+    count = sum(layout.plan(size, stride).numel for size, stride, _, _ in writes)
+    if content is None or storage.nbytes < IN_PLACE_BYTES or count * IN_PLACE_SHARE > content.shape[0]:
+        return False
+    if recording.is_open():
+        return False
+    if (
+        not memory.host_addressable(storage.device)
+        or not expressions.is_realized(content)
+        or content.dtype not in TORCH
+    ):
+        return False
+    dtype = TORCH[content.dtype]
+    computed = [w[3] for w in writes if isinstance(w[3], UOp)]
+    buffers, _ = scheduler.realize(computed, storage.device, why="write in place")
+    done = iter(buffers)
+    contents = [
+        torch.frombuffer(memory.host_view(next(done)), dtype=dtype).view(size) if isinstance(value, UOp) else value
+        for size, _, _, value in writes
+    ]
+    detach_readers([storage])
+    elements = torch.frombuffer(memory.host_view(content), dtype=dtype)
+    for (size, stride, offset, _), written in zip(writes, contents, strict=True):
+        target = elements.as_strided(size, stride, offset)
+        target.copy_(written) if isinstance(written, torch.Tensor) else target.fill_(written)
+    storage.mark_overwritten()
+    memory.count_store()
+    return True
+
+
+def _value(storage: LazyStorage) -> UOp:
+    """The content without pending constant writes, flat or in the geometry in which it was computed."""
+    if storage.loop is not None:
+        end_loop(storage)
+    return storage.base_value()
+
+
+def _upload_table(positions: np.ndarray, device: str) -> UOp:
+    return memory.from_host(np.ascontiguousarray(positions), dtypes.int64, device)
+
+
+def _upload_numbers(numbers: list[Number], dtype: DType, device: str) -> UOp:
+    host = torch.tensor(numbers, dtype=TORCH[dtype]).view(torch.uint8)
+    return memory.from_host(host.numpy(), dtype, device)

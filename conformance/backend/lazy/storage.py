@@ -1,0 +1,256 @@
+"""What a torch storage holds: one flat lazy value, and the writes that have not been applied to it.
+
+Defines `LazyStorage` (attached to an UntypedStorage), `allocate`, `lazy_storage`, and the registries of live storages.
+
+The key insight: a Python attribute of an UntypedStorage lives exactly as long as the storage, so every view of it,
+however it was made, finds the same object, and a write through one view is seen by all.
+Nothing here runs a kernel or decides that one should run: `evaluate` computes, `flush` decides when, and `access`
+reads and writes views. Must not know operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import weakref
+from typing import Any, cast
+
+import torch
+from tinygrad.dtype import DType, dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from ..runtime import expressions, memory, recording
+from . import layout
+from .addresses import ADDRESSES
+from .constant_writes import Number, NumberWrite
+from .layout import Ints
+from .loop_rerolling import Loop
+
+# Contents of at least this many bytes are computed into the buffer that held the previous content.
+DONOR_BYTES = 1 << 14
+
+# Keyed by serial number, so that iteration follows the order of creation: an equal program then makes an equal graph.
+LAZY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # their values are rewritten
+DIRTY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # written in place, not computed
+LOOPING: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # with the writes of a loop
+LARGE_PENDING: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # with writes for memory
+BY_ADDRESS: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # by data pointer
+_serials = itertools.count()
+
+
+class LazyStorage:
+    """The content of one storage: a value of shape (length,), and pending writes, which come after it.
+
+    Pending are constant writes or the writes of a loop, never both. The result of an operator is kept in the geometry
+    in which it covers the storage and is laid out flat only on demand: the next operator mostly reads that geometry.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_fresh",
+        "_number",
+        "addresses",
+        "constants",
+        "device",
+        "donor",
+        "flat",
+        "loop",
+        "nbytes",
+        "serial",
+        "version",
+        "view",
+    )
+
+    def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
+        self.nbytes, self.device, self.serial = nbytes, device, next(_serials)
+        # With neither a flat value nor a view all elements are one number. New memory reads as zeros: torch promises
+        # nothing, and a constant costs nothing.
+        self._fresh, self._number = dtype, cast(Number, 0)
+        self.flat: UOp | None = None  # the content before pending writes
+        self.view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and the value that it reads
+        self.constants: list[NumberWrite] = []  # pending writes of numbers
+        self.loop: Loop | None = None  # pending writes of a loop
+        self.donor: UOp | None = None  # the buffer of the content before it was written, if there was one
+        self.addresses: list[tuple[int, int]] = []  # (address, size class)
+        self.version = 0  # counts changes of content
+
+    def __del__(self) -> None:
+        for address, size in self.addresses:
+            ADDRESSES.release(address, size)
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype in which the content is held now."""
+        if self.flat is not None:
+            return self.flat.dtype
+        return self.view[3].dtype if self.view is not None else self._fresh
+
+    @property
+    def has_pending_writes(self) -> bool:
+        """Whether writes have not been applied yet."""
+        return bool(self.constants) or self.loop is not None
+
+    def base_value(self) -> UOp:
+        """The content before pending writes, flat or in the geometry in which it was computed."""
+        if self.flat is None:
+            if self.view is not None:
+                return self.view[3]
+            self.flat = _filled(self.nbytes, self._fresh, self._number)
+        return self.flat
+
+    def base_flat(self) -> UOp:
+        """The content before pending writes, as a value of shape (length,)."""
+        if self.flat is None:
+            value = self.base_value()
+            if self.view is not None:
+                plan = layout.plan(*self.view[:2])
+                core, shape = plan.to_core(value), (plan.numel,)
+                self.flat = core if core.shape == shape else core.reshape(shape)
+        assert self.flat is not None
+        return self.flat
+
+    def base_flat_as(self, dtype: DType) -> UOp:
+        """`base_flat` in another dtype: the same bits."""
+        bits = self.base_flat()
+        if bits.dtype == dtype:
+            return bits
+        if expressions.constant_of(bits) == 0:
+            self.flat, self.view = _zeros(self.nbytes, dtype), None
+            return self.flat
+        if bits.op is Ops.BITCAST and bits.src[0].dtype == dtype:
+            return bits.src[0]  # there and back again
+        if bits.dtype.itemsize != dtype.itemsize and not expressions.is_realized(bits):
+            # tinygrad merges a chain of bitcasts into one inside a kernel, also where element sizes differ: break it.
+            bits = bits.clone(self.device) if bits.device is None else bits.contiguous()
+        spare = -bits.shape[0] * bits.dtype.itemsize % dtype.itemsize
+        if bits.dtype is dtypes.bool:
+            bits = bits.cast(dtypes.uint8)
+        if spare:  # a storage whose size is no multiple of the element's: the rest is never in a view
+            bits = bits.bitcast(dtypes.uint8).pad(((0, spare),))
+        if dtype is dtypes.bool:
+            return bits.bitcast(dtypes.uint8).ne(0)
+        return bits.bitcast(dtype) if bits.dtype != dtype else bits
+
+    def number(self) -> Number | None:
+        """The number that every element is known to be, None where that is not known."""
+        if self.has_pending_writes:
+            return None
+        return self._number if self.flat is None and self.view is None else expressions.constant_of(self.base_value())
+
+    def is_lazy(self) -> bool:
+        """Whether the content is more than a buffer or a constant."""
+        if self.has_pending_writes:
+            return True
+        value = self.base_value()
+        return expressions.constant_of(value) is None and not expressions.is_realized(value)
+
+    def is_outside_loop(self, real: DType, size: Ints, stride: Ints, offset: int) -> bool:
+        """Whether a view lies outside a loop's writes that are pending for a buffer; False where none are."""
+        if self.loop is None or self.flat is None or not expressions.is_realized(self.flat):
+            return False
+        return self.dtype == real and self.loop.is_outside(size, stride, offset)
+
+    def realized_buffer(self, dtype: DType) -> UOp | None:
+        """The buffer that holds the content in `dtype`, None where there is none yet."""
+        flat = self.flat
+        if flat is None or self.has_pending_writes or flat.op is not Ops.BUFFER or flat.dtype != dtype:
+            return None
+        return flat if expressions.is_realized(flat) else None
+
+    def base_buffer(self) -> UOp | None:
+        """The buffer that is the content before pending writes; None where there is none."""
+        value = self.flat if self.flat is not None else self.view[3] if self.view is not None else None
+        return value.base if value is not None and value.base.op is Ops.BUFFER else None
+
+    def donor_buffer(self) -> UOp | None:
+        """The buffer into which the flat content may be computed, if nothing else reads that buffer; else None."""
+        donor, flat = self.donor, self.base_flat()
+        if donor is None or donor.dtype != flat.dtype or donor.shape != flat.shape or recording.is_open():
+            return None
+        return donor
+
+    def hold(self, size: Ints, stride: Ints, value: UOp) -> None:
+        """Hold `value`, which covers the whole storage in this geometry, from now on."""
+        self._drop_pending_writes()
+        self.remember_donor()
+        self.flat, self.view = None, (size, stride, 0, value)
+        self.version += 1
+        LAZY[self.serial] = self
+
+    def hold_number(self, real: DType, number: Number) -> None:
+        """Hold one number of the dtype `real` in every element from now on."""
+        self._drop_pending_writes()
+        self.flat, self.view, self._fresh, self._number = None, None, real, number
+        self.version += 1
+
+    def replace(self, flat: UOp, nbytes: int) -> None:
+        """Hold `flat` from now on, as a storage of `nbytes` bytes."""
+        self._drop_pending_writes()
+        self.flat, self.view, self.donor, self.nbytes = flat, None, None, nbytes
+        self.version += 1
+        LAZY[self.serial] = self
+
+    def substitute_realized(self, value: UOp) -> None:
+        """Hold an equal value instead: the same content, rewritten to read the buffers computed meanwhile."""
+        if self.flat is not None:
+            self.flat, self.view = value, None
+        else:
+            assert self.view is not None
+            self.view = (*self.view[:3], value)
+        if expressions.is_realized(value):
+            self.donor = None
+
+    def remember_donor(self) -> None:
+        """Before the content changes: keep the buffer that holds it."""
+        flat = self.flat
+        if flat is not None and flat.op is Ops.BUFFER and self.nbytes >= DONOR_BYTES and expressions.is_realized(flat):
+            self.donor = flat
+
+    def mark_dirty(self) -> None:
+        """Written in place: the next flush computes it, so that a loop's graph does not grow."""
+        DIRTY[self.serial] = self
+
+    def mark_overwritten(self) -> None:
+        """The memory of the buffer that this storage holds has new contents."""
+        self.view = None
+        self.version += 1
+        memory.count_overwrite()
+
+    def _drop_pending_writes(self) -> None:
+        self.constants.clear()
+        if self.loop is not None:
+            self.loop = None
+            LOOPING.pop(self.serial, None)
+
+
+def _filled(nbytes: int, dtype: DType, number: Number) -> UOp:
+    if number == 0 and math.copysign(1, number) > 0:
+        return _zeros(nbytes, dtype)
+    return UOp.const(number, dtype).expand((-(-nbytes // dtype.itemsize),))
+
+
+@functools.lru_cache(maxsize=1024)
+def _zeros(nbytes: int, dtype: DType) -> UOp:
+    return UOp.const(0, dtype).expand((-(-nbytes // dtype.itemsize),))
+
+
+def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.UntypedStorage:
+    """A new storage of `nbytes` bytes on `tiny:index`; it reads as zeros in `dtype`."""
+    address, size_class = ADDRESSES.reserve(nbytes)
+    device = torch.device("tiny", index)
+    storage: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)  # type: ignore[attr-defined]
+    storage._lazy = lazy = LazyStorage(nbytes, memory.device_name(index), dtype)
+    BY_ADDRESS[address] = lazy
+    lazy.addresses.append((address, size_class))
+    return storage
+
+
+def lazy_storage(tensor: torch.Tensor) -> LazyStorage:
+    """The content of a tiny tensor's storage."""
+    storage: Any = tensor.untyped_storage()
+    try:
+        return storage._lazy
+    except AttributeError:
+        return BY_ADDRESS[storage.data_ptr()]  # a storage that torch made of a bare pointer, as when it writes a file

@@ -1,0 +1,118 @@
+"""Questions about lazy values: known constants, realized buffers, and the size of an expression.
+
+Defines `constant_of`, `is_realized`, `strip_reshapes`, and `measure`, by which a graph is found too large.
+
+The key insight: tinygrad's `UOp` has the whole tensor API, so a lazy value is a UOp and nothing else. tinygrad's
+`Tensor`, with its global registry of live tensors, is not used.
+Must not know torch or storages.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import GroupOp, UOp
+from tinygrad.uop.ops import buffers as _buffers
+
+
+def constant_of(value: UOp) -> float | int | bool | None:
+    """The Python number that every element of `value` is known to equal, or None where that is not known."""
+    while value.op in _CONSTANT_PRESERVING:
+        value = value.src[0]
+    return value.val if value.op is Ops.CONST else None  # type: ignore[return-value]
+
+
+_CONSTANT_PRESERVING = frozenset({Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.SHRINK, Ops.FLIP})
+
+
+def is_realized(value: UOp) -> bool:
+    """Whether `value` is a buffer that already holds its content."""
+    if value.op is Ops.BUFFER:
+        held = _buffers.get(value)
+        return held is not None and held.is_allocated()
+    return value.has_buffer_identity() and value.base.realized is not None
+
+
+def filled_or_new(buffer: UOp) -> UOp:
+    """A buffer that holds its content; for one that a kernel has yet to fill, a new one, since others may be filled."""
+    return buffer if is_realized(buffer) else UOp.new_buffer(buffer.arg.device, buffer.max_numel(), buffer.dtype)
+
+
+def is_rearranged(value: UOp) -> bool:
+    """Whether a value only rearranges another: tinygrad would compute that other and leave the rearranging lazy."""
+    while value.op is Ops.RESHAPE:
+        value = value.src[0]
+    return value.op in GroupOp.Movement or value.op is Ops.BITCAST
+
+
+def strip_reshapes(value: UOp) -> UOp:
+    """A value without the reshapes around it; values that differ only by those share the rest."""
+    while value.op is Ops.RESHAPE:
+        value = value.src[0]
+    return value
+
+
+def shaped_like(buffer: UOp, value: UOp) -> UOp:
+    """A flat buffer in the shape of a value."""
+    return buffer if buffer.shape == value.shape else buffer.reshape(value.shape)
+
+
+class Measure(NamedTuple):
+    """The size of a lazy value, as far as it decides how long scheduling and compiling take."""
+
+    depth: int  # operations on the longest path
+    nesting: int  # of those, the ones since the last reduction: the depth of one kernel's expression
+    cost: int  # operations in that kernel's expression; what is read at several places counts for each
+
+
+_measures: weakref.WeakKeyDictionary[UOp, Measure] = weakref.WeakKeyDictionary()
+_LEAF = Measure(0, 0, 1)
+_LEAVES = frozenset({Ops.BUFFER, Ops.CONST, Ops.PARAM, Ops.AFTER, Ops.COPY})
+_MOVED = frozenset({Ops.SHRINK, Ops.PAD, Ops.PERMUTE, Ops.FLIP})  # read at another place than its neighbours
+
+
+def measure(value: UOp) -> Measure:
+    """The Measure of a lazy value."""
+    known = _measures.get(value)
+    if known is not None:
+        return known
+    stack = [value]
+    while stack:
+        node = stack[-1]
+        if node in _measures:
+            stack.pop()
+            continue
+        sources = () if node.op in _LEAVES else node.src[:1] if node.op in GroupOp.Movement else node.src
+        missing = [s for s in sources if s not in _measures]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        _measures[node] = _measured(node, sources)
+    return _measures[value]
+
+
+def _measured(node: UOp, sources: Sequence[UOp]) -> Measure:
+    if not sources:
+        return _LEAF
+    inner = [_measures[s] for s in sources]
+    if node.op in GroupOp.Movement:
+        return inner[0]
+    depth = 1 + max(m.depth for m in inner)
+    if node.op is Ops.REDUCE or node.op is Ops.CONTIGUOUS:
+        return Measure(depth, 0, 1)
+    # Operands read at the same place share their work within a kernel; moved ones are computed again.
+    moved = sum(m.cost for s, m in zip(sources, inner, strict=True) if _is_moved(s))
+    here = max((m.cost for s, m in zip(sources, inner, strict=True) if not _is_moved(s)), default=0)
+    return Measure(depth, 1 + max(m.nesting for m in inner), min(1 + here + moved, 1 << 30))
+
+
+def _is_moved(value: UOp) -> bool:
+    while value.op in GroupOp.Movement:
+        if value.op in _MOVED:
+            return True
+        value = value.src[0]
+    return False

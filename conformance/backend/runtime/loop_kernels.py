@@ -1,0 +1,164 @@
+"""Kernels written as loops: what depends on its own earlier steps, such as an elimination, in one kernel.
+
+Defines `kernel`, which runs a program of loops, loads and stores over arrays, and the `Program` and `Array` with which
+one is written:
+
+    def running_sum(p: Program, total: Array, x: Array) -> None:
+        sum = p.local(x.dtype, 0.0)
+        for i in p.loop(len(x)):
+            sum[0] = sum[0] + x[i]
+            total[i] = sum[0]
+
+The key insight: tinygrad's kernels are graphs, and nothing in a graph happens before or after anything else but what
+it depends on. So every load and every store is made to depend on the store before it, and the graph has one order, that
+of the program. Only that a load comes before a store which overwrites it cannot be said in the graph, so a loaded value
+is refused once its array has been stored to; `Program.keep` keeps it.
+Must not know torch or what is computed. A `for` over `Program.loop` runs its body once, with a symbol in the index's
+place, so it must end without `break`, and what is computed in it must be stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tinygrad.dtype import AddrSpace, DType, dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import AxisType, KernelInfo, UOp
+
+from . import expressions
+
+Index = Any  # an int or a value, or a tuple of them
+Content = UOp | float
+Shape = tuple[int, ...]
+
+
+class Array:
+    """Memory of a program: `a[i, j]` loads an element, `a[i, j] = x` stores one, cast to the array's dtype."""
+
+    def __init__(self, program: Program, memory: UOp, shape: Shape) -> None:
+        self._program, self._memory, self.shape = program, memory, shape
+        self.dtype: DType = memory.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def _place(self, index: Index) -> UOp:
+        """The flat index, row-major."""
+        place = UOp.const(0, dtypes.weakint)
+        for size, i in zip(self.shape, index if isinstance(index, tuple) else (index,), strict=True):
+            place = place * size + (i.cast(dtypes.weakint) if isinstance(i, UOp) else i)
+        return place
+
+    def __getitem__(self, index: Index) -> UOp:
+        return self._program.load(self._memory, self._place(index))
+
+    def __setitem__(self, index: Index, content: Content) -> None:
+        self.set(index, content)
+
+    def set(self, index: Index, content: Content, where: UOp | None = None) -> None:
+        """Store an element, if a condition holds."""
+        value = content.cast(self.dtype) if isinstance(content, UOp) else UOp.const(content, self.dtype)
+        condition = UOp.const(True, dtypes.bool) if where is None else where.simplify()
+        known = expressions.constant_of(condition)
+        if known is None:
+            value = condition.where(value, self[index])
+        elif not known:
+            return  # tinygrad would drop a store of what is there already, and with it the order of what is before
+        self._program.store(self._memory, self._place(index), value)
+
+
+class Program:
+    """What is written so far: the last store or loop, on which what follows depends, and which loads are stale."""
+
+    def __init__(self) -> None:
+        self._axes, self._slots = itertools.count(), itertools.count()
+        self._last: tuple[UOp, ...] = ()
+        self._stores: Counter[UOp] = Counter()  # by memory
+        self._loads: dict[UOp, tuple[UOp, int]] = {}  # the memory, and how many stores to it there had been
+
+    def load(self, memory: UOp, place: UOp) -> UOp:
+        """An element of an array's memory."""
+        loaded = memory.after(*self._last).index(self._fresh(place)).load()
+        self._loads[loaded] = memory, self._stores[memory]
+        return loaded
+
+    def store(self, memory: UOp, place: UOp, content: UOp) -> None:
+        """Set an element of an array's memory."""
+        self._last = (memory.after(*self._last).index(self._fresh(place)).store(self._fresh(content)),)
+        self._stores[memory] += 1
+
+    def _fresh(self, value: UOp) -> UOp:
+        """The value; RuntimeError where it was loaded from an array that has been stored to since."""
+        nodes, seen = [value], set()
+        while nodes:
+            node = nodes.pop()
+            if node in self._loads:
+                memory, count = self._loads[node]
+                if self._stores[memory] != count:
+                    raise RuntimeError("a value is used after a store to the array that it was loaded from: keep it")
+            elif node not in seen:
+                seen.add(node)
+                nodes.extend(node.src)
+        return value
+
+    def local(self, dtype: DType, *content: Content) -> Array:
+        """A new array of the program's own, filled with these elements here and now."""
+        size = len(content)
+        made = Array(self, UOp.placeholder((size,), dtype, next(self._slots), AddrSpace.REG), (size,))
+        for i, element in enumerate(content):
+            made[i] = element
+        return made
+
+    def keep(self, value: UOp) -> UOp:
+        """A value that stays what it is now."""
+        return self.local(value.dtype, value)[0]
+
+    def loop(self, count: int, independent: bool = False) -> Iterator[UOp]:
+        """0, 1, ... below `count`, which tinygrad wants to be a number; a turn that needs no other is `independent`."""
+        if count == 1:
+            yield UOp.const(0, dtypes.weakint)
+        if count < 2:
+            return
+        turn = UOp.range(count, next(self._axes), AxisType.WEAK if independent else AxisType.LOOP)
+        before, self._last = self._last, (*self._last, turn)
+        yield turn
+        self._last = before if turn in self._last else (self._last[0].end(turn),)  # nothing was stored, or something
+
+    def sink(self, name: str) -> UOp:
+        """The kernel's graph."""
+        return UOp.sink(*self._last, arg=KernelInfo(name=name, opts_to_apply=()))
+
+
+def kernel(
+    write: Callable[..., None], outputs: Sequence[tuple[Shape, DType]], inputs: Sequence[UOp], device: str, *more: Any
+) -> list[UOp]:
+    """The outputs, as lazy values, of one kernel: `write(program, *outputs, *inputs, *more)` with an Array for each.
+
+    An output that the program does not store to everywhere holds garbage there.
+    """
+    read = [_in_memory(x, device) for x in inputs]
+    made = [UOp.new_buffer(device, math.prod(shape), dtype) for shape, dtype in outputs]
+    arrays = [*outputs, *((tuple(int(n) for n in x.shape), x.dtype) for x in inputs)]
+    call = _graph(write, tuple(arrays), *more).call(*made, *read)
+    return [b.after(call).reshape(shape) for b, (shape, _) in zip(made, outputs, strict=True)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _graph(write: Callable[..., None], arrays: Sequence[tuple[Shape, DType]], *more: Any) -> UOp:
+    program = Program()
+    memories = [UOp.placeholder((math.prod(shape),), dtype, slot) for slot, (shape, dtype) in enumerate(arrays)]
+    write(program, *(Array(program, m, shape) for m, (shape, _) in zip(memories, arrays, strict=True)), *more)
+    return program.sink(write.__name__.strip("_"))
+
+
+def _in_memory(x: UOp, device: str) -> UOp:
+    """A value as a flat buffer, or as what will be one."""
+    flat = x.reshape((math.prod(x.shape),))
+    if x.device is None:
+        return flat.clone(device)
+    return flat if expressions.strip_reshapes(x).op in (Ops.BUFFER, Ops.AFTER, Ops.CONTIGUOUS) else flat.contiguous()

@@ -1,0 +1,110 @@
+"""Buffers: host memory in, host memory out, and the lock around both.
+
+Defines `LOCK`, `open_device`, `from_host`, `to_host`, `host_view`, and `generation`, which dates what is known of
+contents.
+
+The key insight: where the host can address the device's memory, reading it copies nothing; so what a read returns may
+be the memory itself and must not be written.
+Must not know torch, storages or schedules.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tinygrad.device import Buffer, Device
+from tinygrad.dtype import DType
+from tinygrad.helpers import DEV
+from tinygrad.uop.ops import UOp
+
+from . import trace
+from .counters import COUNTERS
+from .toolchain import ensure_compiler
+
+# Schedules and buffers are process-wide state in tinygrad, which does no locking of its own.
+LOCK = threading.RLock()
+
+
+def device_name(index: int = 0) -> str:
+    """tinygrad's name of the device behind `tiny:index`: what ``DEV`` selects, the CPU where it selects nothing."""
+    base = DEV.device or "CPU"
+    return base if index == 0 else f"{base}:{index}"
+
+
+_opened: set[str] = set()
+
+
+def open_device(device: str) -> None:
+    """Open tinygrad's device once; its CPU device starts a C compiler when it opens. Raises ToolchainError."""
+    if device not in _opened:
+        ensure_compiler()
+        Device[device]
+        _opened.add(device)
+
+
+def host_addressable(device: str) -> bool:
+    """Whether buffers of this tinygrad device are ordinary memory of this process."""
+    return device.split(":")[0] == "CPU"
+
+
+def from_host(data: Any, dtype: DType, device: str) -> UOp:
+    """A realized flat value of `dtype` which holds a copy of `data`, a contiguous array or buffer."""
+    data = memoryview(data)
+    with LOCK:
+        open_device(device)
+        size = data.nbytes // dtype.itemsize
+        value = UOp.new_buffer(device, size, dtype)
+        buffer = value.buffer.allocate()  # type: ignore[union-attr]
+        if host_addressable(device):
+            buffer.as_memoryview(force_zero_copy=True, no_sync=False)[:] = data.cast("B")
+        else:
+            buffer.copy_from(Buffer("PYTHON", size, dtype, opaque=data.cast("B")))
+        COUNTERS.copies_in += 1
+        COUNTERS.bytes_in += data.nbytes
+        if trace.LISTENERS:
+            trace.notify(trace.Copy("in", data.nbytes))
+        return value
+
+
+_generation = 0
+
+
+def generation() -> int:
+    """The number of writes into buffers' memory so far: what is known of contents is valid within one generation."""
+    return _generation
+
+
+def count_overwrite() -> None:
+    """The memory of a buffer has new contents: a new generation."""
+    global _generation
+    _generation += 1
+
+
+def count_store() -> None:
+    """A buffer's own memory has been written by the host."""
+    COUNTERS.stored += 1
+    if trace.LISTENERS:
+        trace.notify(trace.Store())
+
+
+def host_view(value: UOp) -> memoryview:
+    """The memory of a realized flat value itself, where the host can address it."""
+    buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]
+    return buffer.as_memoryview(force_zero_copy=True)
+
+
+def to_host(value: UOp, needed: int | None = None) -> memoryview:
+    """The bytes of a realized flat value: a copy, or where the host can address it the memory itself (do not write).
+
+    `needed` is how many of them are read: where nothing is copied, only those count.
+    """
+    with LOCK:
+        buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]
+        addressable = host_addressable(buffer.device)
+        moved = needed if addressable and needed is not None else buffer.nbytes
+        COUNTERS.copies_out += 1
+        COUNTERS.bytes_out += moved
+        if trace.LISTENERS:
+            trace.notify(trace.Copy("out", moved))
+        return buffer.as_memoryview(force_zero_copy=True) if addressable else buffer.as_memoryview()

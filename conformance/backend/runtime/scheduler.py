@@ -1,0 +1,182 @@
+"""The one door to tinygrad's scheduler: many lazy values computed in one schedule.
+
+Defines `realize` (compute now), `compiled` (a schedule that has not run) and `replayed` (run one over other buffers).
+
+The key insight: the caller names the lazy values that stay lazy, and gets them back rewritten to read what was
+computed, so nothing is computed twice and no registry of live values is needed here.
+Must not know torch, storages or strides.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from tinygrad.engine.realize import compile_linear, link_linear, run_linear
+from tinygrad.helpers import PARALLEL, Context, GlobalCounters
+from tinygrad.schedule import create_linear_with_vars
+from tinygrad.schedule.memory import memory_plan_rewrite
+from tinygrad.tensor import transform_to_call
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from . import trace
+from .counters import COUNTERS
+from .expressions import is_rearranged, shaped_like, strip_reshapes
+from .materialization import read_by_all, remaining
+from .memory import LOCK, open_device
+from .replay import Graph, Replay, canonical, kernel_names, recorded
+from .schedule_cache import Schedules, Subject, subject
+
+# tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
+if "PARALLEL" not in os.environ:
+    PARALLEL.value = 0
+
+SCHEDULES = Schedules()
+
+
+def realize(
+    values: Sequence[UOp],
+    device: str,
+    others: Sequence[UOp] = (),
+    why: str = "observed",
+    begin: Callable[[], None] = lambda: None,
+) -> tuple[list[UOp], list[UOp]]:
+    """Compute `values` in one schedule; `why` is what a trace says of it, `begin` is called before the first kernel.
+
+    Returns the values as realized buffers, and `others` (lazy values that stay lazy) rewritten to read what was
+    computed instead of computing it again.
+    """
+    with LOCK:
+        open_device(device)
+        wanted = [v.clone(device) if v.device is None or is_rearranged(v) else v for v in values]
+        pending = [v for v in wanted if not v.has_buffer_identity()]
+        if not pending:
+            return wanted, list(others)
+        before, start = GlobalCounters.kernel_count, time.perf_counter()
+        graph = canonical(pending)
+        points = remaining(graph.nodes, others)
+        of = subject((*graph.key, *points.key), device)
+        replay, origin = SCHEDULES.get(of)
+        if replay is not None:
+            found = time.perf_counter()
+            begin()
+            slots = replay.run(graph.buffers)
+            done = [shaped_like(slots[i], v) for i, v in zip(replay.results, pending, strict=True)]
+            becomes = {graph.nodes[k]: shaped_like(slots[i], graph.nodes[k]) for k, i in replay.becomes}
+            if trace.LISTENERS:
+                spent = found - start, 0.0, time.perf_counter() - found
+                trace.notify(trace.Schedule(why, replay.names, len(pending), origin, *spent))
+        else:
+            done, becomes = _schedule(of, graph, pending, points.passing, why, begin)
+        COUNTERS.kernels += GlobalCounters.kernel_count - before
+        COUNTERS.schedules += 1
+        finished = iter(done)
+        results = [v if v.has_buffer_identity() else next(finished) for v in wanted]
+        for v, w, r in zip(values, wanted, results, strict=True):
+            if v is not w:  # computed as a copy of itself
+                becomes[strip_reshapes(v)] = shaped_like(r.base, strip_reshapes(v))
+        return results, _rewritten(others, becomes, graph.calls)
+
+
+def _schedule(
+    of: Subject, graph: Graph, pending: list[UOp], passing: set[UOp], why: str, begin: Callable[[], None]
+) -> tuple[list[UOp], dict[UOp, UOp]]:
+    """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
+    start = time.perf_counter()
+    linear, variables, done, becomes = _scheduled(pending, graph.buffers, passing)
+    scheduled = time.perf_counter()
+    ready = compile_linear(linear)
+    coded = time.perf_counter()
+    linked = link_linear(ready)
+    begin()
+    run_linear(linked, variables, jit=True)
+    if trace.LISTENERS:
+        spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
+        names = kernel_names([call.src[0] for call in ready.src])
+        trace.notify(trace.Schedule(why, names, len(pending), "scheduled", *spent))
+    if not variables and all(v.has_buffer_identity() for v in [*done, *becomes.values()]):
+        SCHEDULES.put(of, recorded(graph, ready, done, becomes))
+    return done, becomes
+
+
+def _scheduled(
+    values: list[UOp], buffers: Sequence[UOp], passing: set[UOp]
+) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
+    """tinygrad's schedule for values over `buffers`, its variables, the values as buffers, what each node becomes.
+
+    What becomes a buffer is one in its own shape, or that reshaped: as it is when the schedule runs again. The nodes in
+    `passing` become none: like other intermediate values they share memory with those that live before and after them.
+    """
+    equal, new = read_by_all(values)
+    call, found = transform_to_call(UOp.sink(*equal))
+    with Context(NO_MEMORY_PLANNER=1):
+        linear, variables = create_linear_with_vars(call)
+    done = UOp.sink(*equal).substitute(found, walk=True).src
+    old = {n: o for o, n in new.items()}
+    becomes = {old.get(n, n): v for n, v in found.items()}
+    held = {*buffers, *[v.base for v in done], *[v.base for n, v in becomes.items() if n not in passing]}
+    COUNTERS.scheduled += 1
+    learnt = {n: _plain(v, n) for n, v in becomes.items() if v.base in held}
+    return memory_plan_rewrite(linear, held), variables, [_plain(v, v) for v in done], learnt
+
+
+def _plain(value: UOp, node: UOp) -> UOp:
+    return shaped_like(value.base, node) if value.has_buffer_identity() else value
+
+
+def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
+    """A schedule for `values` that has not run, and the buffers of their graph in its order; some may be empty yet."""
+    with LOCK:
+        open_device(device)
+        wanted = [
+            v.clone(device) if v.device is None or is_rearranged(v) or v.has_buffer_identity() else v for v in values
+        ]
+        graph = canonical(wanted)
+        points = remaining(graph.nodes, ())
+        of = subject((*graph.key, *points.key), device)
+        replay, _ = SCHEDULES.get(of)
+        if replay is None:
+            linear, variables, done, becomes = _scheduled(wanted, graph.buffers, points.passing)
+            assert not variables
+            kept = {n: v for n, v in becomes.items() if v.has_buffer_identity()}
+            replay = recorded(graph, compile_linear(linear), done, kept)
+            if len(kept) == len(becomes):
+                SCHEDULES.put(of, replay)
+        return replay, graph.buffers
+
+
+def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
+    """Run a schedule over realized buffers; its results as flat buffers."""
+    with LOCK:
+        before, start = GlobalCounters.kernel_count, time.perf_counter()
+        slots = replay.run(buffers)
+        results = [slots[i] for i in replay.results]
+        if trace.LISTENERS:
+            spent = 0.0, 0.0, time.perf_counter() - start
+            trace.notify(trace.Schedule("compiled", replay.names, len(results), "memory", *spent))
+        COUNTERS.kernels += GlobalCounters.kernel_count - before
+        COUNTERS.schedules += 1
+        return results
+
+
+def _rewritten(others: Sequence[UOp], becomes: dict[UOp, UOp], calls: set[UOp]) -> list[UOp]:
+    """Lazy values with computed nodes replaced by the buffers they have become.
+
+    A kernel that was called has written all its buffers, whichever of them the schedule was made for.
+    """
+    seen: dict[UOp, bool] = {}
+
+    def touched(node: UOp) -> bool:
+        if node.op is Ops.AFTER and node.src[1] in calls:
+            becomes[node] = node.src[0]
+        return node in becomes or any(seen.get(s, False) for s in node.src)
+
+    rest = list(others)
+    stale = [i for i, v in enumerate(rest) if v.topovisit(touched, seen)]
+    if stale:
+        new = UOp.sink(*[rest[i] for i in stale]).substitute(becomes, walk=True).src
+        for i, v in zip(stale, new, strict=True):
+            rest[i] = v
+    return rest

@@ -1,0 +1,20 @@
+"""tinygrad's cache file, used from any thread.
+
+The key insight: SQLite itself takes turns; only Python's check that one thread owns a connection stands in the way.
+"""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import types
+
+from .patch import Patch
+
+_CONNECT = functools.partial(sqlite3.connect, check_same_thread=False)
+
+Patch(
+    "tinygrad.helpers:sqlite3",
+    "The connection to the cache file refuses every thread but the one that used it first.",
+    "tests/backend/runtime/test_program_cache.py::test_a_second_thread_computes_too",
+).apply(types.SimpleNamespace(**{**vars(sqlite3), "connect": _CONNECT}))

@@ -1,0 +1,304 @@
+"""`torch.compile(model, backend="tiny")`: a captured graph, recorded as one schedule and run again on new buffers.
+
+Defines `tiny`, the Dynamo backend.
+
+The key insight: running the captured graph on tensors whose buffers are still empty records everything it computes
+without computing it. What was recorded is scheduled once, and a call then costs its kernels.
+A graph which needs a value while it is recorded (an operator on the CPU, a random number) runs eagerly instead, with a
+warning that names the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tinygrad.dtype import DType
+from tinygrad.uop.ops import UOp
+
+from ..dispatch.tensors import geometry, is_tiny, tensor_on
+from ..lazy import buffer_donation, flush
+from ..lazy.dtypes import element
+from ..lazy.storage import LazyStorage, allocate, lazy_storage
+from ..runtime import expressions, memory, recording, replay, scheduler
+
+Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+
+
+# Buffers of equal elements up to this size are kept from call to call.
+CONSTANTS_KEPT = 4096
+# A check of elements of at most so many nodes runs on its own, before the graph that needs it.
+EARLY_CHECK = 256
+
+
+@dataclass
+class _Output:
+    """Where a result of the recorded graph is found: a fresh value, a view of an input's storage, or no tensor."""
+
+    kind: str  # "value", "input", "other"
+    place: int  # index of the value, or of the input whose storage it lies in
+    geometry: Geometry | None
+    nbytes: int
+    other: Any = None
+
+
+@dataclass
+class _Schedule:
+    """A schedule over the buffers of a graph's inputs."""
+
+    run: replay.Replay
+    buffers: list[UOp]  # those that the graph itself brought along or fills; stand-ins otherwise
+    order: list[int | None]  # for each buffer: the input whose storage it is, None for a constant
+
+    def __call__(self, held: dict[int, UOp]) -> list[UOp]:
+        """Run it; `held` has the buffers of the inputs."""
+        places = zip(self.order, self.buffers, strict=True)
+        return scheduler.replayed(
+            self.run, [expressions.filled_or_new(constant) if i is None else held[i] for i, constant in places]
+        )
+
+
+@dataclass
+class _Recording:
+    """One graph for one set of input geometries."""
+
+    check: _Schedule | None  # its one value says whether all elements are as the graph's operators need them
+    schedule: _Schedule
+    outputs: list[_Output]
+    stored: list[int]  # inputs into whose own buffers the schedule writes
+    written: list[int]  # inputs whose storage gets a new buffer, in the order of the values behind the outputs
+    checked: bool  # whether the schedule's last value is the check
+
+
+def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The Dynamo backend: forward and backward each become one recorded schedule; inputs on tiny or on the CPU."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    # Writes to inputs (an optimizer's) stay in the graph: each would be a copy of its own after it.
+    backend = aot_autograd(
+        fw_compiler=_compiler,
+        bw_compiler=_compiler,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return backend(graph, example_inputs)
+
+
+def _compiler(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    return make_boxed_func(_Compiled(graph))
+
+
+class _Compiled:
+    """A captured graph and its recordings, one for each set of input geometries."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        self.graph = graph
+        self.recordings: dict[Any, _Recording | None] = {}
+        outputs: Any = graph.graph.output_node().args[0]
+        self.returns_host = [_is_host(getattr(node, "meta", {}).get("val")) for node in outputs]
+
+    def __call__(self, *inputs: Any) -> Any:
+        hosts = [i for i, x in enumerate(inputs) if _is_host(x)]
+        moved = list(inputs)
+        for i in hosts:
+            moved[i] = inputs[i].detach().to("tiny")
+        key = tuple(_key(moved))
+        if key not in self.recordings:
+            self.recordings[key] = self._record(moved)
+        recorded = self.recordings[key]
+        if recorded is None:
+            versions = [moved[i]._version for i in hosts]
+            results = self.graph(*moved)
+            written = [i for i, version in zip(hosts, versions, strict=True) if moved[i]._version != version]
+        else:
+            found = _run(recorded, moved)
+            if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies
+                self.graph(*[x.clone() if is_tiny(x) else x for x in moved])
+                raise AssertionError("tiny: an operator accepted elements that the recording of its graph refused")
+            results, written = found, [*recorded.stored, *recorded.written]
+        for i in hosts:
+            if i in written:
+                inputs[i].copy_(moved[i])
+        return [r.cpu() if on_host and is_tiny(r) else r for r, on_host in zip(results, self.returns_host, strict=True)]
+
+    def _record(self, inputs: Sequence[Any]) -> _Recording | None:
+        try:
+            with recording.recording() as conditions:
+                return _record(self.graph, inputs, conditions)
+        except recording.NeedsValue as reason:
+            warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
+            return None
+
+
+def _is_host(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type == "cpu"
+
+
+def _key(inputs: Sequence[Any]) -> list[Any]:
+    storages: dict[int, int] = {}
+    key: list[Any] = []
+    for x in inputs:
+        if isinstance(x, torch.Tensor):
+            lazy = lazy_storage(x)
+            key.append((x.dtype, *geometry(x), lazy.nbytes, storages.setdefault(id(lazy), len(storages))))
+        else:
+            key.append(x)
+    return key
+
+
+def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list[UOp]) -> _Recording | None:
+    stand_ins: dict[int, tuple[torch.UntypedStorage, UOp, int]] = {}  # by the storage they stand for
+    arguments = []
+    for i, x in enumerate(inputs):
+        if not isinstance(x, torch.Tensor):
+            arguments.append(x)
+            continue
+        lazy = lazy_storage(x)
+        if id(lazy) not in stand_ins:
+            real, _ = element(x.dtype)
+            store = allocate(lazy.nbytes, x.device.index or 0, real)
+            buffer = UOp.new_buffer(lazy.device, -(-lazy.nbytes // real.itemsize), real)
+            store._lazy.replace(buffer, lazy.nbytes)  # type: ignore[attr-defined]
+            stand_ins[id(lazy)] = (store, buffer, i)
+        arguments.append(tensor_on(stand_ins[id(lazy)][0], x.dtype, *geometry(x)))
+    results = graph(*arguments)
+    by_store = {id(store._lazy): i for store, _, i in stand_ins.values()}  # type: ignore[attr-defined]
+    values: list[UOp] = []
+    outputs: list[_Output] = []
+    places: dict[int, int] = {}
+    for r in results:
+        if not isinstance(r, torch.Tensor) or not is_tiny(r):
+            outputs.append(_Output("other", 0, None, 0, r))
+            continue
+        lazy = lazy_storage(r)
+        if id(lazy) in by_store:
+            outputs.append(_Output("input", by_store[id(lazy)], (r.dtype, *geometry(r)), 0))
+            continue
+        if id(lazy) not in places:
+            places[id(lazy)] = len(values)
+            values.append(flush.flat(lazy))
+        outputs.append(_Output("value", places[id(lazy)], (r.dtype, *geometry(r)), lazy.nbytes))
+    changed: dict[int, tuple[UOp, UOp]] = {}  # by input: its buffer and its new content
+    for store, buffer, i in stand_ins.values():
+        flat = flush.flat(store._lazy)  # type: ignore[attr-defined]
+        if flat is not buffer:
+            changed[i] = (buffer, flat)
+    if not values and not changed:
+        return None
+    device = lazy_storage(next(a for a in arguments if is_tiny(a))).device
+    standing = {buffer: i for _, buffer, i in stand_ins.values()}
+
+    def over_inputs(run: replay.Replay, buffers: list[UOp]) -> _Schedule:
+        return _Schedule(run, buffers, [standing.get(b) for b in buffers])
+
+    # What a check refuses must leave nothing written. Where something is, a check of few nodes (labels in range) runs
+    # before the rest. Else the answer comes with the results, which then go to new buffers.
+    check = None
+    if conditions and changed:
+        whole = functools.reduce(lambda a, b: a * b, conditions).reshape((1,))
+        if len(whole.toposort()) <= EARLY_CHECK:
+            check, conditions = over_inputs(*scheduler.compiled([whole], device)), []
+    donors = {} if conditions else {i: b for i, (b, f) in changed.items() if (b.dtype, b.shape) == (f.dtype, f.shape)}
+    try:
+        stored, written, scheduled = _scheduled(values, changed, donors, conditions, device)
+    except RuntimeError as error:
+        if not buffer_donation.is_swap(error):
+            raise
+        stored, written, scheduled = _scheduled(values, changed, {}, conditions, device)
+    return _Recording(check, over_inputs(*scheduled), outputs, stored, written, bool(conditions))
+
+
+def _scheduled(
+    values: list[UOp], changed: dict[int, tuple[UOp, UOp]], donors: dict[int, UOp], conditions: list[UOp], device: str
+) -> tuple[list[int], list[int], tuple[replay.Replay, list[UOp]]]:
+    """Inputs that are stored in their buffers, inputs that get new ones, and the schedule.
+
+    It computes what is stored, then `values`, other new contents, and the check.
+    """
+    inputs = list(changed)
+    check = [functools.reduce(lambda a, b: a * b, conditions).reshape((1,))] if conditions else []
+    contents = [changed[i][1] for i in inputs]
+    places = {inputs.index(i): donor for i, donor in donors.items()}
+    placed, made, _ = buffer_donation.donate([*contents, *values, *check], places)
+    rest = [x for k, x in enumerate(made) if k not in placed and k < len(inputs)]
+    results = made[len(inputs) : len(inputs) + len(values)]
+    stored, written = [inputs[k] for k in placed], [i for k, i in enumerate(inputs) if k not in placed]
+    everything = [*placed.values(), *results, *rest, *made[len(inputs) + len(values) :]]
+    return stored, written, scheduler.compiled(everything, device)
+
+
+def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
+    """The results, written inputs written; None, and nothing written, where an element is out of range."""
+    order = [*recorded.schedule.order, *(recorded.check.order if recorded.check else ())]
+    storages = {i: lazy_storage(inputs[i]) for i in order if i is not None}
+    stored = [storages[i] for i in recorded.stored]
+    held = _held(storages, inputs, recorded.stored)
+    if recorded.check is not None and not any(memory.to_host(recorded.check(held)[0])):
+        return None
+    if stored and flush.detach_readers(stored):
+        held = _held(storages, inputs, recorded.stored)  # one that shared another's buffer has its own now
+    flats = recorded.schedule(held)[len(stored) :]
+    if recorded.checked and not any(memory.to_host(flats.pop())):
+        return None
+    for lazy in stored:
+        lazy.mark_overwritten()
+    new: dict[int, torch.UntypedStorage] = {}
+    results: list[Any] = []
+    for out in recorded.outputs:
+        if out.geometry is None:
+            results.append(out.other)
+            continue
+        dtype, size, stride, offset = out.geometry
+        if out.kind == "input":
+            results.append(tensor_on(inputs[out.place].untyped_storage(), dtype, size, stride, offset))
+            continue
+        if out.place not in new:
+            index = next((x.device.index or 0 for x in inputs if is_tiny(x)), 0)
+            new[out.place] = allocate(out.nbytes, index, flats[out.place].dtype)
+            new[out.place]._lazy.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
+        results.append(tensor_on(new[out.place], dtype, size, stride, offset))
+    for i, flat in zip(recorded.written, flats[len(flats) - len(recorded.written) :], strict=True):
+        lazy = lazy_storage(inputs[i])
+        lazy.replace(flat, lazy.nbytes)
+    return results
+
+
+def _held(storages: dict[int, LazyStorage], inputs: Sequence[Any], stored: Sequence[int]) -> dict[int, UOp]:
+    """The realized buffer of each input's storage; those of `stored` are the storages' own."""
+    found = {i: lazy.realized_buffer(element(inputs[i].dtype)[0]) for i, lazy in storages.items()}
+    held = {i: buffer for i, buffer in found.items() if buffer is not None}
+    if len(held) < len(found):
+        missing = [i for i in found if i not in held]
+        flush.flush([storages[i] for i in missing], dirty=False, why="compiled")
+        held |= {i: _buffer(storages[i], inputs[i].dtype, shared=i not in stored) for i in missing}
+    return held
+
+
+def _buffer(lazy: LazyStorage, dtype: torch.dtype, shared: bool) -> UOp:
+    """A realized buffer of the content of a storage, in the dtype it was recorded in; `shared` when it is only read."""
+    real, _ = element(dtype)
+    flat = flush.flat_as(lazy, real)
+    number = expressions.constant_of(flat)
+    if number is not None and shared and lazy.nbytes <= CONSTANTS_KEPT:
+        return _filled(repr(number), number, flat.shape[0], real, lazy.device)
+    if not expressions.is_realized(flat):
+        (flat,), _ = scheduler.realize([flat], lazy.device, why="compiled")
+        lazy.replace(flat, lazy.nbytes)
+    return flat.base
+
+
+@functools.lru_cache(maxsize=64)
+def _filled(name: str, number: float | int | bool, length: int, dtype: DType, device: str) -> UOp:
+    """A buffer of equal elements, such as the gradient of a loss; `name` tells -0.0 from 0.0."""
+    (flat,), _ = scheduler.realize([UOp.const(number, dtype).expand((length,))], device, why="compiled")
+    return flat.base
+
+
+__all__ = ["tiny"]

@@ -1,0 +1,95 @@
+"""Gives torch a kernel for every operator: native, else decomposed, else the counted CPU fallback.
+
+Defines `install`, called once. What is native is said by the tables in `ops`; what decomposes by torch's own
+decomposition table, references excepted: those are written in prims, which call back into the operator they stand for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._decomp
+
+from .. import ops
+from ..dispatch import fallback, schema_kernels, sparse, transfer, views
+
+# What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
+DIFFERENTIATED: dict[str, Callable[..., Any]] = {
+    "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale
+}
+COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+_libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
+
+
+def install() -> None:
+    """Register all kernels for the PrivateUse1 dispatch key."""
+    aten = torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    _libraries.extend((aten, everything))
+    kernels: dict[Any, Callable[..., Any]] = {op: views.borrowed(op) for op in views.BORROWED}
+    kernels |= {schema_kernels.find(name): kernel for name, kernel in views.KERNELS.items()}
+    kernels[torch.ops.aten.copy_.default] = transfer.copy_
+    kernels[torch.ops.aten._local_scalar_dense.default] = transfer.item
+    for name, kernel in ops.KERNELS.items():
+        known = schema_kernels.find(name)
+        kernels[known] = schema_kernels.or_cpu(known, kernel)
+    for overload in schema_kernels.overloads():
+        kernels.setdefault(overload.op, overload.kernel)
+    for op, kernel in schema_kernels.own_decompositions():
+        kernels.setdefault(op, kernel)
+    table = torch._decomp.decomposition_table
+    for listed, function in table.items():
+        if isinstance(listed, torch._ops.OpOverload) and listed not in kernels and decomposes(listed, function):
+            into_out = schema_kernels.into_out(listed, kernels, table)
+            kernels[listed] = into_out or schema_kernels.checked_decomposition(listed, function)
+    for op, kernel in kernels.items():
+        if loses_gradients(op):
+            raise RuntimeError(
+                f"tiny: a kernel for {op} would cut autograd, which torch derives from its composite form"
+            )
+        aten.impl(op, kernel, "PrivateUse1")
+    for name, function in DIFFERENTIATED.items():
+        aten.impl(name, function, "AutogradPrivateUse1")
+    everything.fallback(_boxed, "PrivateUse1")
+    for key, (source, overloads) in sparse.BORROWED.items():
+        for op in overloads:
+            aten.impl(op, sparse.borrowed(op, source), key)
+        for op in _computed_on(source.name, overloads):
+            aten.impl(op, functools.partial(_boxed, op), key)
+        everything.fallback(_boxed, key)
+
+
+def _computed_on(key: str, borrowed: Sequence[Any]) -> Iterator[Any]:
+    """The aten overloads that torch computes under a key of sparse CPU tensors.
+
+    A fallback alone would come after torch's composite kernels, which make results of other layouts.
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and has(name, key) and not has(name, "CompositeImplicitAutograd"):
+            op = schema_kernels.find(name.removeprefix("aten::"))
+            if op is not None and op not in borrowed:
+                yield op
+
+
+def loses_gradients(op: Any) -> bool:
+    """Whether a device kernel would hide the composite form through which alone torch differentiates an operator."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(op.name(), "CompositeImplicitAutograd") and not has(op.name(), "Autograd")
+
+
+def decomposes(op: Any, function: Callable[..., Any]) -> bool:
+    """Whether torch's decomposition of an operator is used: where torch has no kernel for every device already."""
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in COMPOSITE):
+        return False
+    if op.namespace != "aten" or op._schema.name.split("::")[1] in ops.NOT_DECOMPOSED:
+        return False
+    inner = getattr(function, "__wrapped__", function)
+    return inner.__module__ == "torch._decomp.decompositions" or op._schema.name.split("::")[1] in ops.REFERENCES
+
+
+def _boxed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return fallback.on_cpu(op, args, kwargs)

@@ -1,0 +1,52 @@
+"""Keeps Dynamo out of the device's own Python code.
+
+Defines `skip_dynamo_frames`, called once when all modules of the backend are loaded.
+
+The key insight: after a graph break Dynamo looks at every Python frame that starts, those of kernels, of the device
+module and of finalizers included, which torch, or Python, calls from C: it would compile them as parts of the user's
+program. Its C half, there before Dynamo itself is imported, remembers what to do by code object.
+Must not know what the code does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from tinygrad.device import Buffer
+from tinygrad.uop.ops import UOp
+
+_dynamo: Any = torch._C._dynamo.eval_frame
+_PACKAGE = __package__.rpartition(".")[0] + "."
+
+
+def skip_dynamo_frames() -> None:
+    """Skip every function of this package, with what it calls, and the finalizers of what it holds."""
+    skip = _dynamo._FrameAction.SKIP
+    strategy = _dynamo._FrameExecStrategy(skip, skip)
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGE)]
+    finalizers = [UOp.__del__, Buffer.__del__]
+    for function in [*(f for module in ours for f in _functions(module)), *finalizers]:
+        for code in _with_inner(function.__code__):
+            _dynamo.set_code_exec_strategy(code, strategy)
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The functions of this package that a module holds, methods and properties too."""
+    for found in list(vars(module).values()):
+        members = vars(found).values() if isinstance(found, type) and found.__module__ == module.__name__ else [found]
+        for member in members:
+            member = member.fget if isinstance(member, property) else getattr(member, "__wrapped__", member)
+            member = getattr(member, "__func__", member)
+            if isinstance(member, FunctionType) and member.__module__.startswith(_PACKAGE):
+                yield member
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)

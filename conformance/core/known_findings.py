@@ -1,0 +1,173 @@
+"""Findings of drawn programs that are known, strictly: the `[[finding]]` entries of an expectations file.
+
+Defines `KnownFinding`, `load`, `apply` and `update`. The key insight: an entry is a promise in both directions, and a
+campaign can only break it where the finding ought to show: in the drawing in which it was seen, from the program on
+that showed it first. There, an entry without a finding is XPASS. Nothing here runs a program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.core.errors import ReportError
+from conformance.core.names import nearest
+from conformance.core.result import RERUN, UNEXPLAINED, Finding, Outcome, Result, Run
+from conformance.core.toml_tables import Table, quoted
+
+PARTS = ("oracle", "step", "layout", "error", "kind", "first_wrong_step")
+"""What an entry matches by, each a glob."""
+KEYS = (*PARTS, "program", "programs", "seed", "options", "reason", "issue")
+KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
+
+
+@dataclass(frozen=True)
+class KnownFinding:
+    """Findings whose signature's parts match the globs: `oracle`, `step` and `layout` as the signature has them, the
+    `error`'s type and text, the `kind`, and the op of the `first_wrong_step`, which a signature may leave out.
+
+    It must show in a campaign of at least `programs` programs, of this `seed` where one is given, drawn with these
+    `options`; with `program`, a glob, in every run of a saved program of that name, and in no other."""
+
+    reason: str
+    oracle: str = "*"
+    step: str = "*"
+    layout: str = "*"
+    error: str = "*"
+    kind: str = "*"
+    first_wrong_step: str = "*"
+    program: str = ""
+    programs: int = 0
+    seed: int | None = None
+    options: str = ""
+    issue: str = ""
+    line: int = field(default=0, compare=False)
+
+    def covers(self, finding: Finding) -> bool:
+        """Whether a finding is among those declared. A fault of the harness never is."""
+        named = any(fnmatch.fnmatchcase(name, self.program) for name in finding.saved)
+        return finding.kind in KINDS and (named or not self.program) and self.describes(finding)
+
+    def describes(self, finding: Finding) -> bool:
+        """Whether the parts of a finding's signature match, whatever showed it."""
+        return all(fnmatch.fnmatchcase(getattr(finding, part), getattr(self, part)) for part in PARTS)
+
+    def due(self, run: Run) -> bool:
+        """Whether a finding that it declares must be in the run."""
+        drawn = run.drawn
+        if drawn is None or not run.complete or "; shard " in run.environment.get("selection", ""):
+            return False
+        if self.program:
+            return any(fnmatch.fnmatchcase(name, self.program) for name in drawn.corpus)
+        enough = drawn.programs - len(drawn.corpus) >= self.programs and drawn.options == self.options
+        return enough and bool(drawn.seeds) and self.seed in (None, *drawn.seeds)
+
+    def __str__(self) -> str:
+        return " / ".join(part for name in PARTS if (part := getattr(self, name)) != "*") or "*"
+
+
+def entry(table: Table) -> KnownFinding:
+    """An entry of the file. Raises ReportError."""
+    parts = {name: table.text(name, "*") for name in PARTS}
+    program = table.text("program")
+    if not program and "programs" not in table.values:
+        raise ReportError(
+            f"{table.where}: a finding needs 'programs', the least number of programs of a campaign from which on it "
+            "must show, or 'program', the name of a saved program."
+        )
+    return KnownFinding(
+        table.needed("reason"),
+        **parts,
+        program=program,
+        programs=table.number("programs", 1),
+        seed=table.number("seed") if "seed" in table.values else None,
+        options=table.text("options"),
+        issue=table.text("issue"),
+        line=table.line,
+    )
+
+
+def block(known: KnownFinding) -> str:
+    """The entry as TOML."""
+    lines = ["[[finding]]", *(f"{name} = {quoted(text)}" for name in PARTS if (text := getattr(known, name)) != "*")]
+    lines += [f"{name} = {quoted(text)}" for name in ("program",) if (text := getattr(known, name))]
+    lines += [f"programs = {known.programs}"] if known.programs else []
+    lines += [f"seed = {known.seed}"] if known.seed is not None else []
+    lines += [f"{name} = {quoted(text)}" for name in ("options", "reason", "issue") if (text := getattr(known, name))]
+    return "\n".join(lines) + "\n"
+
+
+def apply(run: Run, entries: Sequence[KnownFinding], file: Path | str) -> Run:
+    """The run with declared findings as XFAIL, and an XPASS for each entry that matched nothing and ought to."""
+    results, met = [], set()
+    for result in run.results:
+        found = [known for known in entries if result.finding and known.covers(result.finding)]
+        met.update(found)
+        if found:
+            reason = "; ".join(dict.fromkeys(f"{known.reason} {known.issue}".strip() for known in found))
+            result = result.replace(outcome=Outcome.XFAIL, reason=reason)
+        results.append(result)
+    unmet = [known for known in entries if known not in met and known.due(run)]
+    changes = {"expectations": str(file)} if met or unmet else {}
+    return dataclasses.replace(run, results=[*results, *map(_unmet, unmet)], **changes)  # type: ignore[arg-type]
+
+
+def _unmet(known: KnownFinding) -> Result:
+    parts = {name: getattr(known, name) for name in PARTS}
+    finding = Finding(f"declared: {known}", **{**parts, "kind": "XPASS"}, count=0)
+    reason = f"line {known.line} declares it, and no program showed it: {known.reason}"
+    return Result(known.step, "", "program", known.layout, Outcome.XPASS, reason=reason, finding=finding)
+
+
+def update(entries: Sequence[KnownFinding], run: Run, reason: str = "") -> tuple[list[KnownFinding], list[str]]:
+    """The entries with the run's findings added and those without a finding taken out, and what was done in words.
+
+    Flaky findings and faults of the harness are not added: declare a flaky one by hand."""
+    known = apply(run, entries, "").results
+    kept = [one for one in entries if not one.due(run) or any(r.finding and one.covers(r.finding) for r in run.results)]
+    done = [f"removed: {one}, which no program showed" for one in entries if one not in kept]
+    for result in known:
+        finding = result.finding
+        if finding and finding.count and finding.kind in KINDS and result.outcome in RERUN:
+            kept.append(_for(result, finding, run, reason))
+            done.append(f"added: {finding.signature}")
+    return kept, done
+
+
+def _for(result: Result, finding: Finding, run: Run, reason: str) -> KnownFinding:
+    names = ("oracle", "step", "layout", "error", "kind")
+    parts: dict[str, Any] = {name: _literal(text) for name in names if (text := getattr(finding, name))}
+    seen = result.failures[0] if result.failures else None
+    words = f"{seen.oracle} of {seen.where}: expected {seen.expected}, got {seen.actual}" if seen else finding.signature
+    reason = reason or f"{UNEXPLAINED}{words}"[:200]
+    if finding.first is None:
+        return KnownFinding(reason, **parts, program=_literal(finding.saved[0]) if finding.saved else "*")
+    drawn = run.drawn
+    seed = drawn.seeds[0] if drawn and len(drawn.seeds) == 1 else None
+    options = drawn.options if drawn else ""
+    return KnownFinding(reason, **parts, programs=finding.first + 1, seed=seed, options=options)
+
+
+def _literal(text: str) -> str:
+    """A glob that matches this text alone."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in text)
+
+
+def check(entries: Iterable[KnownFinding], allowed: Mapping[str, Sequence[str]], path: Path) -> list[str]:
+    """What is wrong with the entries, one sentence each: parts that nothing has, and the same declared twice."""
+    problems, seen = [], set()
+    for known in entries:
+        where = f"{path}, line {known.line}"
+        for name, words in allowed.items():
+            text = getattr(known, name)
+            if not any(fnmatch.fnmatchcase(word, text) for word in words):
+                problems.append(f"{where}: no finding has the {name} {text!r}{nearest(text, words)}.")
+        key = (*(getattr(known, part) for part in PARTS), known.program, known.options)
+        if key in seen:
+            problems.append(f"{where}: {known} is declared twice.")
+        seen.add(key)
+    return problems

@@ -1,0 +1,70 @@
+"""Joining runs: the shards of one op_db run, or several campaigns on one target.
+
+Defines `merge`. The key insight: an op case is in exactly one shard, so twice the same is a mistake; a finding may
+be in several, and is one finding all the same. A shard that left no file must be seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+from collections.abc import Iterable
+
+from conformance.core import drawn as totals
+from conformance.core.errors import ReportError
+from conformance.core.result import Outcome, Result, Run
+
+_SHARD = re.compile(r"; shard (\d{1,4})/(\d{1,4})$")
+
+
+def merge(runs: Iterable[Run]) -> Run:
+    """Join the shards of one run, or several campaigns; a shard that is missing makes the run incomplete. A finding of
+    several campaigns becomes one, with the shortest of its programs. Raises ReportError when they are of different
+    targets or a case is in two of them."""
+    runs = list(runs)
+    if len({run.target for run in runs}) > 1:
+        raise ReportError(f"runs of different targets cannot be merged: {', '.join(sorted({r.target for r in runs}))}.")
+    results: dict[str, Result] = {}
+    for run in runs:
+        for result in run.results:
+            if result.id not in results:
+                results[result.id] = result
+            elif result.finding is None:
+                raise ReportError(f"{result.id} is in two of the merged files; merge the shards of one run only.")
+            else:
+                results[result.id] = _joined(results[result.id], result)
+    first = runs[0]
+    # What all shards together were asked for.
+    whole = _SHARD.sub("", first.environment.get("selection", ""))
+    found = [match for run in runs if (match := _SHARD.search(run.environment.get("selection", "")))]
+    count = int(found[0][2]) if found else 0
+    missing = sorted({str(i + 1) for i in range(count)} - {match[1] for match in found}, key=int)
+    lost = [f"Shard {', '.join(missing)} of {count} is missing: its cases are not in this report."] if missing else []
+    return dataclasses.replace(
+        first,
+        results=list(results.values()),
+        environment={**first.environment, **({"selection": whole} if whole else {})},
+        command=first.command if len({run.command for run in runs}) == 1 or not first.drawn else "",
+        seconds=sum(run.seconds for run in runs),
+        calibration=statistics.median(run.calibration for run in runs),
+        complete=all(run.complete for run in runs) and not missing,
+        interrupted=0,
+        notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
+        drawn=totals.join(run.drawn for run in runs if run.drawn),
+    )
+
+
+def _joined(one: Result, two: Result) -> Result:
+    """The same finding of two campaigns, as undeclared as the worse of them."""
+    assert one.finding is not None and two.finding is not None  # op cases are never joined
+    order = list(Outcome)
+    least = min(one, two, key=lambda result: result.finding.steps or 0 if result.finding else 0)
+    worst = min(one, two, key=lambda result: order.index(result.outcome))
+    firsts = [number for number in (one.finding.first, two.finding.first) if number is not None]
+    finding = least.finding
+    assert finding is not None
+    count = one.finding.count + two.finding.count
+    saved = tuple(dict.fromkeys((*one.finding.saved, *two.finding.saved)))
+    joined = dataclasses.replace(finding, count=count, first=min(firsts, default=None), saved=saved)
+    return least.replace(finding=joined, outcome=worst.outcome, reason=worst.reason)

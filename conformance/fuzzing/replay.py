@@ -1,0 +1,156 @@
+"""Saved programs run again: one with its script and both answers, or a folder, a line each; `--minimize` shrinks one.
+
+The key insight: a replay is a campaign of one program, in a worker that may die of it, under the very judge; what it
+shows has the form of `core/replay.py`, as the replay of a sample of op_db has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from conformance.core import expectations, known_findings
+from conformance.core.files import write_atomic
+from conformance.core.loading import describe_target
+from conformance.core.replay import Replayed, show, show_all
+from conformance.core.result import Outcome
+from conformance.fuzzing.drawing import Drawing
+from conformance.fuzzing.isolation import Workers
+from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
+from conformance.fuzzing.results import replayed, result_of
+from conformance.fuzzing.worker import INVALID, Finding, Shard
+from conformance.programs.model import ProgramError, dump, read_program
+from conformance.programs.script import script
+from conformance.report import summary
+
+MINIMIZE_TRIALS = 1000
+"""How many smaller programs `--minimize` tries."""
+
+
+def kernels_of(given: argparse.Namespace) -> str:
+    """The file of kernels to compare with, or the empty string. Raises ProgramError when it cannot be read."""
+    file = given.kernels or (BASELINE if BASELINE.exists() else None)
+    if file is None or given.record_kernels:
+        return ""
+    read_baseline(file, given.target)
+    return str(file)
+
+
+def corpus_of(folder: Path | None) -> tuple[str, ...]:
+    """The files of programs in a folder. Raises ProgramError when there is none, or one cannot be read."""
+    if folder is None:
+        return ()
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
+    for path in paths:
+        read_program(path)
+    return tuple(str(path) for path in paths)
+
+
+@contextmanager
+def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
+    """A worker, and a function that runs a saved program in it as a campaign would: what was found, and what the target
+    had declared that it leaves out. The function raises ProgramError, naming the file, where the program has no meaning
+    on torch CPU."""
+    spec, kernels = given.target, kernels_of(given)
+    with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, given.limit, given.memory) as workers:
+        workers.load()
+
+        def rerun(path: Path) -> tuple[Finding | None, str]:
+            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, given.limit, (str(path),), kernels))
+            finding = result.findings[0] if result.findings else None
+            if finding is not None and finding.kind == INVALID:
+                raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
+            return finding, "".join(+result.unsupported)
+
+        yield workers, rerun
+
+
+def replay(given: argparse.Namespace, usual: str) -> int:
+    """Run what `--replay` or `--minimize` names again, on the target `usual` where none is named, and show it; 1 where
+    something differs. Raises ProgramError, also where the target leaves out all that was asked for."""
+    path = given.minimize or given.replay
+    if path.is_dir() and not given.minimize:
+        given.target = given.target or usual
+        return replay_folder(path, given)
+    program = read_program(path)
+    given.target = given.target or target_of(path) or usual
+    with replaying(given) as (workers, rerun):
+        finding, lacks = rerun(path)
+        if finding and given.minimize:
+            finding = workers.shrink(finding, MINIMIZE_TRIALS)
+    one = _replayed(path, given, finding, lacks)
+    if finding:
+        print(dump(finding.program))
+    show(one)
+    if finding and given.minimize:  # after all is shown, since there may be no room to save it
+        saved = _minimal(path, given)
+        write_atomic(saved, json.dumps({**finding.to_json(), "target": given.target}, indent=1))
+        write_atomic(saved.with_suffix(".py"), one.script)
+        before, after = len(program.steps), len(finding.program.steps)
+        print(f"# {before} steps became {after}; saved as {saved}, beside its script")
+    return int(bool(one.kind))
+
+
+def replay_folder(folder: Path, given: argparse.Namespace) -> int:
+    """Run every saved program of a folder, for example the corpus, a line each; a declared finding is known. Raises
+    ProgramError where the target leaves out all."""
+    paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(given)
+    known = expectations.findings(file)
+    found: list[tuple[Finding, str]] = []
+    lines: list[Replayed] = []
+    with replaying(given) as (_, rerun):
+        for path in paths:
+            finding, lacks = rerun(path)
+            line = _replayed(path, given, finding, lacks)
+            if finding is not None:
+                found.append((finding, path.stem))
+                seen = result_of(finding, saved=(path.stem,)).finding
+                declared = next((entry.reason for entry in known if seen and entry.covers(seen)), "")
+                line = replace(line, kind="XFAIL", about=[declared]) if declared else line
+            lines.append(line)
+    skipped = sum(bool(line.lacks) for line in lines)
+    run = replayed(given.target, found, [path.stem for path in paths], skipped)
+    run = known_findings.apply(run, known, file)
+    for result in run.findings:
+        if result.outcome is Outcome.XPASS:
+            print(f"XPASS {result.reason}")
+    show_all(lines, "program")
+    print("".join(f"{text}\n" for text in summary.known(run)), end="")
+    if skipped == len(paths):
+        raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
+    return run.exit_code()
+
+
+def expectations_file(given: argparse.Namespace) -> Path:
+    """The file of what is known to fail."""
+    return Path(given.expectations or expectations.path_for(given.target))
+
+
+def _minimal(path: Path, given: argparse.Namespace) -> Path:
+    return Path(given.reports) / "failures" / f"{path.stem}-minimal.json"
+
+
+def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, lacks: str) -> Replayed:
+    steps = f"all {len(read_program(path).steps)} steps"
+    if finding is None:
+        return Replayed(str(path), given.target, steps, lacks=lacks)
+    saved = str(_minimal(path, given) if given.minimize else path)
+    again = shlex.join(["python", "-m", "conformance.fuzz", "--target", given.target, "--replay", saved])
+    notes = [f"{finding.kind}: {finding.group}", f"Again: {again}"]
+    text = script(finding.program, describe_target(given.target), finding.mismatches, notes, finding.step)
+    about = [str(mismatch) for mismatch in finding.mismatches] or [finding.group]
+    return Replayed(str(path), given.target, steps, finding.kind, about, text)
+
+
+def target_of(path: Path) -> str:
+    """The target that a saved finding was found on; of a program alone, the empty string."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return str(data.get("target", "")) if isinstance(data, dict) else ""

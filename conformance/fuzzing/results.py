@@ -1,0 +1,145 @@
+"""What a campaign found, as results of the one model: a `Run` with the findings and the totals of drawing.
+
+Defines `run_of`, `replayed`, `finding_of` and `parts`. The key insight: a signature's text is what groups findings on
+disk, and its parts can be read off it again, so an entry that declares a finding needs no other record of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance.core.drawn import AXES, Drawn
+from conformance.core.names import ORACLES, RUN_ORACLES
+from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.core.result import Finding as Found
+from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
+from conformance.fuzzing.worker import CRASH, FAIL, FLAKY, INVALID, MEMORY, TIMEOUT, Finding
+from conformance.programs.steps.table import FAMILIES, OPS
+
+if TYPE_CHECKING:
+    from conformance.fuzzing.campaign import Campaign, Group
+
+OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
+            MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip
+DEATHS = {CRASH: "the end of its process", TIMEOUT: "none in time", MEMORY: "more memory than it may take",
+          FLAKY: "the end of its process, once", INVALID: "a program without a meaning"}  # fmt: skip
+TOGETHER = "only together"
+PLACES = ("the move of the inputs", "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
+NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
+"""What coverage is counted over, whatever a campaign was asked for, so that the report shows what was not drawn."""
+
+
+def parts() -> dict[str, tuple[str, ...]]:
+    """The words that parts of a signature can be, for parts that have a fixed set of them."""
+    steps = (*OPS, *FAMILIES)
+    return {
+        "oracle": (*ORACLES, *RUN_ORACLES),
+        "step": (*PLACES, *steps, *(f"{TOGETHER}, up to {step}" for step in steps)),
+        "layout": ("", *CLASSES),
+        "kind": (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY),
+        "first_wrong_step": ("", *OPS),
+    }
+
+
+def finding_of(signature: str, kind: str = "") -> Found:
+    """A finding with the parts of its signature's text, as `verdict.Signature` writes it; without a kind, with the one
+    that the text tells."""
+    head, _, rest = signature.partition(" / ")
+    kind = kind or (head.upper() if head.upper() in OUTCOMES else FAIL)
+    oracle, *words = (rest if head == "flaky" else signature).split(" / ")
+    if kind == INVALID:
+        return Found(signature, kind, oracle="harness", error=rest)
+    if oracle == "error":
+        return Found(signature, kind, oracle=oracle, step=words[0] if len(words) > 1 else "", error="".join(words[-1:]))
+    step, layout = (*words, "", "")[:2]
+    return Found(signature, kind, oracle=oracle, step=step, layout=layout)
+
+
+def result_of(finding: Finding, script: str = "", **more: object) -> Result:
+    """A finding as a result; `more` are fields of the model's finding."""
+    steps = finding.program.steps
+    wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
+    found = finding_of(finding.group, finding.kind)
+    known = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
+    found = Found(**{**vars(found), **known})
+    failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.mismatches]
+    failures = failures or [Failure(found.oracle, "the program", "an answer", DEATHS.get(finding.kind, "none"))]
+    first = Failure(**{**vars(failures[0]), "script": script})
+    op = wrong or found.step or found.oracle
+    family = OPS[op].family if op in OPS else "programs"
+    outcome = OUTCOMES.get(finding.kind, Outcome.FAIL)
+    return Result(
+        op, "", "program", found.layout, outcome, family=family, failures=(first, *failures[1:]), finding=found
+    )
+
+
+def run_of(campaign: Campaign, interrupted: int = 0, part: tuple[int, int] = (1, 1)) -> Run:
+    """A campaign's results and totals; `interrupted` by the signal of this number, and only the `part` i of n."""
+    plan, done, tally = campaign.plan, campaign.result, campaign.result.tally
+    corpus = tuple(Path(path).stem for path in plan.corpus)
+    options = shlex.join(plan.options)
+    drawn = Drawn(
+        seeds=(plan.seed,),
+        programs=done.done,
+        steps=tally.steps,
+        kernels=done.kernels,
+        kernels_allowed=done.allowed,
+        kernels_compared=done.compared,
+        arbitrated=done.arbitrated,
+        options=options,
+        corpus=corpus,
+        unsupported=dict(done.unsupported.most_common()),
+        avoided=dict(tally.avoided.most_common()),
+        cells=dict(tally.cells),
+        **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
+    )
+    limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
+    words = [f"seed {plan.seed}", limit, f"corpus {len(corpus)}" if corpus else "", options]
+    words += ["shard {}/{}".format(*part)] if part != (1, 1) else []
+    return Run(
+        plan.target,
+        [_result(campaign, group, corpus) for group in campaign.groups.values()],
+        {**campaign.environment, "selection": "; ".join(filter(None, words))},
+        plan.command,
+        seconds=round(campaign.running_seconds, 2),
+        complete=not interrupted,
+        interrupted=interrupted,
+        drawn=drawn,
+    )
+
+
+def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
+    saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
+    return result_of(
+        group.finding,
+        campaign.script(group),
+        count=len(group.numbers),
+        first=min((number for number in group.numbers if number >= 0), default=None),
+        saved=saved,
+        elsewhere=dict(group.elsewhere),
+    )
+
+
+def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:
+    """What saved programs showed when they were run again: each finding with its program's name, and the names of all
+    programs, of which the target left `unsupported` out."""
+    results: dict[str, Result] = {}
+    for finding, name in findings:
+        result = result_of(finding, saved=(name,))
+        known = results.get(result.id)
+        if known and known.finding:
+            more = replace(known.finding, count=known.finding.count + 1, saved=(*known.finding.saved, name))
+            result = known.replace(finding=more)
+        results[result.id] = result
+    left = {"the target leaves it out": unsupported} if unsupported else {}
+    drawn = Drawn(programs=len(programs), corpus=tuple(programs), unsupported=left)
+    return Run(spec, list(results.values()), drawn=drawn)
+
+
+def undefined(tally: Tally) -> int:
+    """Steps that were drawn and not run since torch leaves open what they do, or rejects them."""
+    return sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))

@@ -1,0 +1,88 @@
+"""One case of op_db, or one sample of it, run again: `conformance opinfo --replay add::float32::forward::as_sampled#3`.
+
+The key insight: a case's id is all that it takes to run it, since op_db draws the same samples everywhere. It runs as
+in any run, in a worker that may die of it, under the same judge; what is shown has the form of `core/replay.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from conformance.core import result as model
+from conformance.core.errors import UsageError
+from conformance.core.names import DTYPES, LAYOUTS, VARIANTS, nearest
+from conformance.core.replay import Replayed, show
+from conformance.core.result import Outcome, Result, Run
+from conformance.opinfo.plan import Selection, chosen
+
+ONE_SAMPLE = "PYTORCH_OPINFO_SAMPLE_INPUT_INDEX"
+"""The variable by which OpInfo itself draws one sample only."""
+
+
+def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run]) -> int:
+    """Run the case that `words` name again, an id alone or a result file and an id in it, and show it. `run` runs
+    selections on a target. Returns the exit code; raises UsageError for an id that nothing has."""
+    *files, word = words
+    if len(files) > 1:
+        raise UsageError(f"--replay takes a case id, or a result file and an id, and not {len(words)} words")
+    word, _, index = word.partition("#") if word.rpartition("::")[2].count("#") else (word, "", "")
+    name, selection = selection_of(word, index)
+    if files:
+        saved = model.load(Path(files[0]))
+        known = [result.id for result in saved.results]
+        if name not in known:
+            raise UsageError(f"{files[0]} has no case {name!r}{nearest(name, known)}")
+        target = target or saved.target
+    with _one_sample(index):
+        made = run(target or "tiny", [selection])
+    results = [result for result in made.results if result.id == name]
+    if not results:
+        if not made.complete:
+            return 130
+        raise UsageError(f"there is no case {name!r}{nearest(name, [result.id for result in made.results])}")
+    return show(_replayed(results[0], made.target, index))
+
+
+def selection_of(word: str, index: str) -> tuple[str, Selection]:
+    """A case's id, checked, and the selection that runs it. Raises UsageError with the nearest names."""
+    parts = word.split("::")
+    if len(parts) != 4 or (index and not index.isdecimal()):
+        raise UsageError(
+            f"{word + '#' * bool(index) + index!r} is no case id: write OP::DTYPE::VARIANT::LAYOUT, with #3 behind it "
+            "for its sample 3 alone, for example add::float32::forward::as_sampled#3"
+        )
+    for part, among, what in zip(parts[1:], (DTYPES, VARIANTS, LAYOUTS), ("dtype", "variant", "layout"), strict=True):
+        chosen([part], among, what)
+    op, dtype, variant, layout = parts
+    return word, Selection((op,), (dtype,), (variant,), (layout,), None)
+
+
+@contextlib.contextmanager
+def _one_sample(index: str) -> Iterator[None]:
+    before = os.environ.get(ONE_SAMPLE)
+    if index:
+        os.environ[ONE_SAMPLE] = index
+    try:
+        yield
+    finally:
+        if index:
+            os.environ.pop(ONE_SAMPLE)
+            os.environ.update({ONE_SAMPLE: before} if before is not None else {})
+
+
+def _replayed(result: Result, target: str, index: str) -> Replayed:
+    name = result.id + (f"#{index}" if index else "")
+    if result.outcome is Outcome.SKIP or result.oracles == ("skip",):
+        raise UsageError(f"{name}: nothing was compared, since {result.reason or result.failures[0].detail}")
+    if result.outcome is Outcome.PASS:
+        return Replayed(name, target, f"sample {index}" if index else f"all {result.samples} samples")
+    about = [
+        f"{one.oracle} of {one.where} in sample {one.sample}: expected {one.expected}, got {one.actual}"
+        + (f" ({one.detail})" if one.detail else "")
+        for one in result.failures
+    ]
+    script = next((one.script for one in result.failures if one.script), "")
+    return Replayed(name, target, "", str(result.outcome), about, script)

@@ -1,0 +1,117 @@
+"""What a sample's script carries beside `core/script_runtime.py`: op_db's samples on a device, gradients, processing.
+
+The key insight: a call is more than a function for some variants (gradients are drawn, duals are made, OpInfo processes
+results whose sign or phase is free), and all of that happens around the function, so that a compiler is given the
+function alone. Each of these is a `run` of `compare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from conformance.core.moving import storage_key, whole_storage
+from conformance.core.script_runtime import leaves, on_host
+from conformance.opinfo.sampling import laid_out, map_leaves
+
+Process = Callable[[Any], Any]
+
+
+def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = ()) -> Any:
+    """The tree on the device, each storage whole, so that layout and aliasing are kept; those in `stays` stay."""
+    made: dict[int, Any] = {}
+    flats: dict[int, torch.Tensor] = {}
+    kept = {storage_key(leaf) for name, leaf in leaves(tree).items() if name in stays}
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device) and leaf == torch.device("cpu", 0):
+            return torch.device(device)
+        if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
+            return leaf
+        if leaf.layout is not torch.strided:
+            return leaf.detach().to(device, copy=True).requires_grad_(leaf.requires_grad)
+        like = laid_out(leaf, layout, kept) if layout else leaf
+        if storage_key(like) not in flats:
+            where = "cpu" if storage_key(leaf) in kept else device
+            flats[storage_key(like)] = whole_storage(like.detach()).to(where, copy=True)
+        flat = flats[storage_key(like)]
+        placed = flat.view(like.dtype).as_strided(like.size(), like.stride(), like.storage_offset()).data
+        placed = placed.conj() if like.is_conj() else placed
+        placed = torch._neg_view(placed) if like.is_neg() else placed
+        return placed.requires_grad_(leaf.requires_grad)
+
+    def once(leaf: Any) -> Any:
+        if id(leaf) not in made:
+            made[id(leaf)] = (one(leaf), leaf)  # the leaf lives, so that its id is no other's
+        return made[id(leaf)][0]
+
+    return map_leaves(tree, once)
+
+
+def draws(found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Random numbers for each, drawn on the CPU."""
+    return [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in found]
+
+
+def differentiable(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a tree that require a gradient."""
+    return [x for x in leaves({"": tree}).values() if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def gradients(process: Process = lambda result: result) -> Any:
+    """The call, and then the gradients of its inputs."""
+
+    def run(program: Any, made: dict[str, Any]) -> Any:
+        outcome = program(*made.values())
+        found = differentiable(process(outcome["result"]))
+        torch.manual_seed(1234)
+        if found:
+            torch.autograd.backward(found, draws(found))
+        for x in differentiable(made):
+            if x.grad is not None and torch._is_zerotensor(x.grad):
+                x.grad = x.grad.clone()  # which has no memory, and may not be read before
+        return outcome
+
+    return run
+
+
+def derivatives(process: Process = lambda result: result) -> Any:
+    """The derivatives of the gradients along drawn tangents, in forward mode."""
+
+    def run(program: Any, made: dict[str, Any]) -> Any:
+        duals: list[torch.Tensor] = []
+
+        def dual(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or not x.requires_grad:
+                return x
+            duals.append(forward_ad.make_dual(x, draws([x])[0]))
+            return duals[-1]
+
+        with forward_ad.dual_level():
+            found = differentiable(process(program(*map_leaves(list(made.values()), dual))["result"]))
+            if not found:
+                return {"result": []}
+            grads = torch.autograd.grad(found, duals, draws(found), allow_unused=True)
+            tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]
+        return {"result": [x.clone() if x is not None and torch._is_zerotensor(x) else x for x in tangents]}
+
+    return run
+
+
+def processed(process: Process, run: Any = lambda program, made: program(*made.values())) -> Any:
+    """The call, and beside its result what OpInfo's processing leaves of it, on the CPU."""
+
+    def around(program: Any, made: dict[str, Any]) -> Any:
+        outcome = run(program, made)
+        host = map_leaves(outcome["result"], lambda x: on_host(x) if isinstance(x, torch.Tensor) else x)
+        return {**outcome, "processed": process(host)}
+
+    return around
+
+
+def with_gaps(result: Any, device: str) -> Any:
+    """Tensors to be given as out=, of the result's sizes, every other element of their storages."""
+    return map_leaves(result, lambda x: torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0])

@@ -1,0 +1,118 @@
+"""A run in sentences: the verdict that a reader wants first, and the facts beside it, for terminal, Markdown and page.
+
+Defines `verdicts`, `facts` and `known`. The key insight: op cases and drawn programs are two halves of one run, each
+with a verdict of its own, so that a green half cannot hide a red one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conformance.core.result import UNEXPECTED, UNEXPLAINED, Outcome, Run, counted
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether all is well with one half of a run, `cases` or `fuzz`, and the sentence that says so."""
+
+    good: bool
+    sentence: str
+    half: str
+
+
+def verdicts(*runs: Run | None) -> list[Verdict]:
+    """The verdicts on the halves of these runs, the worst first."""
+    found = [verdict for run in runs if run for verdict in _halves(run)]
+    return sorted(found, key=lambda verdict: verdict.good)
+
+
+def _halves(run: Run) -> list[Verdict]:
+    programs = [_on_programs(run)] if run.drawn else []
+    return [*([_on_cases(run)] if run.cases or not programs else []), *programs]
+
+
+def _on_cases(run: Run) -> Verdict:
+    cases = run.cases
+    bad = sum(result.outcome in UNEXPECTED for result in cases)
+    if not run.compared and not bad:
+        return Verdict(False, "Nothing was compared.", "cases")
+    if not run.complete:
+        return Verdict(False, f"The run was interrupted after {len(cases)} cases.", "cases")
+    if bad:
+        return Verdict(False, f"{bad:,} of {len(cases):,} cases do not do what torch CPU does.", "cases")
+    passed = sum(result.outcome is Outcome.PASS for result in cases)
+    sentence = f"All {passed:,} cases that were compared do what torch CPU does, or fail as declared."
+    return Verdict(True, sentence, "cases")
+
+
+def _on_programs(run: Run) -> Verdict:
+    drawn, findings = run.drawn, run.findings
+    assert drawn is not None  # the caller has looked
+    new = [result for result in findings if result.finding and result.finding.count and result.outcome in UNEXPECTED]
+    gone = sum(result.outcome is Outcome.XPASS for result in findings)
+    tail = "".join(f"; {part}" for part in known(run))
+    sentences = []
+    if new:
+        failing = sum(result.finding.count for result in new if result.finding)
+        distinct = counted(len(new), "distinct finding")
+        sentences.append(f"{failing:,} of {counted(drawn.programs, 'drawn program')} fail: {distinct}{tail}.")
+    if gone:
+        sentences.append(f"{counted(gone, 'declared finding')} did not show.")
+    if not sentences and not drawn.compared:
+        sentences.append("No drawn program was compared.")
+    if not sentences and not run.complete:
+        sentences.append(f"The fuzz campaign was interrupted after {counted(drawn.programs, 'program')}.")
+    if sentences:
+        return Verdict(False, " ".join(sentences), "fuzz")
+    left = f"; the target leaves out {drawn.programs - drawn.compared:,} more" if drawn.unsupported else ""
+    word = "new finding" if tail else "finding"
+    return Verdict(True, f"No {word} in {counted(drawn.compared, 'drawn program')}{left}{tail}.", "fuzz")
+
+
+def known(run: Run) -> list[str]:
+    """`3 known findings, declared in FILE`, or nothing."""
+    found = sum(result.outcome is Outcome.XFAIL for result in run.findings)
+    return [f"{counted(found, 'known finding')}, declared in {run.expectations}"] if found else []
+
+
+def facts(run: Run) -> list[str]:
+    """What a reader should know beside the verdict and the counts, one sentence each without its full stop."""
+    lines = []
+    if run.arbitrated:
+        cases = sum(bool(result.arbitrated) for result in run.results)
+        lines.append(
+            f"{run.arbitrated} samples of {cases} cases differ from torch CPU and pass by its answer in float64"
+        )
+    if run.drawn and run.drawn.arbitrated:
+        lines.append(f"{run.drawn.arbitrated} programs differ from torch CPU and pass by its answer in float64")
+    kernels = [result for result in run.results if result.only_kernels]
+    if kernels:
+        alone = sum(not result.fallback for result in kernels)
+        lines.append(f"{len(kernels)} XFAIL for their kernels only, {alone} of them without CPU fallback")
+    lines += _compiled(run)
+    plain, host = run.passed_without_fallback(), run.passed_on_host()
+    if plain is not None:
+        beside = f", {host} of them with calls that run on the CPU by design" if host else ""
+        lines.append(f"{plain} of {run.counts()['PASS']} passed without CPU fallback{beside}")
+    unexplained = [r for r in run.results if r.outcome is Outcome.XFAIL and UNEXPLAINED in r.reason]
+    if unexplained:
+        where = f" in {run.expectations}" if run.expectations else ""
+        lines.append(f"{counted(len(unexplained), 'declared failure')} not yet explained: give each a reason{where}")
+    return lines
+
+
+COMPILED = ("compiled", "partly_compiled", "not_compiled")
+
+
+def compiled(run: Run) -> dict[str, int] | None:
+    """Samples by how much of them reached the compiler; None where the target does not compile."""
+    counts = {name: [n for result in run.results if (n := getattr(result, name)) is not None] for name in COMPILED}
+    return {name: sum(each) for name, each in counts.items()} if any(counts.values()) else None
+
+
+def _compiled(run: Run) -> list[str]:
+    counts = compiled(run)
+    if counts is None:
+        return []
+    whole, partly, none = counts.values()
+    return [f"samples compiled: {whole}, partly compiled: {partly}, not compiled and so not compared: {none}"]

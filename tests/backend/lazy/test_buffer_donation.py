@@ -1,0 +1,154 @@
+"""Contents that are stored in the buffers of the old ones: memory, order, and what must not be seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from conformance import kernels, programs
+from conformance.backend.lazy import flush, storage
+from conformance.backend.lazy.storage import lazy_storage
+from conformance.backend.runtime import replay, scheduler
+from conformance.core.loading import load_target
+from conformance.programs.model import Program
+from conformance.programs.verdict import judge
+
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True)
+def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small buffers are taken too."""
+    monkeypatch.setattr(storage, "DONOR_BYTES", 0)
+
+
+def memory_of(t: torch.Tensor) -> int:
+    """Where the elements of a realized tensor lie."""
+    lazy = lazy_storage(t)
+    flush.flush([lazy])
+    return id(flush.flat(lazy).base.buffer)
+
+
+def held(*numbers: Sequence[float]) -> list[torch.Tensor]:
+    """Realized tensors on the device."""
+    tensors = [torch.tensor(x).to("tiny") for x in numbers]
+    for t in tensors:
+        memory_of(t)
+    return tensors
+
+
+def test_a_step_of_momentum() -> None:
+    """Parameter and moment keep their buffers, in as many kernels, first scheduled and then remembered."""
+    m, p, g = held([0.0, 0.0], [1.0, 2.0], [0.5, -1.0])
+    m2, p2, g2 = (t.cpu() for t in (m, p, g))
+    places = memory_of(m), memory_of(p)
+    for _ in range(4):
+        for moment, parameter, gradient in ((m, p, g), (m2, p2, g2)):
+            moment.mul_(0.9).add_(gradient)
+            parameter.sub_(moment * 0.1)
+        with kernels.count() as counted:
+            torch.testing.assert_close(p.cpu(), p2)
+        assert counted.kernels == 2
+        torch.testing.assert_close(m.cpu(), m2)
+        assert (memory_of(m), memory_of(p)) == places
+
+
+def test_a_lazy_reader_keeps_what_it_read() -> None:
+    """What was computed from the old content, and a copy that shares the buffer, are not changed by the store."""
+    (a,) = held([1.0, 2.0, 3.0])
+    doubled, copy, place = a * 2, a.clone(), memory_of(a)
+    a.add_(1)
+    assert a.tolist() == [2, 3, 4]
+    assert memory_of(a) != place
+    assert (doubled.tolist(), copy.tolist()) == ([2, 4, 6], [1, 2, 3])
+
+
+def test_a_reader_of_the_new_content() -> None:
+    """What was computed from the new content and is read later reads it from the buffer."""
+    (a,) = held([1.0, 2.0, 3.0])
+    place = memory_of(a)
+    a.mul_(3)
+    later = a + 1
+    assert a.tolist() == [3, 6, 9]
+    assert memory_of(a) == place
+    assert later.tolist() == [4, 7, 10]
+
+
+@pytest.mark.parametrize("way", [lambda a: a.flip(0), lambda a: a.roll(1), lambda a: a.cumsum(0), lambda a: a + a[1]])
+def test_elements_read_elsewhere(way) -> None:
+    """A kernel that needs other elements than the one it replaces must not write to what it reads."""
+    (a,) = held([1.0, 2.0, 4.0, 8.0])
+    expected = way(a.cpu())
+    a.copy_(way(a))
+    assert a.tolist() == expected.tolist()
+
+
+def test_two_that_swap() -> None:
+    """Neither of two buffers that exchange their contents can be written first."""
+    a, b = held([1.0, 2.0], [3.0, 4.0])
+    x, y = a + 0.5, b + 0.5
+    a.copy_(y)
+    b.copy_(x)
+    assert (a.tolist(), b.tolist()) == ([3.5, 4.5], [1.5, 2.5])
+
+
+def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted between two kernels, a step used up contents that it would compute again from themselves."""
+    m, p, g = held([0.0, 0.0], [1.0, 2.0], [0.5, -1.0])
+
+    def step() -> None:
+        m.mul_(0.9).add_(g)
+        p.sub_(m * 0.1)
+        p.cpu()
+
+    for _ in range(3):
+        step()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    run = replay.Replay.run
+
+    def interrupted(self: replay.Replay, *args: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return run(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(replay.Replay, "run", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGINT, before)
+    m2, p2 = torch.zeros(2), torch.tensor([1.0, 2.0])
+    for _ in range(4):
+        m2.mul_(0.9).add_(torch.tensor([0.5, -1.0]))
+        p2.sub_(m2 * 0.1)
+    torch.testing.assert_close((m.cpu(), p.cpu()), (m2, p2))
+
+
+def test_an_error_after_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored when a run fails is the content; it is not computed from itself a second time."""
+    (a,) = held([1.0, 2.0])
+    realize = scheduler.realize
+
+    def failing(*args: object) -> object:
+        realize(*args)  # type: ignore[arg-type]
+        raise MemoryError
+
+    monkeypatch.setattr(scheduler, "realize", failing)
+    a.add_(1)
+    with pytest.raises(MemoryError):
+        a.cpu()
+    monkeypatch.undo()
+    assert a.tolist() == [2, 3]
+
+
+@QUIET
+@given(programs(steps=(2, 8)))
+def test_drawn_programs(program: Program) -> None:
+    """Programs of views and writes are right when every buffer may be stored in."""
+    verdict = judge(program, load_target("tiny"))
+    assert not verdict.mismatches, "\n".join(map(str, verdict.mismatches))

@@ -1,0 +1,76 @@
+"""No storage outlives its tensors, whatever operator made or read it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import conformance.backend
+from conformance.backend.lazy import storage
+
+
+def live() -> int:
+    """How many storages exist on the device."""
+    gc.collect()
+    return len({id(lazy) for lazy in storage.BY_ADDRESS.values()})
+
+
+def test_a_kept_storage_is_seen() -> None:
+    """The count tells a tensor that is kept from one that is not."""
+    before = live()
+    kept = torch.ones(3, device="tiny") + 1
+    assert live() == before + 1
+    del kept
+    assert live() == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_no_storage_outlives_its_tensors() -> None:
+    """Every op of op_db on its first float32 sample: with its arguments and results gone, no storage is left."""
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.utils._pytree import tree_map
+
+    def moved(x: object) -> object:
+        return x.detach().to("tiny") if isinstance(x, torch.Tensor) else x
+
+    def run(op: object) -> None:
+        sample = next(iter(op.sample_inputs("cpu", torch.float32)))  # type: ignore[attr-defined]
+        first, args, kwargs = (tree_map(moved, x) for x in (sample.input, sample.args, sample.kwargs))
+        try:
+            op(first, *args, **kwargs)  # type: ignore[operator]
+            conformance.backend.realize()
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+            pass  # whether it works is for op_db's own run to say; what it leaves behind is asked here
+
+    left = {}
+    ran = 0
+    gc.collect()
+    gc.freeze()  # what torch has imported is looked through 1,300 times otherwise
+    try:
+        for op in op_db:
+            if torch.float32 not in op.supported_dtypes("cpu") or op.name.startswith("jiterator"):  # CUDA's own
+                continue
+            before = live()
+            run(op)
+            ran += 1
+            if live() != before:
+                left[op.formatted_name] = live() - before
+    finally:
+        gc.unfreeze()
+    assert ran > 600
+    assert left == {}
+
+
+def test_values_that_two_results_share():
+    """Of what a remembered schedule computes on the way, the run that recorded it kept the memory: the next runs wrote
+    theirs there, under another result which had been told to read it."""
+    rows = [torch.arange(30.0).roll(7 * k).reshape(5, 6).sin() for k in range(5)]
+    made = [(x, *torch.sort(x.to("tiny"))) for x in rows]
+    read = [values.cpu() for _, values, _ in made]
+    for (x, _, indices), values in zip(made, read, strict=True):
+        expected = torch.sort(x)
+        assert torch.equal(values, expected[0])
+        assert torch.equal(indices.cpu(), expected[1])

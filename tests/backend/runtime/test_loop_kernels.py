@@ -1,0 +1,129 @@
+"""Kernels written as loops: one order, one kernel, results of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
+
+from conformance import kernels
+from conformance.backend.runtime import memory, scheduler
+from conformance.backend.runtime.loop_kernels import Array, Program, kernel
+from conformance.backend.torch_api import compile as compiled
+
+
+def run(write, shape, *inputs):
+    """The only output of a program over float32 inputs, as a list."""
+    values = [memory.from_host(memoryview(torch.tensor(x).numpy()), dtypes.float32, "CPU") for x in inputs]
+    (out,) = kernel(write, [(shape, dtypes.float32)], values, "CPU")
+    (done,), _ = scheduler.realize([out], "CPU")
+    return torch.frombuffer(bytearray(memory.to_host(done)), dtype=torch.float32).tolist()
+
+
+def running_sum(p: Program, total: Array, x: Array) -> None:
+    """Each turn reads what the one before stored."""
+    sum_ = p.local(dtypes.float32, 0.0)
+    for i in p.loop(len(x)):
+        sum_[0] = sum_[0] + x[i]
+        total[i] = sum_[0]
+
+
+def reverse(p: Program, out: Array, x: Array) -> None:
+    """Elements swapped in place, so that each store overwrites what the next one needs."""
+    n = len(x)
+    for i in p.loop(n):
+        out[i] = x[i]
+    for i in p.loop(n // 2):
+        kept = p.keep(out[i])
+        out[i] = out[n - 1 - i]
+        out[n - 1 - i] = kept
+
+
+def count(p: Program, out: Array, x: Array) -> None:
+    """Conditions: known ones, and one that depends on an element."""
+    out[0] = 0.0
+    out.set(0, 100.0, where=UOp.const(False, dtypes.bool))
+    for i in p.loop(len(x)):
+        out.set(0, out[0] + 1.0, where=x[i] > 2)
+
+
+class TestPrograms:
+    """What a program computes."""
+
+    @pytest.mark.parametrize("n", [1, 2, 5])
+    def test_running_sum(self, n):
+        """Of one element there is no loop, and tinygrad dropped all stores before one that changes nothing."""
+        x = [float(i + 1) for i in range(n)]
+        assert run(running_sum, (n,), x) == torch.tensor(x).cumsum(0).tolist()
+
+    @pytest.mark.parametrize("n", [1, 2, 7])
+    def test_swaps(self, n):
+        """A kept value survives a store to where it came from."""
+        x = [float(i + 1) for i in range(n)]
+        assert run(reverse, (n,), x) == x[::-1]
+
+    @pytest.mark.parametrize("n", [1, 4])
+    def test_conditions(self, n):
+        """A store whose condition fails leaves the element and the order of what is before."""
+        x = [float(i + 1) for i in range(n)]
+        assert run(count, (1,), x) == [sum(y > 2 for y in x)]
+
+    def test_stale_value_is_refused(self):
+        """tinygrad has no way to say that a load comes before a store: the loaded value may be the new one."""
+
+        def stale(p: Program, out: Array, x: Array) -> None:
+            old = out[0]
+            out[0] = x[0]
+            out[1] = old
+
+        with pytest.raises(RuntimeError, match="keep it"):
+            run(stale, (2,), [1.0])
+
+
+def matrix(k=0):
+    """A matrix that needs pivots."""
+    torch.manual_seed(k)
+    return torch.randn(2, 4, 4)
+
+
+class TestScheduling:
+    """Such a kernel among others."""
+
+    def test_outputs_come_from_one_run(self):
+        """Whichever output is read first, the kernel has written all; each of them ran it again."""
+        x = matrix().to("tiny")
+        with kernels.count() as k:
+            lu, pivots, info = torch.linalg.lu_factor_ex(x)
+            seen = [t.cpu() for t in (pivots, info)]
+            assert k.kernels == 1
+            lu.cpu()
+        assert k.kernels == 2  # the cast to float32
+        for mine, expected in zip(seen, torch.linalg.lu_factor_ex(matrix())[1:], strict=True):
+            assert torch.equal(mine, expected)
+
+    def test_repeated_runs_have_results_of_their_own(self):
+        """The third time a schedule runs from memory: each run's results stay what they are, read or not yet read."""
+        made = [torch.linalg.lu_factor(matrix(k).to("tiny")) for k in range(5)]
+        read_now = [lu.cpu() for lu, _ in made]
+        for k, (lu, pivots) in enumerate(made):
+            expected = torch.linalg.lu_factor(matrix(k))
+            torch.testing.assert_close((read_now[k], lu.cpu(), pivots.cpu()), (expected[0], expected[0], expected[1]))
+
+    def test_what_is_computed_on_the_way_stays_as_it_is(self):
+        """A remembered schedule has its intermediate values in one place; nobody else may read there."""
+        made = []
+        for k in range(5):
+            x, lu, pivots, _ = torch.ops.aten._linalg_solve_ex(matrix(k).to("tiny"), torch.ones(2, 4, 1).to("tiny"))
+            made.append((x.cpu(), lu, pivots))
+        for k, (x, lu, pivots) in enumerate(made):
+            expected = torch.ops.aten._linalg_solve_ex(matrix(k), torch.ones(2, 4, 1))[:3]
+            torch.testing.assert_close((x, lu.cpu(), pivots.cpu()), expected)
+
+    def test_compiled_runs_have_results_of_their_own(self):
+        """A recorded graph brings along the buffers that its kernels write: the second run wrote the first one's."""
+        torch._dynamo.reset()
+        factor = torch.compile(lambda a: torch.linalg.lu_factor_ex(a)[:2], backend=compiled.tiny)
+        made = [factor(matrix(k).to("tiny")) for k in range(3)]
+        for k, result in enumerate(made):
+            torch.testing.assert_close(tuple(t.cpu() for t in result), tuple(torch.linalg.lu_factor_ex(matrix(k))[:2]))

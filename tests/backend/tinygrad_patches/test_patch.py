@@ -1,0 +1,66 @@
+"""A patch says what it changes and which test shows it; a site that is gone is one sentence at import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+import conformance.backend  # noqa: F401 - applies the patches
+from conformance.backend.tinygrad_patches import PATCHES, Patch, PatchError
+from conformance.backend.tinygrad_patches.patch import RulePatch, arguments
+
+ROOT = Path(__file__).parents[3]
+
+
+def functions(path: Path) -> set[str]:
+    """The test functions of a file, those of a class as "Class.test"."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        found |= {prefix + each.name for each in inner if isinstance(each, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.site)
+def test_every_patch_is_complete(patch: Patch) -> None:
+    """It names an existing test, the versions that it holds for, what is wrong without it, and the issue if any."""
+    file, _, name = patch.test.partition("::")
+    assert name in functions(ROOT / file)
+    assert SpecifierSet(patch.versions).contains(version("tinygrad"))
+    assert patch.fault.endswith(".") and patch.upstream
+
+
+@pytest.mark.parametrize("site", ["tinygrad.gone:x", "tinygrad.uop.ops:UOp.gone", "tinygrad.uop.ops:python_alu[LOAD]"])
+def test_a_site_that_is_gone_is_one_sentence(site: str) -> None:
+    """It says which version lacks which site, and what to install; nothing is recorded."""
+    before = len(PATCHES)
+    with pytest.raises(PatchError, match=r"^tiny: tinygrad \S+ has no .* written for tinygrad .*; install ") as caught:
+        Patch(site, "A fault.", "test_patch.py::test_a_site_that_is_gone_is_one_sentence")
+    assert site in str(caught.value) and "\n" not in str(caught.value) and len(PATCHES) == before
+
+
+def test_a_rule_that_is_gone_is_one_sentence() -> None:
+    """No rule, or more than one, is not the rule that was patched."""
+    for names in (("nothing", "like", "this"), ("x",)):
+        with pytest.raises(
+            PatchError, match=r"has no single rule of a test in tinygrad\.uop\.symbolic:symbolic, which"
+        ):
+            RulePatch("tinygrad.uop.symbolic:symbolic", "of a test", "A fault.", "none", arguments(*names))
+
+
+def test_the_device_refuses_a_tinygrad_without_a_site() -> None:
+    """Importing the device ends in the sentence, before anything is registered."""
+    planted = "import tinygrad.codegen.late.coalesce as c; del c.uop_given_valid; import conformance.backend"
+    run = subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith(
+        "conformance.backend.tinygrad_patches.patch.PatchError: tiny: tinygrad"
+    )
+    assert "has no tinygrad.codegen.late.coalesce:uop_given_valid, which a patch" in run.stderr

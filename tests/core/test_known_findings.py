@@ -1,0 +1,183 @@
+"""Known findings of programs: strict in both directions, wherever they ought to show, and refused where damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import expectations as command
+from conformance.core import expectations
+from conformance.core import result as model
+from conformance.core.drawn import Drawn
+from conformance.core.errors import ReportError
+from conformance.core.known_findings import KnownFinding, apply, block, check, update
+from conformance.core.result import UNEXPLAINED, Outcome, Run
+from tests.report.runs import campaign, found, result, run
+
+ENTRY = KnownFinding("a reason", oracle="value", step="copy_", programs=300, seed=0)
+
+
+def outcomes(made: Run) -> list[Outcome]:
+    return [result.outcome for result in made.results]
+
+
+class TestApply:
+    """`apply`."""
+
+    def test_only_known_findings_are_green(self) -> None:
+        """A declared finding is XFAIL with its reason, and the campaign passes."""
+        made = apply(campaign(found(count=3)), [ENTRY], "t.toml")
+        assert (outcomes(made), made.results[0].reason, made.expectations) == ([Outcome.XFAIL], "a reason", "t.toml")
+        assert (made.exit_code(), model.summary_line(made)) == (0, "297 passed, 0 failed, 3 skipped")
+
+    @pytest.mark.parametrize(
+        ("changes", "known"),
+        [
+            ({"step": "c*"}, True), ({"layout": "gaps"}, True), ({"layout": "[a-g]*"}, True), ({"kind": "FAIL"}, True),
+            ({"first_wrong_step": "copy_"}, True), ({"step": "*"}, True),
+            ({"oracle": "storage"}, False), ({"layout": "contiguous"}, False), ({"kind": "CRASH"}, False),
+            ({"error": "Key*"}, False), ({"first_wrong_step": "add_"}, False), ({"program": "a-program"}, False),
+        ],
+    )  # fmt: skip
+    def test_by_parts_of_the_signature(self, changes: dict[str, Any], known: bool) -> None:
+        """Every part that an entry names must match, each as a glob."""
+        entry = dataclasses.replace(ENTRY, **changes)
+        made = apply(campaign(found(first_wrong_step="copy_")), [entry], "t.toml")
+        assert (made.results[0].outcome is Outcome.XFAIL) is known
+
+    @pytest.mark.parametrize(
+        ("made", "due"),
+        [
+            (campaign(), True),
+            (campaign(drawn=Drawn((0,), 299)), False),
+            (campaign(drawn=Drawn((0,), 343, corpus=("x",) * 44)), False),
+            (campaign(drawn=Drawn((7,), 900)), False),
+            (campaign(drawn=Drawn((0,), 900, options="--steps 1..2")), False),
+            (campaign(complete=False), False),
+            (campaign(environment={"selection": "seed 0; shard 1/2"}), False),
+            (campaign(drawn=Drawn(programs=43, corpus=("a-program",))), False),
+            (run(result()), False),
+        ],
+    )
+    def test_what_ought_to_show_and_does_not(self, made: Run, due: bool) -> None:
+        """XPASS, which fails: only in the drawing in which it was seen, from its number of programs on."""
+        judged = apply(made, [ENTRY], "t.toml")
+        assert (Outcome.XPASS in outcomes(judged)) is due
+        assert judged.exit_code() == int(due or not made.complete)
+
+    def test_any_seed(self) -> None:
+        """Without a seed it must show in any campaign of so many programs."""
+        entry = dataclasses.replace(ENTRY, seed=None)
+        assert outcomes(apply(campaign(drawn=Drawn((7,), 300)), [entry], "f")) == [Outcome.XPASS]
+
+    def test_a_saved_program(self) -> None:
+        """An entry for a saved program is met by that program alone, and owed wherever it runs."""
+        entry = KnownFinding("a reason", program="swap-*")
+        replayed = Drawn(programs=2, corpus=("swap-rows", "other"))
+        assert outcomes(apply(campaign(drawn=replayed), [entry], "f")) == [Outcome.XPASS]
+        assert outcomes(apply(campaign(found(saved=("swap-rows",)), drawn=replayed), [entry], "f")) == [Outcome.XFAIL]
+        other = apply(campaign(found(saved=("other",)), drawn=replayed), [entry], "f")
+        assert outcomes(other) == [Outcome.FAIL, Outcome.XPASS]
+        assert outcomes(apply(campaign(), [entry], "f")) == []
+
+    def test_a_fault_of_the_harness_is_never_declared(self) -> None:
+        """A program without a meaning is this package's own fault, whatever an entry says."""
+        entry = KnownFinding("all", programs=1)
+        assert outcomes(apply(campaign(found("invalid / x", "INVALID")), [entry], "f"))[0] is Outcome.FAIL
+
+
+class TestUpdate:
+    """`update`."""
+
+    def test_the_same_campaign_is_green_then(self, tmp_path: Path) -> None:
+        """After an update nothing is unexpected, a second one changes nothing, and the file is read as written."""
+        made = campaign(
+            found(count=3, first=12), found("crash / view", "CRASH", first=0), found("value / [a*]", saved=("s",))
+        )
+        entries, done = update([dataclasses.replace(ENTRY, step="gone")], made)
+        assert done[0] == "removed: value / gone, which no program showed"
+        assert len(done) == 4
+        assert apply(made, entries, "f").exit_code() == 0
+        assert update(entries, made) == (entries, [])
+        assert [(entry.programs, entry.seed, entry.program) for entry in entries] == [
+            (13, 0, ""),
+            (1, 0, ""),
+            (0, None, "s"),
+        ]
+        assert all(entry.reason.startswith(UNEXPLAINED) for entry in entries)
+        path = tmp_path / "t.toml"
+        path.write_text(expectations.dumps([], "t", entries))
+        assert sorted(map(str, expectations.findings(path))) == sorted(map(str, entries))
+        assert set(expectations.findings(path)) == set(entries)
+
+    def test_flaky_ones_are_not_added(self) -> None:
+        """What comes and goes cannot be promised."""
+        assert update([], campaign(found("flaky / value / a", "FLAKY", first=0))) == ([], [])
+
+    def test_other_campaigns_keep_an_entry(self) -> None:
+        """Fewer programs, or another seed, take nothing out."""
+        assert update([ENTRY], campaign(drawn=Drawn((1,), 900)))[0] == [ENTRY]
+
+
+class TestFile:
+    """The `[[finding]]` entries of a file."""
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ('[[finding]]\nreason = "r"\n', "line 1: a finding needs 'programs'"),
+            ('[[finding]]\nprograms = 3\n', "non-empty 'reason'"),
+            ('[[finding]]\nprograms = 0\nreason = "r"\n', "'programs' must be a whole number, 1 or more"),
+            ('[[finding]]\nprograms = 3\nreason = "r"\nseed = "0"\n', "'seed' must be a whole number"),
+            ('[[finding]]\nprograms = 3\nreason = "r"\nstep = ["a"]\n', "'step' must be a string"),
+            ('[[finding]]\nreason = "r"\n\nstpe = "add_"\n', "line 4: unknown key 'stpe'; did you mean step"),
+            ("finding = 3\n", r"must be written as \[\[finding\]\] entries"),
+        ],
+    )  # fmt: skip
+    def test_damage_is_named(self, tmp_path: Path, text: str, message: str) -> None:
+        """One sentence with the file, the line, and for an unknown key the nearest known one; also where only the other
+        entries are asked for."""
+        (tmp_path / "t.toml").write_text(text)
+        for read in (expectations.findings, expectations.load):
+            with pytest.raises(ReportError, match=message) as raised:
+                read(tmp_path / "t.toml")
+            assert "t.toml" in str(raised.value)
+            assert "\n" not in str(raised.value)
+
+    def test_check(self) -> None:
+        """A part that no signature can have, and an entry that stands twice, are found."""
+        entries = [dataclasses.replace(ENTRY, oracle="valeu"), ENTRY, ENTRY]
+        problems = check(entries, {"oracle": ("value", "storage"), "step": ("copy_",)}, Path("t.toml"))
+        assert ["no finding has the oracle 'valeu'; did you mean value" in problems[0], len(problems)] == [True, 2]
+        assert "declared twice" in problems[1]
+
+
+class TestCommand:
+    """`python -m conformance.expectations` on findings."""
+
+    def test_update_keeps_the_other_kind(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A campaign's update keeps the op cases, and a run's keeps the findings."""
+        path, file = tmp_path / "t.toml", ["--file", str(tmp_path / "t.toml")]
+        path.write_text('[[expect]]\nop = "add"\noracle = "value"\nreason = "known"\n')
+        model.save(campaign(found(first=4)), tmp_path / "fuzz.json")
+        assert command.main([*file, "update", str(tmp_path / "fuzz.json"), "--reason", "why"]) == 0
+        assert "added: value / copy_ / gaps" in capsys.readouterr().out
+        model.save(run(result("sub", Outcome.PASS)), tmp_path / "opinfo.json")
+        assert command.main([*file, "update", str(tmp_path / "opinfo.json")]) == 0
+        assert [entry.op for entry in expectations.load(path)] == ["add"]
+        assert [(entry.step, entry.programs, entry.reason) for entry in expectations.findings(path)] == [
+            ("copy_", 5, "why")
+        ]
+
+    def test_explain(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A signature's entries are shown, with the reason and when they must show."""
+        (tmp_path / "t.toml").write_text(block(dataclasses.replace(ENTRY, issue="https://example.org/1")))
+        file = ["--file", str(tmp_path / "t.toml")]
+        assert command.main([*file, "explain", "value / copy_ / gaps"]) == 0
+        told = capsys.readouterr().out
+        assert "value / copy_: shows in 300 programs of seed 0\n  a reason https://example.org/1\n1 entry in" in told
+        assert command.main([*file, "explain", "crash / copy_"]) == 0
+        assert "0 entries" in capsys.readouterr().out

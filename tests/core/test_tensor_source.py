@@ -1,0 +1,99 @@
+"""The short form of a tensor is true: it makes the same geometry, values and sharing as the harness's own inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.core.loading import load_target
+from conformance.core.script import own_part
+from conformance.core.tensor_source import NoSource, input_lines, literal, storage_source, view_source
+from conformance.fuzzing.drawing import Drawing
+from conformance.programs.execute import make_inputs
+from conformance.programs.script import script
+
+
+def inputs_of(text: str) -> dict[str, torch.Tensor]:
+    """What the function `inputs` of a script makes on the CPU."""
+    scope: dict = {}
+    exec(own_part(text), scope)  # noqa: S102 - rendered here
+    return scope["inputs"]("cpu")
+
+
+class TestInputs:
+    @settings(max_examples=150)
+    @given(st.integers(0, 10**6))
+    def test_rendered_inputs_are_those_of_the_harness(self, number):
+        """Size, strides, offset, dtype, values to the bit, the whole storage, which tensors share one, and what
+        requires a gradient."""
+        program = Drawing(steps=(1, 2)).numbered(77, number)
+        want, got = make_inputs(program), inputs_of(script(program, load_target("cpu")))
+        assert list(want) == list(got)
+        keys = [[tensor.untyped_storage()._cdata for tensor in made.values()] for made in (want, got)]
+        shared = [[[one == two for two in side] for one in side] for side in keys]
+        assert shared[0] == shared[1]
+        for name, one in want.items():
+            two = got[name]
+            for fact in ("dtype", "requires_grad", "is_leaf"):
+                assert getattr(one, fact) == getattr(two, fact), (name, fact)
+            for fact in ("size", "stride", "storage_offset"):
+                assert getattr(one, fact)() == getattr(two, fact)(), (name, fact)
+            assert repr(one.tolist()) == repr(two.tolist())
+            assert bytes(one.untyped_storage()) == bytes(two.untyped_storage())
+
+    @pytest.mark.parametrize(
+        ("size", "stride", "offset", "text"),
+        [
+            ((6,), (1,), 0, ""),
+            ((2, 3), (3, 1), 0, ".view(2, 3)"),
+            ((3, 2), (1, 3), 0, ".view(2, 3).t()"),
+            ((5,), (1,), 1, "[1:]"),
+            ((2, 2), (3, 1), 1, ".view(2, 3)[:, 1:]"),
+            ((2, 2), (3, 2), 0, ".view(2, 3)[:, ::2]"),
+            ((3,), (2,), 0, "[::2]"),
+            ((), (), 4, "[4]"),
+            ((2, 3, 4), (3, 1, 0), 0, ".view(2, 3, 1).expand(2, 3, 4)"),
+            ((2, 2), (1, 1), 0, ".as_strided((2, 2), (1, 1), 0)"),
+        ],
+    )
+    def test_the_form_is_the_one_that_a_person_would_write(self, size, stride, offset, text):
+        """`as_strided` only where elements overlap or the geometry fits no slice."""
+        flat = torch.arange(6.0)
+        assert view_source(flat, size, stride, offset) == text
+
+    @pytest.mark.parametrize(
+        ("flat", "text"),
+        [
+            (torch.arange(6.0), "torch.arange(6.0)"),
+            (torch.arange(6), "torch.arange(6)"),
+            (torch.arange(6, dtype=torch.int8), "torch.arange(6, dtype=torch.int8)"),
+            (torch.arange(250.0) % 100, "(torch.arange(250.0) % 100)"),
+            (torch.full((5,), 7.0), "torch.full((5,), 7.0)"),
+            (torch.tensor([0.1, -0.0]), "torch.tensor([0.1, -0.0])"),
+            (torch.tensor([True, False]), "torch.tensor([True, False])"),
+            (torch.tensor([torch.nan, -torch.inf]), "torch.tensor([torch.nan, -torch.inf])"),
+            (torch.tensor(2.5), "torch.tensor(2.5)"),
+            (torch.tensor([1 + 2j]), "torch.tensor([(1+2j)])"),
+        ],
+    )
+    def test_a_storage_is_as_short_as_it_can_be(self, flat, text):
+        """A range, one number, or numbers with as few digits as the dtype needs; a dtype where it is not implied."""
+        assert storage_source(flat) == text
+
+    def test_what_is_too_long_or_has_no_form_is_refused(self):
+        """So that another kind of script is written."""
+        with pytest.raises(NoSource):
+            input_lines([("a", torch.rand(100))], longest=99)
+        with pytest.raises(NoSource):
+            literal(object())
+
+    def test_a_dtype_that_does_not_divide_its_storage(self):
+        """The one form that needs the storage itself."""
+        flat = torch.arange(3, dtype=torch.int16)
+        odd = torch.empty(0, dtype=torch.int32).set_(flat.untyped_storage(), 0, (1,), (1,))
+        (line,) = input_lines([("a", odd)], [flat])
+        assert ".set_(torch.arange(3, dtype=torch.int16).to(device).untyped_storage(), 0, (1,), (1,))" in line
+        with pytest.raises(NoSource):
+            input_lines([("a", odd)], [flat], exposes=False)

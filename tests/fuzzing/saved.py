@@ -1,0 +1,19 @@
+"""What a campaign left in its folder, as the tests ask for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conformance.core import result as model
+
+
+def fuzz_result(reports: Path) -> dict[str, Any]:
+    """The totals of `fuzz.json` and its findings, each with its kind, signature, first mismatch and script."""
+    run = model.load(reports / "fuzz.json")
+    assert run.drawn is not None
+    found = [
+        {**vars(one.finding), "mismatch": one.failures[0], "script": one.failures[0].script} for one in run.findings
+    ]
+    failing = sum(one["count"] for one in found)
+    return {**vars(run.drawn), "complete": run.complete, "findings": found, "failing_programs": failing}

@@ -1,0 +1,100 @@
+"""A finding as an issue: title, script, both answers, environment; text from outside starts nothing in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conformance.core import result as model
+from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.core.script import CARRIED
+from conformance.report import issue
+from conformance.report.__main__ import main
+
+SCRIPT = f'"""value of a"""\nimport torch\n\n{CARRIED}\n\ndef compare(): ...\n'
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """torch takes seconds to say what it runs on; one test below asks it."""
+    monkeypatch.setattr(issue, "environment", lambda: "PyTorch version: 0")
+
+
+def saved(folder, **changes):
+    """A finding as the fuzzer saves one, with its script."""
+    answer = {"oracle": "value", "where": "a", "expected": "[1.0]", "actual": "[2.0]", "detail": "1 of 1"}
+    data = {
+        "kind": "FAIL",
+        "target": "mine",
+        "signature": "value / add_",
+        "mismatches": [answer],
+        "program": {"steps": []},
+    }
+    path = folder / "one.json"
+    path.write_text(json.dumps({**data, **changes}))
+    path.with_suffix(".py").write_text(SCRIPT)
+    return path
+
+
+class TestIssue:
+    @pytest.mark.parametrize("spelling", ["issue", "--issue"])
+    def test_of_a_program(self, spelling, tmp_path, capsys):
+        """The script's own part first, the whole of it folded away, and both answers."""
+        assert main([spelling, str(saved(tmp_path))]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("# mine: value / add_\n\nTarget: `mine`, compared with torch CPU.\n")
+        first, _, whole = said.partition("<details>")
+        assert CARRIED not in first
+        assert CARRIED in whole
+        assert "value of a: 1 of 1\n\n```\ntorch CPU: [1.0]\nmine: [2.0]\n```" in said
+        assert said.endswith("## Environment\n\n```\nPyTorch version: 0\n```\n")
+
+    def test_of_a_case(self, tmp_path, capsys):
+        """By its id in a result file, also with a sample's number."""
+        failures = (Failure("value", "result", "1", "2", "off", 3, "torch.add(Tensor[2] float32, 1)", SCRIPT),)
+        failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=failures)
+        model.save(Run("mine", [failed]), tmp_path / "run.json")
+        assert main(["issue", f"{failed.id}#3", "--run", str(tmp_path / "run.json")]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("# mine: value of torch.add(Tensor[2] float32, 1) (add::float32::forward::as_sampled)\n")
+        assert "torch CPU: 1\nmine: 2\n" in said
+        assert main(["issue", "ad::float32::forward::as_sampled", "--run", str(tmp_path / "run.json")]) == 2
+        assert "did you mean add::float32::forward::as_sampled?" in capsys.readouterr().err
+
+    def test_text_from_outside_starts_nothing(self, tmp_path, capsys):
+        """No fence is ended, no tag opened, no terminal escape passed on."""
+        evil = {
+            "oracle": "error",
+            "where": "a",
+            "expected": "x",
+            "actual": "```\n<script>\x1b[31m",
+            "detail": "<b>`\n# x",
+        }
+        main(["issue", str(saved(tmp_path, mismatches=[evil], signature="<img>\n# two"))])
+        said = capsys.readouterr().out
+        assert "\x1b" not in said
+        assert "<img>" not in said
+        assert "<b>" not in said
+        assert "\n# two" not in said
+        assert "\n````\ntorch CPU: x\nmine: ```\n<script>" in said
+
+    def test_what_is_no_finding(self, tmp_path, capsys):
+        """One sentence, exit code 2."""
+        (tmp_path / "two.json").write_text("{}")
+        for path in (tmp_path / "two.json", tmp_path / "none.json"):
+            assert main(["issue", str(path)]) == 2
+            assert str(path) in capsys.readouterr().err
+
+    @pytest.mark.slow
+    def test_torch_is_asked_in_a_process_of_its_own(self, tmp_path):
+        """The versions are there, and this package's report has not loaded torch."""
+        code = (
+            "import sys\nfrom conformance.report.__main__ import main\n"
+            f"main(['issue', {str(saved(tmp_path))!r}])\nassert 'torch' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "PyTorch version: " in done.stdout

@@ -1,0 +1,150 @@
+"""A run in sentences, and campaigns on disk: what is read, refused, joined and said of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.core import result as model
+from conformance.core.drawn import Drawn
+from conformance.core.errors import ReportError
+from conformance.core.merge import merge
+from conformance.core.result import Outcome, Run
+from conformance.report import summary
+from tests.report.runs import HOSTILE, campaign, failed, found, fuzz_json, result, run
+
+AXES: dict[str, Any] = {"families": ["views", "writes"], "layouts": ["contiguous", "gaps"], "dtypes": ["bool"]}
+
+
+def verdict(made: Run) -> tuple[bool, str]:
+    (one,) = summary.verdicts(made)
+    return one.good, one.sentence
+
+
+class TestLoad:
+    """A campaign on disk."""
+
+    def test_what_the_fuzzer_wrote(self, tmp_path: Path) -> None:
+        """All of it, with whose bug a finding is and why steps were not run; axes and ends where it names them."""
+        data = fuzz_json(complete=False)
+        data["drawn"] |= AXES
+        (tmp_path / "fuzz.json").write_text(json.dumps(data))
+        read = model.load(tmp_path / "fuzz.json")
+        [finding] = [one.finding for one in read.findings]
+        assert finding is not None
+        assert read.drawn is not None
+        assert (read.target, read.drawn.seeds, read.drawn.programs, finding.count) == ("tiny", (3,), 300, 26)
+        assert finding.elsewhere == {"tiny:clang": "agrees"}
+        assert read.drawn.avoided == {"write through overlapping memory": 3}
+        assert read.drawn.cells["writes", "gaps", "bool"] == 3
+        assert (read.drawn.layouts, read.complete) == (("contiguous", "gaps"), False)
+        assert model.run_from_json(model.run_to_json(read), "f") == read
+
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            ([], "is not a conformance result"),
+            ({"results": []}, "is not a conformance result"),
+            (fuzz_json(schema=3), "schema 3"),
+            ({"kind": "fuzz", "schema": 1, "target": "tiny"}, "older result schema"),
+            ({"kind": "conformance", "schema": 2}, "target"),
+            (fuzz_json(drawn={"cells": {"writes": {"gaps": 3}}}), "damaged"),
+            (fuzz_json(drawn={"cells": {"writes": {"gaps": {"bool": "<b>"}}}}), "damaged"),
+            (fuzz_json(drawn={"programs": True}), "damaged"),
+            (fuzz_json(drawn={"families": "views"}), "damaged"),
+            (fuzz_json(drawn=[]), "damaged"),
+            (fuzz_json(results=["a finding"]), "damaged"),
+            (fuzz_json(results=[{**fuzz_json()["results"][0], "finding": {"signature": 3}}]), "damaged"),
+            (fuzz_json(results=[{**fuzz_json()["results"][0], "finding": {"count": 3}}]), "damaged"),
+            (fuzz_json(results=[{**fuzz_json()["results"][0], "finding": {"signature": HOSTILE, "n": 3}}]), "damaged"),
+        ],
+    )
+    def test_something_else(self, data: Any, words: str) -> None:
+        """Whatever is not a run of this schema is refused in one sentence. Any dict was once taken for one."""
+        with pytest.raises(ReportError, match=words) as refused:
+            model.run_from_json(data, "a.json")
+        assert str(refused.value).startswith("a.json")
+        assert "\n" not in str(refused.value)
+
+
+class TestVerdict:
+    """`verdicts`."""
+
+    def test_all_is_well(self) -> None:
+        """Only when programs were compared, all of them agreed, and the campaign came to its end."""
+        assert verdict(campaign()) == (True, "No finding in 300 drawn programs.")
+        some, none = (campaign(drawn=Drawn((0,), 300, unsupported={"autograd": left})) for left in (299, 300))
+        assert verdict(some) == (True, "No finding in 1 drawn program; the target leaves out 299 more.")
+        assert verdict(none) == (False, "No drawn program was compared.")
+        assert verdict(campaign(complete=False)) == (False, "The fuzz campaign was interrupted after 300 programs.")
+        assert [each.exit_code() for each in (some, none, campaign(complete=False))] == [0, 2, 1]
+
+    def test_findings(self) -> None:
+        """All failing programs count, and how many bugs they come to."""
+        made = campaign(found("a", count=25), found("b"))
+        assert verdict(made) == (False, "26 of 300 drawn programs fail: 2 distinct findings.")
+        assert made.exit_code() == 1
+
+    def test_known_findings(self) -> None:
+        """They are counted with their file; new ones beside them still fail."""
+        known = found("a", count=25).replace(outcome=Outcome.XFAIL, reason=f"{model.UNEXPLAINED}x")
+        made = campaign(known, expectations="t.toml")
+        told = "1 known finding, declared in t.toml."
+        assert verdict(made) == (True, f"No new finding in 300 drawn programs; {told}")
+        assert made.exit_code() == 0
+        assert summary.facts(made) == ["1 declared failure not yet explained: give each a reason in t.toml"]
+        made.results.append(found("b"))
+        assert verdict(made) == (False, f"1 of 300 drawn programs fail: 1 distinct finding; {told}")
+
+    def test_a_declared_finding_that_did_not_show(self) -> None:
+        """It is no failing program, and fails the campaign."""
+        made = campaign(found("declared: a", count=0).replace(outcome=Outcome.XPASS))
+        assert verdict(made) == (False, "1 declared finding did not show.")
+        assert (made.exit_code(), model.summary_line(made)) == (1, "300 passed, 1 failed, 0 skipped")
+
+    def test_two_halves(self) -> None:
+        """Of a run that holds both, the worse half is told first."""
+        assert [v.half for v in summary.verdicts(run(result()), campaign(found()))] == ["fuzz", "cases"]
+        both = dataclasses.replace(campaign(), results=[failed()])
+        assert [(v.half, v.good) for v in summary.verdicts(both)] == [("cases", False), ("fuzz", True)]
+
+    def test_what_was_not_compiled(self) -> None:
+        """Samples that did not reach the compiler are told."""
+        made = run(result(compiled=5, partly_compiled=0, not_compiled=2))
+        assert summary.facts(made) == ["samples compiled: 5, partly compiled: 0, not compiled and so not compared: 2"]
+
+
+class TestMerge:
+    """`merge` of campaigns."""
+
+    def test_shards(self) -> None:
+        """Counts are added, and a finding of both is one, with the shorter program."""
+        one = campaign(found("a", count=2, steps=5, first=9), command="it",
+                       drawn=Drawn((0,), 300, cells={("w", "gaps", "bool"): 1}, families=("w",)))  # fmt: skip
+        two = campaign(found("b"), found("a", count=3, steps=2, first=4), command="that",
+                       drawn=Drawn((4,), 300, cells={("w", "gaps", "bool"): 2}))  # fmt: skip
+        both = merge([one, two])
+        assert both.drawn is not None
+        assert (both.drawn.programs, both.drawn.seeds, both.command, both.drawn.families) == (600, (0, 4), "", ("w",))
+        assert both.findings == [found("a", count=5, steps=2, first=4), found("b")]
+        assert both.drawn.cells == {("w", "gaps", "bool"): 3}
+        assert merge([one]) == one
+
+    def test_the_worse_outcome_stays(self) -> None:
+        """What one shard declares and another does not is not declared."""
+        known = found("a").replace(outcome=Outcome.XFAIL)
+        assert merge([campaign(known), campaign(found("a"))]).exit_code() == 1
+        assert merge([campaign(known), campaign(known)]).exit_code() == 0
+
+    def test_an_interrupted_one(self) -> None:
+        """It is not hidden by the others."""
+        assert not merge([campaign(), campaign(complete=False)]).complete
+
+    def test_other_targets(self) -> None:
+        """They are not one campaign."""
+        with pytest.raises(ReportError, match="cpu, tiny"):
+            merge([campaign(), campaign(target="cpu")])
