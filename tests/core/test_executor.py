@@ -128,6 +128,7 @@ class TestNotCompiled:
 
         result = run_case(case_of("masked_select"), load_target("compile:eager"))
         assert (result.outcome, result.samples, result.skipped) == ("SKIP", 0, 2)
+        assert (result.compiled, result.partly_compiled, result.not_compiled) == (0, 0, 2)
 
     @pytest.mark.parametrize(
         ("capture", "extent"),
