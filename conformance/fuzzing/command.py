@@ -1,7 +1,8 @@
 """The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, show what differs.
 
 It only reads options, shows progress and chooses the exit code: 0 when all agreed, 1 when something differs, 2 for bad
-usage, 130 when interrupted; what was found by then is on disk. The campaign itself is `conformance.fuzzing.campaign`.
+usage, 130 at Ctrl-C and 143 at SIGTERM, when the report shows what was found by then. The campaign itself is
+`conformance.fuzzing.campaign`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from conformance.core.loading import describe_target
 from conformance.core.result import write_atomic
 from conformance.fuzzing.campaign import Campaign, Plan
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError
-from conformance.fuzzing.isolation import Workers
+from conformance.fuzzing.isolation import SHARD, Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.fuzzing.worker import INVALID, Finding, Shard
 from conformance.programs.model import ProgramError, dump, read_program
@@ -33,6 +34,7 @@ from conformance.programs.steps.table import FAMILIES
 from conformance.programs.unsupported import unsupported_steps
 from conformance.report.campaign import counted, from_json
 from conformance.report.html import render_campaign
+from conformance.run import stop
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
@@ -52,18 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.families:
             print("\n".join(FAMILIES))
             return 0
-        if given.replay and given.replay.is_dir():
-            return replay_folder(given.replay, given)
-        if given.replay or given.minimize:
-            return replay(given.replay or given.minimize, given)
+        with stop.deferred():
+            if given.replay and given.replay.is_dir():
+                return replay_folder(given.replay, given)
+            if given.replay or given.minimize:
+                return replay(given.replay or given.minimize, given)
         given.target = given.target or TARGET
-        return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
+        with stop.deferred():
+            return campaign(plan_of(given), (given.kernels or BASELINE) if given.record_kernels else None)
     except (TargetError, DrawingError, ProgramError, ReportError) as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # a campaign answers it itself, with what it has found
         print("interrupted: the saved programs are as they were", file=sys.stderr)
-        return 130
+        return stop.exit_code()
     except OSError as error:
         print(
             f"conformance.fuzz: {error.filename or given.reports} cannot be written or read ({error.strerror}); "
@@ -78,7 +82,19 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m conformance.fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
     parser.add_argument("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
-    parser.add_argument("--minutes", type=positive, metavar="M", help="stop drawing after so many minutes")
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        metavar="M",
+        help="end after so many minutes, shrinking included, with the target loaded",
+    )
+    parser.add_argument(
+        "--shard",
+        type=shard,
+        default=(1, 1),
+        metavar="i/n",
+        help=f"only the i-th of every n blocks of {SHARD} programs",
+    )
     parser.add_argument(
         "--target",
         help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
@@ -100,7 +116,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--without", action="append", default=[], metavar="FAMILY", help="not these families")
     parser.add_argument("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
     parser.add_argument(
-        "--limit", type=positive, default=60.0, metavar="SECONDS", help="that a program may take (default: 60)"
+        "--limit",
+        "--timeout",
+        type=positive,
+        default=60.0,
+        metavar="SECONDS",
+        help="that a program may take (default: 60)",
     )
     parser.add_argument(
         "--memory",
@@ -166,6 +187,14 @@ def steps_range(text: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def shard(text: str) -> tuple[int, int]:
+    """`2/4` as (2, 4)."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not i/n with 1 <= i <= n: write for example 2/4")
+    return int(index), int(count)
+
+
 def dtypes(text: str) -> tuple[str, ...]:
     """Names of dtypes, joined by commas."""
     names = tuple(text.split(","))
@@ -199,10 +228,11 @@ def plan_of(given: argparse.Namespace) -> Plan:
         given.limit,
         given.stop_at_first_failure,
         memory=given.memory,
-        corpus=corpus_of(given.corpus),
+        corpus=corpus_of(given.corpus)[given.shard[0] - 1 :: given.shard[1]],
         resume=given.resume,
         kernels=kernels_of(given),
         record=given.record_kernels,
+        part=given.shard,
     )
 
 
@@ -249,7 +279,7 @@ def campaign(plan: Plan, record: Path | None = None) -> int:
     console.print(f"report: {plan.reports / 'fuzz.html'}")
     if interrupted:
         print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
-        return 130
+        return stop.exit_code()
     if running.groups:
         return 1
     if running.result.done == running.result.unsupported.total():
@@ -260,8 +290,7 @@ def campaign(plan: Plan, record: Path | None = None) -> int:
 
 def line(running: Campaign) -> str:
     """Where the campaign is, in one line."""
-    done, wanted = running.result.done, running.plan.programs
-    wanted = None if wanted is None else wanted + len(running.plan.corpus)
+    done, wanted = running.result.done, running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
     failing = sum(len(group.numbers) for group in running.groups.values())
     return (
@@ -286,14 +315,14 @@ def show_bar(running: Campaign, console: Console) -> None:
     """Run the campaign under a progress bar."""
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=running.plan.programs)
+        task = progress.add_task("starting", total=running.plan.wanted)
         running.tell = lambda at: progress.update(task, completed=at.result.done, description=line(at))
         running.run()
 
 
 def summarize(running: Campaign, console: Console) -> None:
-    """Print the findings, the commonest first, and the totals."""
-    groups = sorted(running.groups.values(), key=lambda group: -len(group.numbers))
+    """Print the findings, the deaths and then the commonest first, and the totals."""
+    groups = running.ranked()
     for at, group in enumerate(groups):
         finding = group.finding
         programs = counted(running.result.done, "program")
@@ -340,7 +369,7 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
         workers.load()
 
         def rerun(path: Path) -> tuple[Finding | None, str]:
-            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, given.limit, (str(path),), kernels))
+            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, (str(path),), kernels))
             finding = result.findings[0] if result.findings else None
             if finding is not None and finding.kind == INVALID:
                 raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")

@@ -15,7 +15,7 @@ import torch
 
 from conformance.core.arbitration import ARBITRATED, arbitrate
 from conformance.core.moving import storage_key
-from conformance.core.observation import Observation, observe
+from conformance.core.observation import Observation, observe, out_of_memory
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Target
 from conformance.opinfo import catalog
@@ -24,7 +24,6 @@ from conformance.opinfo.sampling import MARKER, Mixed, leaves, tensors
 from conformance.opinfo.truth import truth_of
 from conformance.opinfo.variants import Call, reference
 
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
 Side = tuple[Observation, Any]
 """What was seen of a call, and its outcome itself: None when it raised."""
 
@@ -64,7 +63,11 @@ def judge(
 
 
 def _exhausted(expected: Observation, actual: Observation) -> list[Mismatch]:
-    if actual.error is None or expected.error is not None or not _OUT_OF_MEMORY.search(actual.error.text):
+    if (
+        actual.error is None
+        or expected.error is not None
+        or not out_of_memory(f"{actual.error.kind}: {actual.error.text}")
+    ):
         return []
     return [Mismatch("memory", "the whole run", "no error", actual.error.kind, _first_line(actual.error.text))]
 
