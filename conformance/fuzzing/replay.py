@@ -64,7 +64,7 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
         workers.load()
 
         def rerun(path: Path) -> tuple[Finding | None, str]:
-            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, given.limit, (str(path),), kernels))
+            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, (str(path),), kernels))
             finding = result.findings[0] if result.findings else None
             if finding is not None and finding.kind == INVALID:
                 raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
