@@ -24,10 +24,10 @@ from conformance.fuzzing import worker
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.fuzzing.isolation import SHARD, Workers, found_by
 from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result, Shard
-from conformance.programs.model import ProgramError
-from conformance.programs.script import script
-from conformance.programs.steps.op import Json
-from conformance.programs.unsupported import unsupported_steps
+from conformance.program.model import ProgramError
+from conformance.program.script import script
+from conformance.program.steps.op import Json
+from conformance.program.unsupported import unsupported_steps
 from conformance.run.messages import Fate, WorkerDied
 
 PROGRESS = 3

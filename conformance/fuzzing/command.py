@@ -27,8 +27,8 @@ from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
 from conformance.fuzzing.results import run_of
 from conformance.fuzzing.terminal import summarize
-from conformance.programs.steps.table import FAMILIES
-from conformance.programs.unsupported import unsupported_steps
+from conformance.program.steps.table import FAMILIES
+from conformance.program.unsupported import unsupported_steps
 from conformance.report import __main__ as report
 from conformance.report import compare
 from conformance.report.escape import escape_control_characters

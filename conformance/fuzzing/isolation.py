@@ -15,7 +15,7 @@ from types import TracebackType
 
 from conformance.fuzzing import worker
 from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result, Shard
-from conformance.programs.model import Program, ProgramError
+from conformance.program.model import Program, ProgramError
 from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
 

@@ -25,8 +25,8 @@ from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.fuzzing.results import replayed, result_of
 from conformance.fuzzing.worker import INVALID, Finding, Shard
-from conformance.programs.model import ProgramError, dump, read_program
-from conformance.programs.script import script
+from conformance.program.model import ProgramError, dump, read_program
+from conformance.program.script import script
 from conformance.report import summary
 
 MINIMIZE_TRIALS = 1000

@@ -24,11 +24,11 @@ from conformance.core.result import write_atomic
 from conformance.core.target import Target
 from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
-from conformance.programs.alias_probes import with_alias_probes
-from conformance.programs.model import Program, ProgramError, digest, read_program
-from conformance.programs.reduce import reduce_program
-from conformance.programs.steps.op import Json
-from conformance.programs.verdict import Verdict, gist, judge, leading, signature
+from conformance.program.alias_probes import with_alias_probes
+from conformance.program.model import Program, ProgramError, digest, read_program
+from conformance.program.reduce import reduce_program
+from conformance.program.steps.op import Json
+from conformance.program.verdict import Verdict, gist, judge, leading, signature
 from conformance.run.messages import Fate
 from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
 

@@ -14,10 +14,10 @@ from conformance.core.errors import TargetError
 from conformance.core.executor import Executor
 from conformance.core.loading import load_target
 from conformance.core.target import Capture, Target
-from conformance.programs.execute import ProgramSubject
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.steps.op import Step, tensor
-from conformance.programs.verdict import UNCAPTURED, judge
+from conformance.program.execute import ProgramSubject
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import UNCAPTURED, judge
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = Path(__file__).parent.parent / "planted"

@@ -15,8 +15,8 @@ from conformance.fuzzing.campaign import Campaign, Group, Plan
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.worker import FAIL, Finding, Shard
-from conformance.programs.model import Input, Program, Storage, dump
-from conformance.programs.steps.op import Step
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step
 from conformance.run.messages import Limits
 from tests.fuzzing.saved import fuzz_result
 
