@@ -30,11 +30,11 @@ from conformance.core.oracles import compare
 from conformance.core.target import Target
 from conformance.fuzzing.command import steps_range
 from conformance.fuzzing.drawing import STEPS, Drawing
-from conformance.programs.execute import SteppedProgram, make_inputs
-from conformance.programs.model import Program
-from conformance.programs.shadow import reference
-from conformance.programs.unsupported import unsupported_reason, unsupported_steps
-from conformance.programs.verdict import judge
+from conformance.program.execute import SteppedProgram, make_inputs
+from conformance.program.model import Program
+from conformance.program.shadow import reference
+from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.program.verdict import judge
 
 WARM_UP = 10
 """Programs that run before the clock does: torch imports its compiler when the first decomposition is traced."""

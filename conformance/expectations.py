@@ -14,7 +14,7 @@ from typing import Any
 from conformance.core import expectations, known_findings
 from conformance.core import names as known_names
 from conformance.core import result as model
-from conformance.core.errors import ReportError
+from conformance.core.errors import ReportError, UserError
 from conformance.core.expectations import OP_DB, check, declared_for, expected, findings, load, path_for, without_cases
 from conformance.core.files import write_atomic
 from conformance.core.names import nearest
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = options.file or path_for(options.target)
     try:
         return _COMMANDS[options.command](options, path)
-    except ReportError as error:
+    except UserError as error:
         print(f"expectations: {error}", file=sys.stderr)
         return 2
 
@@ -66,14 +66,12 @@ def update(run: model.Run, path: Path, reason: str = "") -> list[str]:
 
 
 def _catalog() -> Sequence[Any]:
-    """op_db's entries, from a process that imports torch. Raises ReportError."""
-    from conformance.opinfo import isolation
+    """op_db's entries, from a process that imports torch. Raises TargetError."""
+    from conformance.opinfo.isolation import Cases
+    from conformance.run.messages import Limits
 
-    try:
-        with isolation.Pool("cpu", jobs=1, timeout=300, memory=1 << 40) as pool:
-            return pool.catalog()[0]
-    except isolation.PoolError as error:
-        raise ReportError(str(error)) from None
+    with Cases("cpu", Limits()) as cases:
+        return cases.catalog()[0]
 
 
 def _check(options: argparse.Namespace, path: Path) -> int:

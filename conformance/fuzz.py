@@ -1,8 +1,8 @@
 """The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, show what differs."""
 
-import sys
+if __name__ == "__main__":  # a spawned worker imports this module too, and needs nothing of the command
+    import sys
 
-from conformance.fuzzing.command import main
+    from conformance.fuzzing.command import main
 
-if __name__ == "__main__":
     sys.exit(main())

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from conformance.core.arbitration import ARBITRATED, arbitrate
 from conformance.core.names import ORACLES
-from conformance.core.observation import Observation
-from conformance.core.oracles import Mismatch, compare, out_of_memory
+from conformance.core.observation import Observation, out_of_memory
+from conformance.core.oracles import Mismatch, compare
 
 
 class Judgement(NamedTuple):
@@ -57,7 +57,11 @@ def judge(expected: Observation, actual: Observation, policy: Policy) -> Judgeme
     processed = policy.processed(expected, actual, found)
     if processed is not None:
         expected, actual, found = processed
-    if actual.error is not None and expected.error is None and out_of_memory(actual.error.text, actual.error.kind):
+    if (
+        actual.error is not None
+        and expected.error is None
+        and out_of_memory(f"{actual.error.kind}: {actual.error.text}")
+    ):
         text = actual.error.text.strip().partition("\n")[0][:300]
         found.insert(0, Mismatch("memory", "the whole run", "no error", actual.error.kind, text))
     if not found or any(mismatch.oracle not in ARBITRATED for mismatch in found):

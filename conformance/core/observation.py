@@ -7,6 +7,7 @@ An observation holds no device tensor, so it outlives the target. How two observ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,15 @@ import torch
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.target import Target
 from conformance.core.torch_compat import version_of
+
+_OUT_OF_MEMORY = re.compile(
+    r"(can't|cannot) allocate memory|not enough memory|out of ?memory|bad_alloc|MemoryError", re.I
+)
+
+
+def out_of_memory(text: str) -> bool:
+    """Whether an error's type or text says that memory ran out, in the words of Python, torch, C++ or the system."""
+    return _OUT_OF_MEMORY.search(text) is not None
 
 
 @dataclass(frozen=True)

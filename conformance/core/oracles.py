@@ -9,7 +9,6 @@ never equals anything. This module knows nothing of programs, OpInfo or reports.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -272,14 +271,3 @@ def _grads(
         elif values:
             found += _values("grad", where, want, got, False, rtol, atol)
     return found
-
-
-_OUT_OF_MEMORY = re.compile(
-    r"MemoryError|can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
-)
-"""How Python, torch, C++ and the system say it."""
-
-
-def out_of_memory(*texts: str) -> bool:
-    """Whether an error's kind or text says that memory ran out."""
-    return any(_OUT_OF_MEMORY.search(text) for text in texts)

@@ -66,7 +66,7 @@ class Target:
     dtypes: frozenset[torch.dtype] | None = None
     """The dtypes that the device can hold; None means all."""
     unsupported: frozenset[str] = frozenset()
-    """What the target declares it does not support: step families, steps, traits (`programs/unsupported.py`), OpInfo
+    """What the target declares it does not support: step families, steps, traits (`program/unsupported.py`), OpInfo
     variants, and "sparse"."""
     transforms_program: bool = False
     """Whether a program runs as one function that `transform` is given, and not step by step."""

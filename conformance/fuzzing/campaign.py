@@ -15,37 +15,39 @@ import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import TimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from pebble import ProcessExpired
 
 from conformance.core.loading import describe_target
 from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
-from conformance.fuzzing.isolation import Workers
-from conformance.fuzzing.worker import INVALID, Finding, Result, Shard
-from conformance.programs.model import ProgramError
-from conformance.programs.script import script
-from conformance.programs.steps.op import Json
-from conformance.programs.unsupported import unsupported_steps
+from conformance.fuzzing.isolation import SHARD, Workers, found_by
+from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result, Shard
+from conformance.program.model import ProgramError
+from conformance.program.script import script
+from conformance.program.steps.op import Json
+from conformance.program.unsupported import unsupported_steps
+from conformance.run.messages import Fate, WorkerDied
 
-PROGRESS = 2
+PROGRESS = 3
 """The schema of the file that says how far a campaign is."""
 
 LONGEST_NAME = 90
 """Characters of a finding's file name before a digest tells it from the others."""
 
-SHARD = 20
-"""Programs a shard. A worker's death costs at most so many."""
+SHRINKING = 0.2
+"""The part of `--minutes` that is kept for shrinking, once there is something to shrink."""
+
+SEVERITY = (CRASH, TIMEOUT, MEMORY, HARNESS)
+"""The kinds that are listed first, since the device, or the harness, did not survive the program."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `programs` None: until `minutes` have passed. `limit`: seconds that a program may take. `kernels`:
-    the file with the kernels that programs took before; `record`: keep the kernels of this run's programs."""
+    """What to run. `programs` None: until `minutes` have passed, which include shrinking. `limit`: seconds that a
+    program may take. `part` (i, n): only the i-th of every n blocks of `SHARD` programs. `kernels`: the file with the
+    kernels that programs took before; `record`: keep the kernels of this run's programs."""
 
     target: str = "tiny"
     seed: int = 0
@@ -62,6 +64,7 @@ class Plan:
     resume: bool = False
     kernels: str = ""
     record: bool = False
+    part: tuple[int, int] = (1, 1)
 
     @property
     def failures(self) -> Path:
@@ -76,7 +79,13 @@ class Plan:
     def identity(self) -> dict[str, Json]:
         """What must be the same when the campaign goes on."""
         made_of = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self.drawing).items()}
-        return {"target": self.target, "seed": self.seed, "drawing": made_of, "corpus": list(self.corpus)}
+        return {
+            "target": self.target,
+            "seed": self.seed,
+            "drawing": made_of,
+            "corpus": list(self.corpus),
+            "part": list(self.part),
+        }
 
     @property
     def options(self) -> list[str]:
@@ -86,6 +95,8 @@ class Plan:
             words += ["--steps", "{}..{}".format(*self.drawing.steps)]
         if self.drawing.dtypes != DTYPES:
             words += ["--dtype", ",".join(self.drawing.dtypes)]
+        if self.part != (1, 1):
+            words += ["--shard", "{}/{}".format(*self.part)]
         declared = unsupported_steps(describe_target(self.target))
         for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
             words += [word for name in names if name not in declared for word in (option, name)]
@@ -98,15 +109,25 @@ class Plan:
         words = ["python", "-m", "conformance.fuzz", "--target", self.target, "--seed", str(self.seed)]
         return shlex.join([*words, *self.options, *corpus])
 
+    @property
+    def wanted(self) -> int | None:
+        """How many programs there are to run, of this part of the seed and of the corpus; None without an end."""
+        if self.programs is None:
+            return None
+        return len(self.corpus) + sum(shard.count for shard in self.shards(""))
+
     def shards(self, campaign: str, first: int = 0) -> Iterator[Shard]:
         """The shards in order, from this program on; without end when only time limits the campaign."""
         if first < 0:
             yield self.shard(campaign, first, -first)
             first = 0
+        index, count = self.part
         while self.programs is None or first < self.programs:
-            count = SHARD if self.programs is None else min(SHARD, self.programs - first)
-            yield self.shard(campaign, first, count)
-            first += count
+            block = first // SHARD
+            end = (block + 1) * SHARD if self.programs is None else min((block + 1) * SHARD, self.programs)
+            if block % count == index - 1:
+                yield self.shard(campaign, first, end - first)
+            first = end
 
     def shard(self, campaign: str, first: int, count: int) -> Shard:
         """So many programs from this one on."""
@@ -117,7 +138,6 @@ class Plan:
             first,
             count,
             str(self.failures),
-            self.limit,
             self.corpus,
             self.kernels,
             self.record,
@@ -148,6 +168,9 @@ class Campaign:
     groups: dict[str, Group] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
+    running: int = 0
+    """The shards that workers have."""
     running_seconds: float = 0.0
     earlier_seconds: float = 0.0
     unfinished: dict[int, Shard] = field(default_factory=dict)
@@ -169,61 +192,85 @@ class Campaign:
         with Workers(self.plan.target, self.plan.limit, self.plan.memory, self.plan.jobs) as workers:
             self.environment = workers.load()
             self._note_progress()
-            self.began = time.monotonic()
-            self._run_shards(workers)
-            self._count_seconds()
-            # The commonest first: of many groups only some are small where a campaign is ended while it shrinks.
-            for group in sorted(self.groups.values(), key=lambda group: -len(group.numbers)):
-                if not group.shrunk:
+            self.began, self.began_at = time.monotonic(), time.time()
+            try:
+                self._run_shards(workers)
+            finally:
+                self._count_seconds()
+                self._take_found()
+            # Of many groups only some are small where a campaign is ended while it shrinks.
+            for group in self.ranked():
+                if not group.shrunk and not self._late():
                     self._shrink(workers, group)
         for relative in describe_target(self.plan.target).siblings:
-            self._compare(relative)
+            if not self._late():
+                self._compare(relative)
 
     def _compare(self, relative: str) -> None:
         """Run every finding on a related target, in a process of its own, to say whose bug it is."""
         with Workers(relative, self.plan.limit, self.plan.memory) as workers:
-            for group in self.groups.values():
-                if relative in group.elsewhere or not group.finding.program.inputs:
+            for group in self.ranked():
+                if relative in group.elsewhere or not group.finding.program.inputs or self._late():
                     continue
+                program, limit = group.finding.program, self.plan.limit
                 try:
-                    answer = workers.ask(
-                        worker.elsewhere,
-                        relative,
-                        group.finding.program,
-                        self.plan.limit,
-                        seconds=2 * self.plan.limit + 60,
-                    )
-                except ProcessExpired:
-                    answer = "fails (crash)"
-                except TimeoutError:
-                    answer = "runs too long"
+                    answer = workers.pool.ask(worker.elsewhere, relative, program, limit, seconds=2 * limit)
+                except WorkerDied as died:
+                    answer = "runs too long" if died.death.fate is Fate.TIMEOUT else "fails (crash)"
                 group.elsewhere[relative] = answer
                 self._save(group)
+
+    def ranked(self) -> list[Group]:
+        """The groups as they are listed: those that ended their process first, then the commonest of the others."""
+        rank = {kind: at for at, kind in enumerate(SEVERITY)}
+        return sorted(self.groups.values(), key=lambda one: (rank.get(one.finding.kind, len(rank)), -len(one.numbers)))
+
+    def _deadline(self, part: float = 1.0) -> float | None:
+        """When this part of the campaign's time has passed, in seconds since the epoch."""
+        return None if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
+
+    def _drawing_deadline(self) -> float | None:
+        return self._deadline(1 - SHRINKING if self.groups else 1.0)
+
+    def _late(self) -> bool:
+        deadline = self._deadline()
+        return deadline is not None and time.time() >= deadline
 
     def _count_seconds(self) -> None:
         self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
 
     def _run_shards(self, workers: Workers) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
-        while True:
-            while len(workers.running) < self.plan.jobs and not self._enough():
+
+        def begin() -> None:
+            while self.running < self.plan.jobs and not self._enough():
                 shard = again.pop() if again else next(waiting, None)
                 if shard is None:
                     break
                 self.unfinished[shard.first] = shard
                 self.following = max(self.following, shard.first + shard.count)
-                workers.begin(shard)
-            if not workers.running:
-                return
-            for shard, result, rest in workers.ended():
-                self._take(result)
-                del self.unfinished[shard.first]
-                if rest is not None:
-                    again.append(rest)
-                    self.unfinished[rest.first] = rest
-                self._count_seconds()
-                self._note_progress()
-                self.tell(self)
+                self.running += 1
+                workers.begin(replace(shard, until=self._drawing_deadline()))
+
+        begin()
+        deadline = self._deadline()
+        for shard, result, rest in workers.ended(None if deadline is None else deadline - time.time()):
+            self.running -= 1
+            del self.unfinished[shard.first]
+            if rest is not None:
+                again.append(rest)
+                self.unfinished[rest.first] = rest
+            begin()
+            self._take(result)
+            self._count_seconds()
+            self._note_progress()
+            self.tell(self)
+
+    def _take_found(self) -> None:
+        """Take over what is on disk of the shards that did not end; `resume` runs them again, and finds the same."""
+        for shard in self.unfinished.values():
+            for finding in found_by(shard, shard.first, shard.first + shard.count):
+                self.add(finding)
 
     def _note_progress(self) -> None:
         write_atomic(
@@ -242,7 +289,7 @@ class Campaign:
         )
 
     def _restore(self) -> None:
-        """Take up what an earlier run of this campaign left: how far it was, its groups, and what no one took over."""
+        """Take up what an earlier run of this campaign left: how far it was, its groups, and other findings."""
         path = self.plan.progress
         if not path.exists():
             return
@@ -262,11 +309,9 @@ class Campaign:
         if identity != self.plan.identity():
             raise ProgramError(
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
-                "steps and corpus that it was started with"
+                "steps, corpus and shard that it was started with"
             )
         untaken: list[Finding] = []
-        for note in self.plan.failures.glob(f"running-{self.name}-*"):
-            note.unlink()
         for saved in sorted(self.plan.failures.glob("*.json")):
             try:
                 found = json.loads(saved.read_text(encoding="utf-8"))
@@ -288,7 +333,8 @@ class Campaign:
             self.add(finding)
 
     def _enough(self) -> bool:
-        late = self.plan.minutes is not None and time.monotonic() - self.began > 60 * self.plan.minutes
+        deadline = self._drawing_deadline()
+        late = deadline is not None and time.time() >= deadline
         return late or (self.plan.stop_at_first and bool(self.groups))
 
     def _take(self, result: Result) -> None:
@@ -311,10 +357,10 @@ class Campaign:
 
     def _shrink(self, workers: Workers, group: Group) -> None:
         finding = group.finding
-        if finding.kind == INVALID:
+        if finding.kind in (INVALID, HARNESS):
             return
         try:
-            small = workers.shrink(finding, self.plan.trials)
+            small = workers.shrink(finding, self.plan.trials, self._deadline())
         except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
             small = finding
             group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"

@@ -7,7 +7,6 @@ was found before an interruption is on disk. The campaign itself is `conformance
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,15 +22,17 @@ from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
 from conformance.fuzzing.campaign import Campaign, Plan
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
+from conformance.fuzzing.isolation import SHARD
 from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
 from conformance.fuzzing.results import run_of
 from conformance.fuzzing.terminal import summarize
-from conformance.programs.steps.table import FAMILIES
-from conformance.programs.unsupported import unsupported_steps
+from conformance.program.steps.table import FAMILIES
+from conformance.program.unsupported import unsupported_steps
 from conformance.report import __main__ as report
 from conformance.report import compare
 from conformance.report.escape import escape_control_characters
+from conformance.run import stop
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
@@ -45,17 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.families:
             print("\n".join(FAMILIES))
             return 0
-        if given.replay or given.minimize:
-            return replay(given, TARGET)
-        given.target = given.target or TARGET
-        record = (given.kernels or BASELINE) if given.record_kernels else None
-        return campaign(plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations)
+        with stop.deferred():
+            if given.replay or given.minimize:
+                return replay(given, TARGET)
+            given.target = given.target or TARGET
+            record = (given.kernels or BASELINE) if given.record_kernels else None
+            return campaign(plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations)
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # a campaign answers it itself, with what it has found
         print("interrupted: the saved programs are as they were", file=sys.stderr)
-        return 130
+        return 128 + stop.signal_number()
     except OSError as error:
         print(
             f"conformance.fuzz: {error.filename or given.reports} cannot be written or read ({error.strerror}); "
@@ -70,7 +72,19 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m conformance.fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
     parser.add_argument("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
-    parser.add_argument("--minutes", type=positive, metavar="M", help="stop drawing after so many minutes")
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        metavar="M",
+        help="end after so many minutes, shrinking included, with the target loaded",
+    )
+    parser.add_argument(
+        "--shard",
+        type=shard,
+        default=(1, 1),
+        metavar="i/n",
+        help=f"only the i-th of every n blocks of {SHARD} programs",
+    )
     parser.add_argument(
         "--target",
         help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
@@ -92,7 +106,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--without", action="append", default=[], metavar="FAMILY", help="not these families")
     parser.add_argument("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
     parser.add_argument(
-        "--limit", type=positive, default=60.0, metavar="SECONDS", help="that a program may take (default: 60)"
+        "--limit",
+        "--timeout",
+        type=positive,
+        default=60.0,
+        metavar="SECONDS",
+        help="that a program may take (default: 60)",
     )
     parser.add_argument(
         "--memory",
@@ -165,6 +184,14 @@ def steps_range(text: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def shard(text: str) -> tuple[int, int]:
+    """`2/4` as (2, 4)."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not i/n with 1 <= i <= n: write for example 2/4")
+    return int(index), int(count)
+
+
 def dtypes(text: str) -> tuple[str, ...]:
     """Names of dtypes, joined by commas."""
     names = tuple(text.split(","))
@@ -198,10 +225,11 @@ def plan_of(given: argparse.Namespace) -> Plan:
         given.limit,
         given.stop_at_first_failure,
         memory=given.memory,
-        corpus=corpus_of(given.corpus),
+        corpus=corpus_of(given.corpus)[given.shard[0] - 1 :: given.shard[1]],
         resume=given.resume,
         kernels=kernels_of(given),
         record=given.record_kernels,
+        part=given.shard,
     )
 
 
@@ -219,8 +247,8 @@ def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expect
             running.tell = plain_lines(console)
             running.run()
     except KeyboardInterrupt:
-        interrupted = signal.SIGINT
-    made = run_of(running, interrupted)
+        interrupted = stop.signal_number()
+    made = run_of(running, interrupted, plan.part)
     if update and not interrupted:
         known, done = known_findings.update(known, made)
         write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
@@ -241,8 +269,7 @@ def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expect
 
 def line(running: Campaign) -> str:
     """Where the campaign is, in one line."""
-    done, wanted = running.result.done, running.plan.programs
-    wanted = None if wanted is None else wanted + len(running.plan.corpus)
+    done, wanted = running.result.done, running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
     failing = sum(len(group.numbers) for group in running.groups.values())
     return (
@@ -267,7 +294,7 @@ def show_bar(running: Campaign, console: Console) -> None:
     """Run the campaign under a progress bar."""
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=running.plan.programs)
+        task = progress.add_task("starting", total=running.plan.wanted)
         running.tell = lambda at: progress.update(task, completed=at.result.done, description=line(at))
         running.run()
 

@@ -27,13 +27,13 @@ import torch
 from hypothesis import strategies as st
 
 from conformance.core.errors import UserError
-from conformance.programs.execute import Broken
-from conformance.programs.model import Input, Program, Storage, fresh_names
-from conformance.programs.shadow import Shadow
-from conformance.programs.steps.draw import Draw, Situation, Source
-from conformance.programs.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
-from conformance.programs.steps.op import Json, Op, dtype_name, dtype_of
-from conformance.programs.steps.table import FAMILIES, OPS
+from conformance.program.execute import Broken
+from conformance.program.model import Input, Program, Storage, fresh_names
+from conformance.program.shadow import Shadow
+from conformance.program.steps.draw import Draw, Situation, Source
+from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
+from conformance.program.steps.op import Json, Op, dtype_name, dtype_of
+from conformance.program.steps.table import FAMILIES, OPS
 
 DTYPES = (
     "float32",

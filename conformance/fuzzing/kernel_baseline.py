@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conformance.core.result import write_atomic
-from conformance.programs.model import ProgramError
+from conformance.program.model import ProgramError
 
 SCHEMA = 1
 BASELINE = Path("reports/baseline/programs.json")

@@ -25,8 +25,8 @@ from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.fuzzing.results import replayed, result_of
 from conformance.fuzzing.worker import INVALID, Finding, Shard
-from conformance.programs.model import ProgramError, dump, read_program
-from conformance.programs.script import script
+from conformance.program.model import ProgramError, dump, read_program
+from conformance.program.script import script
 from conformance.report import summary
 
 MINIMIZE_TRIALS = 1000
@@ -64,7 +64,7 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
         workers.load()
 
         def rerun(path: Path) -> tuple[Finding | None, str]:
-            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, given.limit, (str(path),), kernels))
+            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, (str(path),), kernels))
             finding = result.findings[0] if result.findings else None
             if finding is not None and finding.kind == INVALID:
                 raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")

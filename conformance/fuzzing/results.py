@@ -18,7 +18,7 @@ from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.core.result import Finding as Found
 from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.fuzzing.worker import CRASH, FAIL, FLAKY, INVALID, MEMORY, TIMEOUT, Finding
-from conformance.programs.steps.table import FAMILIES, OPS
+from conformance.program.steps.table import FAMILIES, OPS
 
 if TYPE_CHECKING:
     from conformance.fuzzing.campaign import Campaign, Group

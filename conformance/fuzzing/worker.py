@@ -1,57 +1,44 @@
 """What a campaign's worker process does: draw numbered programs, run them, and keep what is found on disk at once.
 
-The key insight: the machine under test may take the process with it, so a program is written down *before* it runs and
-a failure the moment it is seen. What a dead worker knew is then on disk, and what it drew can be drawn again.
+The key insight: the device under test may take the process with it, so a program is noted *before* it runs and a
+failure is on disk the moment it is seen. A dead worker's findings are there, and what it drew can be drawn again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-import os
-import resource
-import signal
 import time
-import warnings
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from conformance.core.errors import TargetError
-from conformance.core.loading import describe_target, load_target
+from conformance.core.errors import TargetError, UserError
+from conformance.core.loading import describe_target
+from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
 from conformance.core.result import write_atomic
 from conformance.core.target import Target
 from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
-from conformance.programs.alias_probes import with_alias_probes
-from conformance.programs.model import Program, ProgramError, digest, read_program
-from conformance.programs.reduce import reduce_program
-from conformance.programs.steps.op import Json
-from conformance.programs.verdict import Verdict, gist, judge, leading, signature
+from conformance.program.alias_probes import with_alias_probes
+from conformance.program.model import Program, ProgramError, digest, read_program
+from conformance.program.reduce import reduce_program
+from conformance.program.steps.op import Json
+from conformance.program.verdict import Verdict, gist, judge, leading, signature
+from conformance.run.messages import Fate
+from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
 
-FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID = "FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY", "INVALID"
-"""What can be found; INVALID is a fault of the drawing: a program that means nothing on torch CPU."""
-
-LAST_WORDS = {-1: TIMEOUT, -2: MEMORY}
-"""Written down instead of a step when the worker ends itself, since a program ran too long or took too much memory."""
-
-OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc", "Cannot allocate memory", "out of memory")
-"""How Python, torch, C++ and the system say it."""
-
-
-PARENT_PID: list[int] = []
-"""The process that started this worker. When it is gone, another campaign may do this one's work, in the same files."""
+FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
+CRASH, TIMEOUT, MEMORY = (str(fate) for fate in (Fate.CRASH, Fate.TIMEOUT, Fate.MEMORY))
+"""What can be found; INVALID is a fault of the drawing, a program that means nothing on torch CPU, and HARNESS one of
+the harness, which failed while it judged the program."""
 
 NOTHING = Program((), ())
 """Stands for a program that was never drawn."""
-
-
-class ProgramTimeout(BaseException):
-    """A program ran longer than it may. Not an Exception, so that no step of the program can answer it."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +81,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Shard:
-    """Some programs of a seed, to be run by one worker. `notes` is where it writes down what it runs and finds, under
-    the name of its campaign; `limit` is how many seconds a program may take."""
+    """Some programs of a seed, to be run by one worker. `notes` is the folder that it writes findings to, under the
+    name of its campaign."""
 
     target: str
     drawing: Drawing
@@ -103,7 +90,6 @@ class Shard:
     first: int
     count: int
     notes: str
-    limit: float
     corpus: tuple[str, ...] = ()
     """Files of programs that are run first, under the numbers -1, -2, ... counted from the end."""
     kernels: str = ""
@@ -113,14 +99,11 @@ class Shard:
     campaign: str = ""
     stop_at_first: bool = False
     """Whether the shard ends with the first program that fails."""
-
-    @property
-    def running(self) -> Path:
-        """The file that says which program is being run."""
-        return Path(self.notes) / f"running-{self.campaign}-{self.first}.note"
+    until: float | None = None
+    """Seconds since the epoch from which on the shard begins no program; the rest is left to the campaign."""
 
     def found(self, number: int) -> Path:
-        """The file of a failure that nobody has taken over yet."""
+        """The file of a failure that no campaign has taken over yet."""
         return Path(self.notes) / f"found-{self.campaign}-{number}.json"
 
 
@@ -186,22 +169,6 @@ class Result:
         )
 
 
-def start(memory: float | None = None) -> None:
-    """Prepare a worker: the campaign alone answers Ctrl-C, torch's warnings are not news, and from `memory` GiB of
-    writable memory on the system refuses more (on Linux: RLIMIT_DATA, which leaves out what is only reserved)."""
-    PARENT_PID[:] = [os.getppid()]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.simplefilter("ignore")
-    if memory is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (int(memory * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-@functools.cache
-def loaded(spec: str) -> Target:
-    """The target, loaded once a process."""
-    return load_target(spec)
-
-
 @functools.cache
 def counted(file: str, spec: str) -> Mapping[str, int]:
     """The kernels that programs took before, read once a process."""
@@ -215,53 +182,64 @@ def environment(spec: str) -> dict[str, str]:
 
 def run_shard(shard: Shard) -> Result:
     """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice. A shard that
-    stops at the first leaves the rest to the campaign: `done` says how many ran."""
-    target, result, baseline = loaded(shard.target), Result(), counted(shard.kernels, shard.target)
+    stops at the first failure, or at its time, leaves the rest to the campaign: `done` says how many ran."""
+    result = Result()
     for number in range(shard.first, shard.first + shard.count):
-        if shard.stop_at_first and result.findings:
+        if (shard.stop_at_first and result.findings) or (shard.until is not None and time.time() >= shard.until):
             break
-        shard.running.write_text(json.dumps({"number": number}), encoding="utf-8")
-        try:
-            program = program_of(shard, number, result.tally)
-        except Exception as error:
-            result.findings.append(Finding(INVALID, shard.seed, number, f"invalid / drawing: {error}", NOTHING))
-            result.done += 1
-            continue
-        shard.running.write_text(json.dumps({"number": number, "program": program.to_json()}), encoding="utf-8")
-        began = time.perf_counter()
-
-        def watch(step: int) -> None:
-            with shard.running.open("a", encoding="utf-8") as note:
-                note.write(f"\n{step}")
-
-        try:
-            with at_most(shard.limit):
-                verdict = judge(program, target, watch=watch, baseline=baseline)
-            result.seconds.append(time.perf_counter() - began)
-            result.kernels += verdict.kernels or 0
-            result.allowed += verdict.allowed or 0
-            result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
-            result.arbitrated += verdict.arbitrated
-            result.compared += verdict.baseline is not None
-            if shard.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
-                result.counts[digest(program)] = verdict.kernels
-            if out_of_memory(verdict):
-                raise MemoryError
-            if verdict.mismatches:
-                shard.running.touch()
-            found = confirmed(shard, number, program, verdict) if verdict.mismatches else None
-        except ProgramError as error:
-            found = Finding(INVALID, shard.seed, number, f"invalid / {error}", program)
-        except (ProgramTimeout, MemoryError) as error:
-            # Whatever was interrupted, an import perhaps, is left half done: this process is not to be trusted.
-            watch(-1 if isinstance(error, ProgramTimeout) else -2)
-            os._exit(1)
+        found = _run_program(shard, number, result)
         if found is not None:
             write_atomic(shard.found(number), json.dumps(found.to_json()))
             result.findings.append(found)
         result.done += 1
-    shard.running.unlink(missing_ok=True)
     return result
+
+
+def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
+    """Draw and judge one program, and count it in the result: the finding, if it is one. What the harness itself raises
+    is a finding too, since the next programs can be judged all the same."""
+    program = NOTHING
+    try:
+        with unit(json.dumps({"number": number})):
+            try:
+                program = program_of(shard, number, result.tally)
+            except Exception as error:
+                return Finding(INVALID, shard.seed, number, f"invalid / drawing: {error}", NOTHING)
+        began = time.perf_counter()
+        verdict = _judged(shard, number, program, locate=True)
+        result.seconds.append(time.perf_counter() - began)
+        result.kernels += verdict.kernels or 0
+        result.allowed += verdict.allowed or 0
+        result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+        result.arbitrated += verdict.arbitrated
+        result.compared += verdict.baseline is not None
+        if shard.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
+            result.counts[digest(program)] = verdict.kernels
+        if exhausted(verdict):
+            raise MemoryError
+        return confirmed(shard, number, program, verdict) if verdict.mismatches else None
+    except ProgramError as error:
+        return Finding(INVALID, shard.seed, number, f"invalid / {error}", program)
+    except (MemoryError, OSError, UserError):  # the worker's, the disk's and the user's, not the program's
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
+        wrong = Mismatch("harness", "the harness itself", "no error", said, where)
+        return Finding(HARNESS, shard.seed, number, f"harness / {said[:200]}", program, (wrong,))
+
+
+def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdict:
+    """The verdict on a program, within the time that a program may take, each of its steps noted before it runs."""
+
+    def watch(number: int, phase: str = "") -> None:
+        step(str(number), phase)
+
+    with unit(json.dumps({"number": number, "program": program.to_json()})):
+        return judge(
+            program, loaded(shard.target), locate=locate, watch=watch, baseline=counted(shard.kernels, shard.target)
+        )
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
@@ -279,21 +257,14 @@ def described(spec: str) -> Target:
     return describe_target(spec)
 
 
-def out_of_memory(verdict: Verdict) -> bool:
+def exhausted(verdict: Verdict) -> bool:
     """Whether the target failed for want of memory."""
-    return any(
-        word in f"{mismatch.actual} {mismatch.detail}"
-        for mismatch in verdict.mismatches
-        if mismatch.oracle == "error"
-        for word in OUT_OF_MEMORY
-    )
+    return any(out_of_memory(f"{one.actual} {one.detail}") for one in verdict.mismatches if one.oracle == "error")
 
 
 def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> Finding:
     """The failure after a second run."""
-    with at_most(shard.limit):
-        again = judge(program, loaded(shard.target), locate=False, baseline=counted(shard.kernels, shard.target))
-    kind = FAIL if not again.passed else FLAKY
+    kind = FLAKY if _judged(shard, number, program, locate=False).passed else FAIL
     group = f"{kind.lower() + ' / ' if kind == FLAKY else ''}{signature(program, verdict)}"
     return Finding(kind, shard.seed, number, group, program, verdict.mismatches, verdict.bad_step)
 
@@ -308,8 +279,32 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     return Finding(kind, seed, number, f"{kind.lower()} / {where}", program.with_steps(program.steps[:step]), step=step)
 
 
-def shrink(spec: str, finding: Finding, trials: int) -> Finding:
-    """The failure on a smaller program that is wrong in the same way, with its group worked out anew.
+class _OutOfTime(Exception):
+    """No smaller program is to be tried."""
+
+
+def reduce_until(
+    program: Program, fails: Callable[[Program], bool], trials: int, until: float | None = None
+) -> Program:
+    """The smallest failing program after so many trials, or when it is `until`, in seconds since the epoch."""
+    smallest = program
+
+    def still_fails(candidate: Program) -> bool:
+        nonlocal smallest
+        if until is not None and time.time() >= until:
+            raise _OutOfTime
+        failed = fails(candidate)
+        smallest = candidate if failed else smallest
+        return failed
+
+    with contextlib.suppress(_OutOfTime):
+        reduce_program(program, still_fails, trials)
+    return smallest
+
+
+def shrink(spec: str, finding: Finding, trials: int, until: float | None = None) -> Finding:
+    """The failure on a smaller program that is wrong in the same way, with its group worked out anew. From `until` on,
+    in seconds since the epoch, no smaller one is tried.
 
     What comes after the first bad step may be wrong for reasons of its own, so it goes first."""
     target = loaded(spec)
@@ -318,7 +313,7 @@ def shrink(spec: str, finding: Finding, trials: int) -> Finding:
         try:
             with at_most(30):
                 return judge(candidate, target, locate=False)
-        except ProgramTimeout:
+        except UnitTimeout:
             return Verdict()
 
     program, wrong = finding.program, finding.mismatches
@@ -332,7 +327,7 @@ def shrink(spec: str, finding: Finding, trials: int) -> Finding:
         mismatches = verdict_of(candidate).mismatches
         return bool(mismatches) and _alike(first, leading(mismatches))
 
-    small = reduce_program(program, fails, trials)
+    small = reduce_until(program, fails, trials, until)
     verdict = judge(small, target)
     if not verdict.mismatches:
         return finding
@@ -353,14 +348,13 @@ def _alike(one: Mismatch, two: Mismatch) -> bool:
     return (one.oracle, one.expected, one.actual, gist(one)) == (two.oracle, two.expected, two.actual, gist(two))
 
 
-def survives(spec: str, program: Program, limit: float) -> bool:
-    """Run a program only to see whether the process survives it. Raises ProgramTimeout after `limit` seconds, and
-    MemoryError."""
-    with at_most(limit):
-        verdict = judge(program, loaded(spec), locate=False)
-    if out_of_memory(verdict):
-        raise MemoryError
-    return True
+def survives(spec: str, program: Program) -> bool:
+    """Run a program only to see whether the process survives it; False where it only ran out of memory."""
+    try:
+        with unit("a smaller program"):
+            return not exhausted(judge(program, loaded(spec), locate=False))
+    except MemoryError:
+        return False
 
 
 def elsewhere(spec: str, program: Program, limit: float) -> str:
@@ -368,7 +362,7 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
     try:
         with at_most(limit):
             verdict = judge(program, loaded(spec), locate=False)
-    except ProgramTimeout:
+    except UnitTimeout:
         return "runs too long"
     except TargetError as error:
         return f"cannot be used: {error}"
@@ -377,25 +371,3 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
     if verdict.unsupported:
         return f"leaves out {verdict.unsupported}"
     return f"fails ({verdict.mismatches[0].oracle})" if verdict.mismatches else "agrees"
-
-
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Raise ProgramTimeout in the block after so many seconds; what hangs outside Python is the campaign's to end. A
-    program that ends the interpreter ends the worker, which is a finding like any other death. A worker whose campaign
-    is gone begins no block and ends."""
-    if PARENT_PID and os.getppid() not in PARENT_PID:
-        os._exit(1)
-
-    def ring(*_: Any) -> None:
-        raise ProgramTimeout(f"ran longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    except SystemExit:
-        os._exit(1)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

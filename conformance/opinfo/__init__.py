@@ -1,4 +1,4 @@
 """PyTorch's operator database as test cases: planning, sampling, running one case, and isolating it from the others.
 
-`plan` and `isolation` do not import torch, so that the process that collects results survives what it tests.
+`plan`, `isolation` and `worker` do not import torch, so that the process that collects results survives what it tests.
 """

@@ -23,7 +23,7 @@ from conformance.core.moving import tensors
 from conformance.core.observation import Observation
 from conformance.core.oracles import compare
 from conformance.core.result import Failure, Outcome, Result
-from conformance.core.target import COMPILED, NOT_COMPILED, Target
+from conformance.core.target import COMPILED, NOT_COMPILED, PARTLY, Target
 from conformance.opinfo import catalog
 from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge_call
@@ -100,6 +100,9 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
         decomposed=None if counted is None else sum(counted["decomposed"].values()),
         fallback=None if counted is None else sum(counted["fallback"].values()),
         fallbacks={} if counted is None else dict(sorted(counted["fallback"].items())),
+        compiled=tally.extent[COMPILED] if target.transforms_program else None,
+        partly_compiled=tally.extent[PARTLY] if target.transforms_program else None,
+        not_compiled=tally.extent[NOT_COMPILED] if target.transforms_program else None,
         host=None if counted is None else sum(counted["host"].values()),
         hosts={} if counted is None else dict(sorted(counted["host"].items())),
         scheduled=None if scheduled is None or now is None else now - scheduled,
@@ -176,7 +179,8 @@ def _run_call(
     if actual.last.kernels is not None:
         tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
     found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
-    if not found and not _reached(actual, error is not None, tally):
+    reached = _reached(actual, error is not None, tally)
+    if not found and not reached:
         # Counted apart, and never a pass: torch CPU would be compared with itself.
         tally.skipped[f"{NOT_COMPILED}: the compiler was handed nothing"] += 1
         tally.excused += 1

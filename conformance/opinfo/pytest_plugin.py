@@ -15,7 +15,6 @@ import pytest
 
 POOL = pytest.StashKey[Any]()
 EXPECTED = pytest.StashKey[Any]()
-MEMORY = 8 << 30
 SUITE = "conformance.opinfo"
 
 
@@ -30,6 +29,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
     group.addoption("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE]")
     plan.add_options(group.addoption)
     group.addoption("--case-timeout", type=float, default=120.0, metavar="S", help="seconds for one case")
+    group.addoption("--case-memory", type=float, default=8.0, metavar="GIB", help="memory of a worker")
     group.addoption("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
 
 
@@ -41,14 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "opinfo_case" not in metafunc.fixturenames:
         return
-    from conformance.core.errors import ReportError, UsageError
-    from conformance.opinfo.isolation import PoolError
+    from conformance.core.errors import UserError
 
     if not hasattr(metafunc.config.option, "case_timeout"):
         raise pytest.UsageError(f"op_db is run by its package: pytest --pyargs {SUITE} --target NAME")
     try:
         cases = _cases(metafunc.config)
-    except (UsageError, PoolError, ReportError) as error:
+    except UserError as error:
         raise pytest.UsageError(str(error)) from None
     metafunc.parametrize("opinfo_case", cases, ids=[case.id for case in cases])
 
@@ -56,11 +55,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _cases(config: pytest.Config) -> list[Any]:
     from conformance.core import expectations
     from conformance.opinfo import isolation, plan
+    from conformance.run.messages import Limits
 
     given = config.option
     selections, shard = plan.asked(given), plan.parse_shard(given.shard)
     config.stash[EXPECTED] = expectations.expected(given.expectations or expectations.path_for(given.target))
-    config.stash[POOL] = isolation.Pool(given.target, 1, given.case_timeout, MEMORY)
+    config.stash[POOL] = isolation.Cases(given.target, Limits(unit=given.case_timeout, memory=given.case_memory))
     catalog, _ = config.stash[POOL].catalog()
     return plan.select(catalog, selections, shard)
 
@@ -90,4 +90,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if POOL in config.stash:
-        config.stash[POOL].__exit__()
+        config.stash[POOL].close()

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import datetime
-import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,16 +25,22 @@ from rich.console import Console
 
 from conformance.core import expectations
 from conformance.core import result as model
-from conformance.core.errors import ReportError, UsageError
-from conformance.core.result import RERUN, Outcome, Result, Run
+from conformance.core.errors import ReportError, TargetError, UsageError, UserError
+from conformance.core.result import RERUN, UNEXPECTED, Outcome, Result, Run
 from conformance.opinfo import plan, terminal
-from conformance.opinfo.isolation import Pool, PoolError
+from conformance.opinfo.isolation import Cases
+from conformance.opinfo.journal import Journal
 from conformance.opinfo.plan import Case, Selection
 from conformance.opinfo.replay import replay
 from conformance.report import __main__ as report
 from conformance.report import budgets, compare, history
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
+from conformance.run import stop
+from conformance.run.messages import Limits
+
+LIMITS = Limits(unit=120.0, memory=8.0)
+"""Of a case, where the user does not say otherwise."""
 
 
 def run(
@@ -44,48 +48,67 @@ def run(
     *,
     selections: Sequence[Selection] = (Selection(),),
     jobs: int = 1,
-    timeout: float = 120.0,
-    memory: int = 8 << 30,
+    limits: Limits = LIMITS,
     shard: tuple[int, int] = (1, 1),
     reruns: int = 0,
+    stop_at_first: bool = False,
     expected: Sequence[expectations.Expectation] = (),
     times: Mapping[str, float] = MappingProxyType({}),
+    finished: Sequence[Result] = (),
     started: Callable[[Run, int], None] = lambda run, planned: None,
+    ended: Callable[[Result], None] = lambda result: None,
     found: Callable[[Result], None] = lambda result: None,
 ) -> Run:
     """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, those that there are.
 
-    `timeout` is in seconds for one case; `memory` in bytes for one worker; `times` are seconds of cases in an earlier
-    run, by id, so that the longest can begin first. `started` is told the run and the number of its cases, `found` each
-    result. Raises UsageError for names that nothing has and PoolError for a target that cannot be loaded.
+    `times` are seconds of cases in an earlier run, by id, so that the longest can begin first; `finished` are results
+    that an interrupted run left, whose cases do not run again. `started` is told the run and the number of its cases,
+    `ended` each new result, and `found` each result as the expectations declare it. Raises UsageError for names that
+    nothing has and TargetError for a target that cannot be loaded.
     """
     begin = time.monotonic()
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
-        with Pool(target, jobs, timeout, memory) as pool:
-            catalog, made.environment = pool.catalog()
+        with Cases(target, limits, jobs) as cases:
+            catalog, made.environment = cases.catalog()
             chosen = {case.id: case for case in plan.select(catalog, selections, shard)}
             started(made, len(chosen))
+            earlier = {result.id: result for result in finished if result.id in chosen}
+            left = [case for case in chosen.values() if case.id not in earlier]
             again: list[Case] = []
-            for result in pool.run(plan.longest_first(list(chosen.values()), times)):
+
+            def take(result: Result) -> bool:
                 (declared,) = expectations.apply([result], expected)
-                if reruns and declared.outcome in RERUN:
-                    again.append(chosen[result.id])
                 made.results.append(declared)
                 found(declared)
-                made.calibration = pool.calibration
+                if reruns and declared.outcome in RERUN:
+                    again.append(chosen[result.id])
+                return stop_at_first and declared.outcome in UNEXPECTED
+
+            failed = any(list(map(take, earlier.values())))
+            for result in () if failed else cases.run(plan.longest_first(left, times)):
+                ended(result)
+                failed = take(result)
+                made.calibration = cases.calibration
+                if failed:
+                    break
+            if failed:
+                made.complete = len(made.results) == len(chosen)
+                made.notes.append("stopped at the first failure")
+                return made
             for _ in range(reruns):
-                flaky = {result.id for result in pool.run(again) if result.outcome is Outcome.PASS}
+                flaky = {result.id for result in cases.run(again) if result.outcome is Outcome.PASS}
                 made.results = [result.flaky() if result.id in flaky else result for result in made.results]
                 again = [case for case in again if case.id not in flaky]
-    except KeyboardInterrupt as stop:
-        made.complete, made.interrupted = False, stop.args[0] if stop.args else signal.SIGINT
-    except PoolError as error:
+    except KeyboardInterrupt:
+        made.complete, made.interrupted = False, stop.signal_number()
+    except TargetError as error:
         if not made.results:
             raise
         made.complete = False
         made.notes.append(str(error))
-    made.seconds = time.monotonic() - begin
+    finally:
+        made.seconds = time.monotonic() - begin
     return made
 
 
@@ -98,14 +121,24 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m conformance.opinfo_runner",
         description="Run PyTorch's op_db on a target and on torch CPU, compare all that can be seen, write a report.",
         epilog="Exit code: 0 all as expected; 1 undeclared failures, flaky ones included, or regressions since the "
-        "baseline; 2 nothing compared, or bad usage; 130 Ctrl-C.",
+        "baseline; 2 nothing compared, or bad usage; 130 Ctrl-C, 143 SIGTERM.",
     )
     made.add_argument("--target", help="what is under test: tiny (default), cpu, device:NAME[,import=MODULE]")
     plan.add_options(made.add_argument)
     made.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: 1)")
-    made.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for one case (default: 120)")
+    usual = LIMITS.unit
+    made.add_argument(
+        "--timeout",
+        "--limit",
+        type=float,
+        default=usual,
+        metavar="S",
+        help=f"seconds for one case (default: {usual:g})",
+    )
     made.add_argument("--memory", type=float, default=8.0, metavar="GIB", help="memory of a worker (default: 8)")
     made.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
+    made.add_argument("--resume", action="store_true", help="go on where the same run in --reports stopped")
+    made.add_argument("--stop-at-first-failure", action="store_true", help="end with the first undeclared failure")
     made.add_argument("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
     made.add_argument("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
     made.add_argument("--baseline", type=Path, metavar="FILE", help="default: reports/baseline/<target>.json.gz")
@@ -125,14 +158,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        if options.replay:
-            limits = {key: value for key, value in _choices(options).items() if key in ("timeout", "memory")}
-            return replay(options.replay, options.target, lambda target, these: run(target, selections=these, **limits))
-        options.target = options.target or "tiny"
-        return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
+        with stop.deferred():
+            if options.replay:
+                limits = _choices(options)["limits"]
+                return replay(
+                    options.replay, options.target, lambda target, these: run(target, selections=these, limits=limits)
+                )
+            options.target = options.target or "tiny"
+            return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
     except BrokenPipeError:
         return reader_gone()
-    except (UsageError, PoolError, ReportError) as error:
+    except UserError as error:
         print(f"opinfo_runner: {error}", file=sys.stderr)
         return 2
 
@@ -151,15 +187,23 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         baseline.budgets = budgets.load(baseline_file.parent / budgets.NAME)
     history.check(options.reports / report.HISTORY)
     console = Console()
-    with _interrupted_once(), _Journal(options.reports) as journal, terminal.progress(console) as progress:
+    identity = {
+        "target": options.target,
+        "selection": list(map(str, chosen["selections"])),
+        "shard": list(chosen["shard"]),
+    }
+    with Journal(options.reports, identity, options.resume) as journal, terminal.progress(console) as progress:
         made = run(
             options.target,
             **chosen,
             expected=expected,
             times={result.id: result.seconds for result in baseline.results} if baseline else {},
+            finished=journal.finished,
             started=progress.start,
-            found=_each(journal.add, progress.add),
+            ended=journal.add,
+            found=progress.add,
         )
+        made.seconds += journal.seconds
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
         made.environment |= {**_environment(), "selection": _selection(options.suite, chosen)}
         made.budgets = counted
@@ -171,7 +215,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         made.expectations = str(expected_file) if expected_file.exists() else ""
         changes = compare.diff(baseline, made) if baseline else None
         _write(made, options.reports, baseline)
-        journal.done()
+        journal.complete = made.complete
     if options.update_baseline and made.complete:
         model.save(model.slim(_over(baseline, made)), baseline_file)
         if counted:
@@ -188,14 +232,6 @@ def _declare(made: Run, path: Path) -> None:
     made.results = expectations.accept(made.results, expectations.expected(path))
 
 
-def _each(*takers: Callable[[Result], None]) -> Callable[[Result], None]:
-    def take(result: Result) -> None:
-        for taker in takers:
-            taker(result)
-
-    return take
-
-
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
     for name, value, least in (
         ("-n", options.jobs, 1),
@@ -208,8 +244,8 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "selections": plan.asked(options),
         "jobs": options.jobs,
-        "timeout": options.timeout,
-        "memory": int(options.memory * 2**30),
+        "limits": replace(LIMITS, unit=options.timeout, memory=options.memory),
+        "stop_at_first": options.stop_at_first_failure,
         "shard": plan.parse_shard(options.shard),
         "reruns": options.rerun_failures,
     }
@@ -250,7 +286,7 @@ def _over(baseline: Run | None, made: Run) -> Run:
     """The new run, with the baseline's results for cases that it did not run."""
     new = {result.id for result in made.results}
     rest = [result for result in baseline.results if result.id not in new] if baseline else []
-    return dataclasses.replace(made, results=[*made.results, *rest])
+    return replace(made, results=[*made.results, *rest])
 
 
 def _write(made: Run, folder: Path, baseline: Run | None) -> None:
@@ -258,62 +294,6 @@ def _write(made: Run, folder: Path, baseline: Run | None) -> None:
     if os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(summary)
-
-
-@contextlib.contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM is a KeyboardInterrupt; later ones do not lose the report that it asked for."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupt(number: int, frame: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt(number)
-
-    before = {each: signal.getsignal(each) for each in signals}
-    for each in signals:
-        signal.signal(each, interrupt)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            # After an interrupt the process is about to end, with its own exit code.
-            if signal.getsignal(each) is interrupt:
-                signal.signal(each, handler)
-
-
-class _Journal:
-    """Results as they come, one JSON line each, until the report itself is written; it also tries the folder early."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"opinfo.{os.getpid()}.jsonl"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed in __exit__
-        except OSError as error:
-            raise ReportError(
-                f"{folder} cannot be written ({error.strerror}); choose another with --reports."
-            ) from None
-
-    def __enter__(self) -> _Journal:
-        return self
-
-    def add(self, result: Result) -> None:
-        try:
-            self.file.write(json.dumps(model.result_to_json(result), ensure_ascii=False) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise ReportError(f"{self.path} cannot be written ({error.strerror}); make room and run again.") from None
-
-    def done(self) -> None:
-        self.file.close()
-        self.path.unlink(missing_ok=True)
-
-    def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(OSError):  # what a full disk refused was said when it was written
-            self.file.close()
-        if self.path.exists() and self.path.stat().st_size == 0:
-            self.path.unlink()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 
 from conformance.core.moving import storage_key
 from conformance.core.torch_compat import version_of
-from conformance.programs.steps.layouts import dense
+from conformance.program.steps.layouts import dense
 
 
 @dataclass

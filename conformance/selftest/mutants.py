@@ -30,12 +30,12 @@ from conformance.core.result import exit_code
 from conformance.core.target import Target
 from conformance.core.torch_compat import TorchDispatchMode
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.execute import ProgramSubject
-from conformance.programs.float64 import differences
-from conformance.programs.model import Program
-from conformance.programs.reduce import reduce_program
-from conformance.programs.shadow import Reference, reference
-from conformance.programs.unsupported import unsupported_reason, unsupported_steps
+from conformance.program.execute import ProgramSubject
+from conformance.program.float64 import differences
+from conformance.program.model import Program
+from conformance.program.reduce import reduce_program
+from conformance.program.shadow import Reference, reference
+from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.selftest.faults import FAULTS, Call, Fault
 
 

@@ -14,10 +14,10 @@ from conformance.core.errors import TargetError
 from conformance.core.executor import Executor
 from conformance.core.loading import load_target
 from conformance.core.target import Capture, Target
-from conformance.programs.execute import ProgramSubject
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.steps.op import Step, tensor
-from conformance.programs.verdict import UNCAPTURED, judge
+from conformance.program.execute import ProgramSubject
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import UNCAPTURED, judge
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = Path(__file__).parent.parent / "planted"
@@ -128,6 +128,7 @@ class TestNotCompiled:
 
         result = run_case(case_of("masked_select"), load_target("compile:eager"))
         assert (result.outcome, result.samples, result.skipped) == ("SKIP", 0, 2)
+        assert (result.compiled, result.partly_compiled, result.not_compiled) == (0, 0, 2)
 
     @pytest.mark.parametrize(
         ("capture", "extent"),

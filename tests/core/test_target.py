@@ -16,9 +16,9 @@ from conformance.core.loading import load_target
 from conformance.core.moving import storage_key, whole_storage
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
-from conformance.programs.model import read_program
-from conformance.programs.steps.op import Step
-from conformance.programs.verdict import judge
+from conformance.program.model import read_program
+from conformance.program.steps.op import Step
+from conformance.program.verdict import judge
 
 CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"
 

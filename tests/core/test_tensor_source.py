@@ -11,8 +11,8 @@ from conformance.core.loading import load_target
 from conformance.core.script import own_part
 from conformance.core.tensor_source import NoSource, input_lines, literal, storage_source, view_source
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.execute import make_inputs
-from conformance.programs.script import script
+from conformance.program.execute import make_inputs
+from conformance.program.script import script
 
 
 def inputs_of(text: str) -> dict[str, torch.Tensor]:

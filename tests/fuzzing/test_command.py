@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conformance.fuzzing.command import main
-from conformance.programs.model import read_program
+from conformance.program.model import read_program
 from tests.fuzzing.saved import fuzz_result
 
 CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conformance.fuzzing.command import main
-from conformance.programs.model import SCHEMA
+from conformance.program.model import SCHEMA
 from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, find, given, settings
 from conformance import programs
 from conformance.core.loading import load_target
 from conformance.fuzzing.drawing import DTYPES, Drawing, DrawingError, Tally, UnknownFamily
-from conformance.programs.model import Program, dump
-from conformance.programs.reduce import reduce_program, settle
-from conformance.programs.shadow import reference
-from conformance.programs.steps.layouts import LAYOUTS
-from conformance.programs.steps.table import FAMILIES, OPS
-from conformance.programs.verdict import judge
+from conformance.program.model import Program, dump
+from conformance.program.reduce import reduce_program, settle
+from conformance.program.shadow import reference
+from conformance.program.steps.layouts import LAYOUTS
+from conformance.program.steps.table import FAMILIES, OPS
+from conformance.program.verdict import judge
 
 QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 

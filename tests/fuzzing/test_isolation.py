@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from conformance.fuzzing import isolation
+from conformance.fuzzing import isolation, worker
+from conformance.fuzzing.campaign import Campaign, Group, Plan
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
-from conformance.fuzzing.isolation import Heartbeat
 from conformance.fuzzing.worker import FAIL, Finding, Shard
-from conformance.programs.model import Input, Program, Storage, dump
-from conformance.programs.steps.op import Step
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step
+from conformance.run.messages import Limits
 from tests.fuzzing.saved import fuzz_result
 
-SHARD = Shard("cpu", Drawing(), 0, 0, 20, "", 5.0)
+SHARD = Shard("cpu", Drawing(), 0, 0, 20, "")
 PROGRAM = Program(
     (Storage("float32", 4, "arange"),),
     (Input("a", 0, "float32", (4,), (1,)),),
@@ -31,7 +34,7 @@ def targets(tmp_path, monkeypatch) -> str:
     """A module with targets that end their process in `unfold`, each in its own way; `Once` does so a single time."""
     (tmp_path / "ending_targets.py").write_text(
         textwrap.dedent("""
-        import os, pathlib, signal, sys, time
+        import inspect, os, pathlib, signal, sys, time
         from conformance.selftest.mutants import MutantTarget, Planted
         from conformance.selftest.faults import Fault
 
@@ -57,6 +60,20 @@ def targets(tmp_path, monkeypatch) -> str:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
                 time.sleep(1000)
 
+        class Unjudged(MutantTarget):
+            def __init__(self, argument=""):
+                super().__init__("zero_ clears the storage")
+
+            @property
+            def oracles(self):
+                if "_judged" in {frame.function for frame in inspect.stack()}:
+                    raise RuntimeError("no verdict")
+                return self.judged
+
+            @oracles.setter
+            def oracles(self, judged):
+                self.judged = judged
+
         class Once(Ending):
             def act(self, call):
                 mark = pathlib.Path(__file__).with_name("died")
@@ -68,6 +85,10 @@ def targets(tmp_path, monkeypatch) -> str:
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     return "class:ending_targets."
+
+
+def numbers(shard: Shard) -> range:
+    return range(shard.first, shard.first + shard.count)
 
 
 def findings(reports: Path) -> list[dict]:
@@ -89,7 +110,7 @@ class TestDeaths:
 
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
-        monkeypatch.setattr(isolation, "SILENCE", 1.0)
+        monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
         monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
         assert main(["--target", targets + "Deaf", *SETITEM, "--limit", "5", "--reports", str(tmp_path)]) == 1
         assert fuzz_result(tmp_path)["programs"] == 8
@@ -100,32 +121,85 @@ class TestDeaths:
         assert main(["--target", targets + "Once", *SETITEM, "--reports", str(tmp_path)]) == 1
         assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("FLAKY", "flaky / crash / unfold")]
 
-    def test_slow_programs_are_no_hang(self, tmp_path, monkeypatch):
-        """Each of them within its limit: a shard of twenty was ended when together they took longer than four."""
-        clock = [1.0]
-        monkeypatch.setattr(isolation.time, "monotonic", lambda: clock[0])
-        shard = Shard("cpu", Drawing(), 0, 0, 20, str(tmp_path), 5.0)
-        pulse = Heartbeat(shard)
-        assert not pulse.silent()
-        for second in range(0, 200, 4):
-            clock[0] = second + 1.0
-            shard.running.write_text(str(second))
-            assert not pulse.silent()
-        clock[0] += shard.limit + isolation.SILENCE - 1
-        assert not pulse.silent()
-        clock[0] += 2
-        assert pulse.silent()
+    def test_a_fault_of_the_harness(self, targets, tmp_path):
+        """It is a finding of its own kind, for each program that it met, and the campaign goes on."""
+        assert main(["--target", targets + "Unjudged", *SETITEM, "--reports", str(tmp_path)]) == 1
+        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
+        [one] = findings(tmp_path)
+        assert (one["kind"], one["signature"], one["count"]) == ("HARNESS", "harness / RuntimeError: no verdict", 8)
+        assert "in oracles" in one["mismatch"]
 
-    def test_a_worker_that_never_begins(self, tmp_path, monkeypatch):
-        """It has its own time, since it loads the target first."""
-        clock = [1.0]
-        monkeypatch.setattr(isolation.time, "monotonic", lambda: clock[0])
-        pulse = Heartbeat(Shard("cpu", Drawing(), 0, 0, 20, str(tmp_path), 5.0))
-        assert not pulse.silent()
-        clock[0] += isolation.STARTING - 1
-        assert not pulse.silent()
-        clock[0] += 2
-        assert pulse.silent()
+
+class TestRank:
+    def test_deaths_are_listed_first(self, tmp_path):
+        """A crash of one program comes before a wrong value in many."""
+        running = Campaign(Plan("cpu", reports=tmp_path))
+        for kind, count in (("FAIL", 9), ("CRASH", 1), ("FLAKY", 3), ("HARNESS", 2)):
+            finding = Finding(kind, 0, 0, kind, PROGRAM)
+            running.groups[kind] = Group(finding, set(range(count)), {kind})
+        assert [group.finding.kind for group in running.ranked()] == ["CRASH", "HARNESS", "FAIL", "FLAKY"]
+        assert [one["kind"] for one in running.to_json()["findings"]] == ["CRASH", "HARNESS", "FAIL", "FLAKY"]
+
+
+class TestParts:
+    def test_parts_are_the_whole(self):
+        """Each program in one part, whichever the number of programs; a part does not depend on the others."""
+        for programs in (0, 7, 20, 61, 200):
+            whole = [n for shard in Plan("cpu", programs=programs).shards("") for n in numbers(shard)]
+            parts = [Plan("cpu", programs=programs, part=(index, 3)) for index in (1, 2, 3)]
+            found = [n for part in parts for shard in part.shards("") for n in numbers(shard)]
+            assert sorted(found) == whole == list(range(programs))
+            assert [part.wanted for part in parts] == [sum(s.count for s in part.shards("")) for part in parts]
+
+    def test_a_part_goes_on(self):
+        """From where it stopped, also when more programs are asked for than at first."""
+        plan = Plan("cpu", programs=100, part=(2, 2))
+        assert [(shard.first, shard.count) for shard in plan.shards("", 30)] == [(30, 10), (60, 20)]
+
+    def test_the_command(self, tmp_path, capsys):
+        """It names the part, and refuses one that is not there."""
+        words = ("--target", "cpu", "--programs", "41", "--reports", str(tmp_path))
+        assert main([*words, "--shard", "3/3"]) == 0
+        done = json.loads((tmp_path / "fuzz.json").read_text())
+        assert (done["programs"], "--shard 3/3" in done["command"]) == (1, True)
+        assert main([*words, "--resume", "--shard", "2/3"]) == 2
+        assert "another campaign" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main([*words, "--shard", "4/3"])
+
+
+class TestMinutes:
+    def test_a_shard_ends_at_its_time(self):
+        """What it did not begin is left to the campaign."""
+        result = worker.run_shard(replace(SHARD, until=0.0))
+        assert (result.done, result.findings) == (0, [])
+
+    def test_shrinking_ends_at_its_time(self):
+        """With the smallest program so far, and no further trial."""
+        tried = []
+
+        def fails(candidate: Program) -> bool:
+            tried.append(candidate)
+            return True
+
+        assert worker.reduce_until(PROGRAM, fails, 100, until=0.0) == PROGRAM
+        assert tried == []
+        assert len(worker.reduce_until(PROGRAM, fails, 100).steps) < len(PROGRAM.steps)
+
+    def test_time_is_kept_for_shrinking(self, tmp_path, monkeypatch):
+        """Drawing ends earlier once there is something to shrink."""
+        running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)
+        assert running._drawing_deadline() == 600
+        running.groups["FAIL"] = Group(Finding(FAIL, 0, 0, "FAIL", PROGRAM), {0}, {"FAIL"})
+        assert running._drawing_deadline() == 480
+        assert running._deadline() == 600
+
+    def test_what_was_not_run_is_run_later(self, tmp_path):
+        """A campaign whose time is over at once has run nothing, and goes on with `--resume`."""
+        words = ("--target", "cpu", "--programs", "21", "--reports", str(tmp_path))
+        assert main([*words, "--minutes", "1e-9"]) == 2
+        assert main([*words, "--resume"]) == 0
+        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 21
 
 
 class TestReplay:

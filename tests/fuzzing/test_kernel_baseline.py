@@ -11,9 +11,9 @@ from conformance.core.loading import load_target
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
-from conformance.programs.model import Input, Program, Storage, digest, dump, read_program
-from conformance.programs.steps.op import Step, tensor
-from conformance.programs.verdict import judge
+from conformance.program.model import Input, Program, Storage, digest, dump, read_program
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import judge
 from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent

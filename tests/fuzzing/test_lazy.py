@@ -11,10 +11,10 @@ from conformance.core.executor import Executor
 from conformance.core.loading import load_target
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
-from conformance.programs.execute import ProgramSubject
-from conformance.programs.model import Input, Program, Storage, dump
-from conformance.programs.steps.op import Step, tensor
-from conformance.programs.verdict import judge, signature
+from conformance.program.execute import ProgramSubject
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import judge, signature
 from tests.fuzzing.saved import fuzz_result
 
 PROGRAM = Program(

@@ -13,7 +13,7 @@ from conformance.core.result import Outcome
 from conformance.fuzzing.command import main
 from conformance.fuzzing.results import finding_of, parts, replayed, result_of
 from conformance.fuzzing.worker import CRASH, FAIL, FLAKY, INVALID, MEMORY, NOTHING, Finding
-from conformance.programs.verdict import Signature
+from conformance.program.verdict import Signature
 
 FAULT = "mutant:slice drops the offset"
 

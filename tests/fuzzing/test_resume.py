@@ -54,6 +54,10 @@ def children(pid: int) -> list[int]:
     ]
 
 
+def workers(pid: int) -> list[int]:
+    return [each for each in children(pid) if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
 def summary(reports: Path) -> tuple[object, ...]:
     """What must not depend on how often the campaign was killed: programs, coverage, and each finding's programs."""
     done = fuzz_result(reports)
@@ -97,14 +101,11 @@ class TestResume:
         """The worker killed -9: its program is a finding, every other finding is there, and all programs ran."""
         running = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(tmp_path, 40)
-        while not (notes := list((tmp_path / "failures").glob("running-*"))):
-            time.sleep(0.01)
-        for child in children(running.pid):
-            line = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"spawn_main" in line:
-                os.kill(child, signal.SIGKILL)
+        killed = workers(running.pid)
+        for child in killed:
+            os.kill(child, signal.SIGKILL)
         running.wait(timeout=100)
-        assert notes
+        assert killed
         programs, _, _, groups = summary(tmp_path)
         assert programs == undisturbed[0]
         plain = {name: numbers for name, numbers in groups if not name.startswith("crash")}
@@ -117,21 +118,41 @@ class TestResume:
     def test_a_worker_ends_when_its_campaign_is_killed(self, tmp_path):
         """It begins no further program. One that went on wrote into the files of the campaign that was resumed."""
         running = subprocess.Popen(
-            command(tmp_path, "--programs", "100000"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command(tmp_path, "--programs", "100000"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
         )
         wait_for(tmp_path, 20)
-        [worker] = [
-            child for child in children(running.pid) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-        ]
-        while not list((tmp_path / "failures").glob("running-*")):
+        started = workers(running.pid)
+        while not list(tmp_path.glob("conformance-*/*.note")):
             time.sleep(0.01)
         running.send_signal(signal.SIGKILL)
         running.wait()
         deadline = time.monotonic() + 30
-        while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
-            assert time.monotonic() < deadline, "the worker goes on"
-            time.sleep(0.02)
-        assert list((tmp_path / "failures").glob("running-*")), "it went on to the end of its shard"
+        for worker in started:
+            while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+                assert time.monotonic() < deadline, "the worker goes on"
+                time.sleep(0.02)
+        assert started
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_stopped_campaign_reports(self, number, code, tmp_path, undisturbed):
+        """Ctrl-C and SIGTERM, however often: the report has what was found so far, and `--resume` finds the rest."""
+        running = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_for(tmp_path, 40)
+        for each in (number, signal.SIGTERM, signal.SIGINT):
+            running.send_signal(each)
+            time.sleep(0.1)
+        _, said = running.communicate(timeout=100)
+        assert running.returncode == code, said
+        assert said.count("\n") == 1
+        done = json.loads((tmp_path / "fuzz.json").read_text())
+        assert not done["complete"]
+        assert done["programs"] < 160
+        assert (tmp_path / "fuzz.html").exists()
+        assert subprocess.run(command(tmp_path, "--resume"), capture_output=True, check=False).returncode == 1
+        assert summary(tmp_path)[:3] == undisturbed[:3]
 
     def test_another_campaign_is_not_resumed(self, tmp_path, capsys):
         """Exit code 2 and one sentence when the options are others, or the file is damaged."""

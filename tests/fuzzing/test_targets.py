@@ -19,9 +19,9 @@ from conformance.core.target import Target
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.worker import elsewhere
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.steps.op import Step
-from conformance.programs.verdict import judge
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step
+from conformance.program.verdict import judge
 from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from conformance.core import errors, names
 from conformance.core import result as model
 from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo import plan
+from conformance.opinfo.journal import NAME, Journal
 
 if TYPE_CHECKING:
     from .conftest import Command
@@ -21,6 +23,72 @@ if TYPE_CHECKING:
 
 def select(*catalog: plan.Entry, **chosen: Any) -> list[plan.Case]:
     return plan.select(catalog, [plan.Selection(**chosen)])
+
+
+def journaled(command: Command) -> list[str]:
+    """The ops in the journal of a run that goes on, or was killed."""
+    path = command.reports / "opinfo-progress.jsonl"
+    lines = path.read_text().split("\n")[1:-1] if path.exists() else []
+    return [model.result_from_json(json.loads(line)["result"]).name for line in lines]
+
+
+class TestResume:
+    """A run that was killed, or stopped, goes on where it was."""
+
+    OPS = ("sinh", "sin", "cosh", "acosh")
+    WORDS = ("--target", "planted", *(word for op in OPS for word in ("--op", op)), "--samples", "2")
+
+    @pytest.mark.slow
+    def test_each_case_once(self, command: Command) -> None:
+        """After kill -9 `--resume` runs the cases that are left and no other again; `sinh` fails only once."""
+        process = subprocess.Popen(
+            command.words(*self.WORDS), env=command.environment, cwd=command.folder, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 100
+        while len(journaled(command)) < len(self.OPS) - 1:  # `acosh` hangs
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        with open(command.reports / "opinfo-progress.jsonl", "a") as journal:
+            journal.write('{"seconds": 1, "resu')  # killed in the middle of a line
+        other = command(*self.WORDS, "--resume", "--dtype", "float64")
+        assert (other.returncode, "is of another run" in other.stderr) == (2, True), other.stderr
+        done = command(*self.WORDS, "--resume", "--limit", "3")
+        assert done.returncode == 1, done.stderr
+        run = model.load(command.reports / "opinfo.json")
+        assert {r.name: str(r.outcome) for r in run.results} == {
+            "sinh": "FAIL",
+            "sin": "PASS",
+            "cosh": "PASS",
+            "acosh": "TIMEOUT",
+        }
+        assert (run.complete, len(run.results)) == (True, len(self.OPS))
+        assert not list(command.reports.glob("*.jsonl"))
+
+    def test_a_damaged_journal(self, tmp_path: Path) -> None:
+        """It is one sentence, and the file stays."""
+        (tmp_path / NAME).write_text("{\n")
+        with pytest.raises(errors.ReportError, match="run without --resume"):
+            Journal(tmp_path, {}, resume=True)
+        assert (tmp_path / NAME).read_text() == "{\n"
+        with Journal(tmp_path, {}) as journal:
+            assert journal.finished == []
+        assert not (tmp_path / NAME).exists()
+
+    def test_what_it_keeps(self, tmp_path: Path) -> None:
+        """The results and the time of the earlier parts, for a run of the same identity only."""
+        result = Result("x", "float32", "forward", "as_sampled", Outcome.PASS)
+        with Journal(tmp_path, {"target": "cpu"}) as journal:
+            journal.seconds = 100.0
+            journal.add(result)
+        for _ in range(2):
+            with Journal(tmp_path, {"target": "cpu"}, resume=True) as journal:
+                assert journal.finished == [result]
+                assert journal.seconds >= 100
+        with pytest.raises(errors.UsageError, match="another run"):
+            Journal(tmp_path, {"target": "tiny"}, resume=True)
 
 
 class TestCommand:
@@ -105,11 +173,12 @@ class TestCommand:
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A worker that dies after its case loses no result; the cases that are left go to new workers."""
-        from conformance.opinfo.isolation import Pool
+        from conformance.opinfo.isolation import Cases
+        from conformance.run.messages import Limits
 
         monkeypatch.syspath_prepend(str(command.planted))
         monkeypatch.setenv("PLANTED_MARK", str(tmp_path / "died"))
-        with Pool("planted", 1, 60, 12 << 30) as pool:
+        with Cases("planted", Limits(unit=60, memory=12)) as pool:
             catalog, _ = pool.catalog()
             first, *rest = select(*catalog, ops=("asin", "sin", "cosh", "sign"), samples=1)
             assert [r.outcome for r in pool.run([first])] == [Outcome.PASS]
@@ -150,9 +219,7 @@ class TestCommand:
 
     def test_no_room_for_results(self, tmp_path: Path) -> None:
         """A disk that is full while results come in is one sentence."""
-        from conformance.opinfo.runner import _Journal
-
-        journal = _Journal(tmp_path)
+        journal = Journal(tmp_path, {})
         journal.file = open("/dev/full", "w")  # noqa: SIM115 - closed by the journal
         with pytest.raises(errors.ReportError, match=r"jsonl cannot be written \(No space left on device\)"), journal:
             journal.add(Result("x", "float32", "forward", "as_sampled", Outcome.PASS))
@@ -191,7 +258,7 @@ class TestCommand:
         words = command.words("--target", "planted", "--op", "sin", "--op", "acosh")
         process = subprocess.Popen(words, env=command.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and not any(p.stat().st_size for p in command.reports.glob("*.jsonl")):
+        while time.monotonic() < deadline and not journaled(command):
             time.sleep(0.2)
         for number in (first, signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
@@ -202,6 +269,17 @@ class TestCommand:
         assert not run.complete
         assert [(r.name, r.outcome) for r in run.results] in ([("sin", Outcome.PASS)], [("acosh", Outcome.PASS)])
         assert "interrupted" in (command.reports / "conformance.html").read_text()
+
+    def test_stop_at_first_failure(self, command: Command) -> None:
+        """The run ends with the first undeclared failure and says so; `--resume` goes on."""
+        words = ("--target", "planted", "--op", "add", "--op", "sub", "--op", "sin", "--samples", "2")
+        done = command(*words, "--stop-at-first-failure")
+        assert done.returncode == 1, done.stderr
+        assert "stopped at the first failure" in done.stderr
+        failed = [r.outcome for r in model.load(command.reports / "opinfo.json").results if r.outcome != Outcome.PASS]
+        assert failed == [Outcome.FAIL]
+        assert command(*words, "--resume").returncode == 1
+        assert len(model.load(command.reports / "opinfo.json").results) == 3
 
     def test_nothing_compared_fails(self) -> None:
         """A run whose cases were all skipped is a failed run, with an exit code of its own."""

@@ -9,8 +9,8 @@ import pytest
 
 from conformance.core.loading import load_target
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.steps.op import Step, tensor
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
 from conformance.selftest.faults import FAULTS
 from conformance.selftest.mutants import NOTHING, differences_on, hunt, main
 

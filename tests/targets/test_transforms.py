@@ -17,14 +17,14 @@ from conformance.core.oracles import compare
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.execute import ProgramSubject, function
-from conformance.programs.model import Input, Program, Storage, dump
-from conformance.programs.script import script
-from conformance.programs.shadow import reference
-from conformance.programs.source import source
-from conformance.programs.steps.op import Step, tensor
-from conformance.programs.unsupported import unsupported_reason, unsupported_steps
-from conformance.programs.verdict import judge
+from conformance.program.execute import ProgramSubject, function
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.script import script
+from conformance.program.shadow import reference
+from conformance.program.source import source
+from conformance.program.steps.op import Step, tensor
+from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.program.verdict import judge
 from tests.fuzzing.saved import fuzz_result
 
 A = Input("a", 0, "float32", (2, 3), (3, 1))
@@ -299,7 +299,7 @@ class TestTargets:
     @pytest.mark.parametrize("spec", ["meta", "fake"])
     def test_wrong_metadata_is_caught(self, spec, monkeypatch):
         """A transposition that does nothing is seen by its shape, without any value."""
-        monkeypatch.setattr("conformance.programs.steps.op.Op.run", lambda op, args, kwargs: args[0])
+        monkeypatch.setattr("conformance.program.steps.op.Op.run", lambda op, args, kwargs: args[0])
         target = load_target(spec)
         got = (
             Executor(target)

@@ -15,8 +15,8 @@ from conformance.backend.lazy import flush, storage
 from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import replay, scheduler
 from conformance.core.loading import load_target
-from conformance.programs.model import Program
-from conformance.programs.verdict import judge
+from conformance.program.model import Program
+from conformance.program.verdict import judge
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

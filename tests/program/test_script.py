@@ -12,9 +12,9 @@ from conformance.core.oracles import Mismatch
 from conformance.core.script import CARRIED, own_part, unjudged
 from conformance.core.target import Target
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.script import script
-from conformance.programs.steps.op import Step, tensor
+from conformance.program.model import Input, Program, Storage
+from conformance.program.script import script
+from conformance.program.steps.op import Step, tensor
 
 TRANSFORM = """DEVICE = 'lying'
 

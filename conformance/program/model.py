@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from conformance.core.errors import UserError
-from conformance.programs.steps.op import Json, Step, StepError, dtype_of, is_name
-from conformance.programs.steps.table import OPS
+from conformance.program.steps.op import Json, Step, StepError, dtype_of, is_name
+from conformance.program.steps.table import OPS
 
 SCHEMA = 1
 

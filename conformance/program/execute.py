@@ -16,11 +16,11 @@ import torch
 from conformance.core.executor import StepFailed, Transform
 from conformance.core.observation import Observation, Raised, observe, versions_of
 from conformance.core.target import Target
-from conformance.programs.model import LOOP, Program
-from conformance.programs.source import source
-from conformance.programs.steps import definitions
-from conformance.programs.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of
-from conformance.programs.steps.table import OPS
+from conformance.program.model import LOOP, Program
+from conformance.program.source import source
+from conformance.program.steps import definitions
+from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of
+from conformance.program.steps.table import OPS
 
 
 class Broken(StepFailed):

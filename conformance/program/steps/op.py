@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from conformance.core.errors import UserError
-from conformance.programs.steps import definitions
+from conformance.program.steps import definitions
 
 Json = Any
 Env = Mapping[str, torch.Tensor]

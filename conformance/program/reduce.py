@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from conformance.programs.execute import Broken
-from conformance.programs.model import LOOP, Input, Program, ProgramError, Storage
-from conformance.programs.shadow import Shadow
-from conformance.programs.steps.layouts import dense
-from conformance.programs.steps.op import Json, Step, StepError, dtype_of
-from conformance.programs.steps.table import OPS
+from conformance.program.execute import Broken
+from conformance.program.model import LOOP, Input, Program, ProgramError, Storage
+from conformance.program.shadow import Shadow
+from conformance.program.steps.layouts import dense
+from conformance.program.steps.op import Json, Step, StepError, dtype_of
+from conformance.program.steps.table import OPS
 
 MOST_TRIALS = 400
 """How often the failing program may be run while it is reduced."""

@@ -11,11 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.core.target import Target
-from conformance.programs.float64 import truth_of
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.shadow import reference
-from conformance.programs.steps.op import Step
-from conformance.programs.verdict import judge
+from conformance.program.float64 import truth_of
+from conformance.program.model import Input, Program, Storage
+from conformance.program.shadow import reference
+from conformance.program.steps.op import Step
+from conformance.program.verdict import judge
 
 CANCELS = [0.0, -8.0, -2.5]
 """In bfloat16 torch CPU's logsumexp of these is off by four hundredths."""

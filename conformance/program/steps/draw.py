@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from conformance.core.moving import storage_key
-from conformance.programs.steps.op import Json, Step, dtype_name, number, tensor
+from conformance.program.steps.op import Json, Step, dtype_name, number, tensor
 
 T = TypeVar("T")
 Source = Callable[[int, int], int]

@@ -19,13 +19,13 @@ from conformance.core.executor import Executor
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Capture, Target
-from conformance.programs.execute import ProgramSubject
-from conformance.programs.float64 import differences
-from conformance.programs.model import Program, digest
-from conformance.programs.shadow import Reference, Shadow, reference
-from conformance.programs.steps.layouts import layout_class
-from conformance.programs.steps.table import OPS
-from conformance.programs.unsupported import unsupported_reason
+from conformance.program.execute import ProgramSubject
+from conformance.program.float64 import differences
+from conformance.program.model import Program, digest
+from conformance.program.shadow import Reference, Shadow, reference
+from conformance.program.steps.layouts import layout_class
+from conformance.program.steps.table import OPS
+from conformance.program.unsupported import unsupported_reason
 
 
 @dataclass(frozen=True)

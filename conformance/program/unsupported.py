@@ -12,9 +12,9 @@ from collections.abc import Callable
 from conformance.core.errors import TargetError
 from conformance.core.names import VARIANTS
 from conformance.core.target import Target
-from conformance.programs.model import Program
-from conformance.programs.steps.op import Json, dtype_of, walk
-from conformance.programs.steps.table import FAMILIES, OPS
+from conformance.program.model import Program
+from conformance.program.steps.op import Json, dtype_of, walk
+from conformance.program.steps.table import FAMILIES, OPS
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),

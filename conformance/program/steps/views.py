@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from conformance.core.moving import whole_storage
-from conformance.programs.steps.draw import MOST_ELEMENTS, Situation, broadcasts, category
-from conformance.programs.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, Op, Step, tensor
+from conformance.program.steps.draw import MOST_ELEMENTS, Situation, broadcasts, category
+from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, Op, Step, tensor
 
 Fits = Callable[[torch.Tensor], bool]
 Rest = Callable[[Situation, torch.Tensor], "list[Json] | None"]

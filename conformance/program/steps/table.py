@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.programs.steps import results, special, views, writes
-from conformance.programs.steps.op import Op
+from conformance.program.steps import results, special, views, writes
+from conformance.program.steps.op import Op
 
 OPS: dict[str, Op] = {op.name: op for op in (*views.ROWS, *writes.ROWS, *writes.LOOPS, *results.ROWS, *special.ROWS)}
 

@@ -15,13 +15,13 @@ from conformance.core.loading import load_target
 from conformance.core.observation import Raised
 from conformance.core.oracles import Mismatch
 from conformance.core.target import Target
-from conformance.programs.execute import ProgramSubject
-from conformance.programs.model import Input, Program, ProgramError, Storage, dump, read_program
-from conformance.programs.script import script
-from conformance.programs.shadow import Shadow, reference
-from conformance.programs.steps.op import Step, StepError, decode, render, render_index
-from conformance.programs.steps.table import OPS
-from conformance.programs.verdict import judge
+from conformance.program.execute import ProgramSubject
+from conformance.program.model import Input, Program, ProgramError, Storage, dump, read_program
+from conformance.program.script import script
+from conformance.program.shadow import Shadow, reference
+from conformance.program.steps.op import Step, StepError, decode, render, render_index
+from conformance.program.steps.table import OPS
+from conformance.program.verdict import judge
 from conformance.selftest.faults import FAULTS, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from conformance.programs.steps.draw import Situation, broadcasts, category
-from conformance.programs.steps.op import AUGMENT, COMPUTE, DEFINED, LOSSY, MOVE, SETITEM, Json, Op, Step, tensor
-from conformance.programs.steps.views import draw_index, has_dims
+from conformance.program.steps.draw import Situation, broadcasts, category
+from conformance.program.steps.op import AUGMENT, COMPUTE, DEFINED, LOSSY, MOVE, SETITEM, Json, Op, Step, tensor
+from conformance.program.steps.views import draw_index, has_dims
 
 Fits = Callable[[torch.Tensor], bool]
 Drawn = tuple["list[Json]", "dict[str, Json]"]

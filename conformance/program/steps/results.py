@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.programs.steps.draw import MOST_ELEMENTS, Situation
-from conformance.programs.steps.layouts import overlaps_itself
-from conformance.programs.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
-from conformance.programs.steps.views import Fits, Rest, always, draw_shape, has_dims, hide_one, on
-from conformance.programs.steps.writes import (
+from conformance.program.steps.draw import MOST_ELEMENTS, Situation
+from conformance.program.steps.layouts import overlaps_itself
+from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
+from conformance.program.steps.views import Fits, Rest, always, draw_shape, has_dims, hide_one, on
+from conformance.program.steps.writes import (
     draw_mask,
     filled,
     filled_numbers,

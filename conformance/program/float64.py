@@ -24,10 +24,10 @@ from conformance.core.judge import Judgement, Policy, judge
 from conformance.core.moving import storage_key
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, differing
-from conformance.programs.execute import RunningProgram, make_inputs
-from conformance.programs.model import Program
-from conformance.programs.shadow import Reference
-from conformance.programs.steps.op import Op, Step
+from conformance.program.execute import RunningProgram, make_inputs
+from conformance.program.model import Program
+from conformance.program.shadow import Reference
+from conformance.program.steps.op import Op, Step
 
 
 @dataclass(frozen=True)

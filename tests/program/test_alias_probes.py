@@ -6,10 +6,10 @@ import textwrap
 
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
-from conformance.programs.alias_probes import with_alias_probes
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.shadow import reference
-from conformance.programs.steps.op import Step
+from conformance.program.alias_probes import with_alias_probes
+from conformance.program.model import Input, Program, Storage
+from conformance.program.shadow import reference
+from conformance.program.steps.op import Step
 from tests.fuzzing.saved import fuzz_result
 
 A = {"t": "a"}

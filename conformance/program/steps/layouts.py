@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from conformance.core.moving import storage_key
-from conformance.programs.steps.draw import Draw
+from conformance.program.steps.draw import Draw
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from collections.abc import Collection
 
 import torch
 
-from conformance.programs.model import Program
-from conformance.programs.shadow import Shadow
-from conformance.programs.steps.layouts import overlaps_itself
-from conformance.programs.steps.op import Step, tensor
+from conformance.program.model import Program
+from conformance.program.shadow import Shadow
+from conformance.program.steps.layouts import overlaps_itself
+from conformance.program.steps.op import Step, tensor
 
 
 def with_alias_probes(program: Program, without: Collection[str] = ()) -> Program:

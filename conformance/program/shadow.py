@@ -19,11 +19,11 @@ from conformance.core.aten_ops import AtenOps
 from conformance.core.executor import StepFailed
 from conformance.core.moving import map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.observation import Observation
-from conformance.programs.execute import Broken, RunningProgram
-from conformance.programs.model import LOOP, Program, ProgramError, fresh_names
-from conformance.programs.steps import layouts
-from conformance.programs.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, decode
-from conformance.programs.steps.table import OPS
+from conformance.program.execute import Broken, RunningProgram
+from conformance.program.model import LOOP, Program, ProgramError, fresh_names
+from conformance.program.steps import layouts
+from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, decode
+from conformance.program.steps.table import OPS
 
 MOVED, EXACT, ROUNDED = 0, 1, 2
 """Levels of a storage: its bits were only moved; whole numbers were computed exactly; rounding may have happened."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.programs.steps.draw import Situation
-from conformance.programs.steps.op import (
+from conformance.program.steps.draw import Situation
+from conformance.program.steps.op import (
     COMPUTE,
     DEFINED,
     FUNCTION,
@@ -23,8 +23,8 @@ from conformance.programs.steps.op import (
     Step,
     tensor,
 )
-from conformance.programs.steps.views import Rest, always, has_dims, on
-from conformance.programs.steps.writes import Fits, floating, number_like
+from conformance.program.steps.views import Rest, always, has_dims, on
+from conformance.program.steps.writes import Fits, floating, number_like
 
 
 def _out(

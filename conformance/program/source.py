@@ -11,9 +11,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from conformance.programs.model import LOOP, Program
-from conformance.programs.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
-from conformance.programs.steps.table import OPS
+from conformance.program.model import LOOP, Program
+from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
+from conformance.program.steps.table import OPS
 
 
 def source(program: Program) -> str:

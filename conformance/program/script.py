@@ -15,11 +15,11 @@ from conformance.core.oracles import Mismatch
 from conformance.core.script import render, unjudged
 from conformance.core.target import Target
 from conformance.core.tensor_source import input_lines
-from conformance.programs.model import LOOP, Program
-from conformance.programs.shadow import reference
-from conformance.programs.source import source
-from conformance.programs.steps.op import DEFINED, Step, definitions_of, dtype_of
-from conformance.programs.steps.table import OPS
+from conformance.program.model import LOOP, Program
+from conformance.program.shadow import reference
+from conformance.program.source import source
+from conformance.program.steps.op import DEFINED, Step, definitions_of, dtype_of
+from conformance.program.steps.table import OPS
 
 ATTEMPT = """
 def attempt(step, *tensors):

@@ -10,9 +10,9 @@ import torch
 
 from conformance.core.oracles import Mismatch
 from conformance.fuzzing.worker import FAIL, Finding, shrink
-from conformance.programs.model import Input, Program, Storage
-from conformance.programs.steps.op import Step, tensor
-from conformance.programs.verdict import gist, judge, signature
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import gist, judge, signature
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 

@@ -1,0 +1,60 @@
+"""What a worker process of the OpInfo run does: list op_db, and run one case after the other.
+
+The key insight: the process that collects results must be able to name these functions without importing torch, so
+everything that they need is imported inside of them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from conformance.core.result import Result
+from conformance.opinfo.plan import Case, Entry
+from conformance.run.worker import loaded, step, unit
+
+CALIBRATE_EVERY = 20
+"""Cases between two calibration loops of a worker."""
+
+
+def catalog(target: str) -> tuple[list[Entry], dict[str, str], str]:
+    """All of op_db, the target's environment, and the lines that a script needs to use it. Raises TargetError."""
+    under_test = loaded(target)
+    from conformance.opinfo import catalog as op_db
+
+    # As plain text: torch's version is an object, and reading it back would import torch in the parent.
+    environment = {
+        **{name: str.__str__(text) for name, text in under_test.environment().items()},
+        "seed": f"{op_db.SEED}",
+    }
+    return op_db.entries(), environment, under_test.script()
+
+
+def run(target: str, case: Case) -> tuple[Result, float]:
+    """The case's result, and at every `CALIBRATE_EVERY`th case the seconds of the calibration loop, else 0."""
+    global _cases_run
+    under_test = loaded(target)
+    from conformance.opinfo.case import run_case
+
+    def note(sample: int, phase: str) -> None:
+        step(f"{sample}\t{phase}", phase)
+
+    with unit(case.id):
+        note(0, "sampling")
+        result = run_case(case, under_test, note)
+    _cases_run += 1
+    return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
+
+
+_cases_run = 0
+
+
+def calibration_loop() -> float:
+    """Seconds of a fixed piece of work of the kind that a run consists of: Python, and small torch calls."""
+    import torch
+
+    begin = time.perf_counter()
+    small, total = torch.ones(16, 16), 0
+    for number in range(2_000):
+        small = small.add(1.0).t()
+        total += len(str(number))
+    return time.perf_counter() - begin

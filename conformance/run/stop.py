@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM as one clean stop: asked for at any time, answered where a pool waits.
+
+The key insight: a KeyboardInterrupt between two lines of bookkeeping leaves a result counted once or twice, so the
+signal only sets a flag, and `check` raises where nothing is half done. Later signals change nothing, so that the report
+which the first one asked for is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_asked: list[int] = []
+
+
+class Stopped(KeyboardInterrupt):
+    """The user, or the machine, asked the command to end."""
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """SIGINT and SIGTERM wait, in the block, for `check`; outside of the main thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _asked.clear()
+    before = {each: signal.signal(each, lambda number, frame: _asked.append(number)) for each in SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def check() -> None:
+    """Raise Stopped when a stop was asked for."""
+    if _asked:
+        raise Stopped
+
+
+def signal_number() -> int:
+    """The signal that asked first; SIGINT where none did."""
+    return _asked[0] if _asked else signal.SIGINT
+
+
+@contextlib.contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """The threads and processes that are started in the block inherit that SIGINT is blocked, so that Ctrl-C tears no
+    worker from its imports."""
+    resource_tracker.ensure_running()  # which unblocks it again where it is started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

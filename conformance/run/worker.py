@@ -1,0 +1,206 @@
+"""The worker's side of the pool: its limits, its note, its alarm, and its end when the pool's owner is gone.
+
+Defines `start` and `perform` for the pool, and for the functions that run in a worker `unit`, `step`, `at_most` and
+`loaded`. The key insight: a step is written down *before* it is taken and an alarm rings inside the worker, so a pool
+learns where a program died or hung without the program's help. This module imports torch only in a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
+from typing import TYPE_CHECKING, Any
+
+from conformance.core.errors import TargetError
+from conformance.run.messages import COMPILING, Done, Fate, Limits
+
+if TYPE_CHECKING:
+    from conformance.core.target import Target
+
+STARTING, READY, TAKEN = "starting", "ready", "taken"
+"""The suffix of the file that says of a worker, by its process id, how far it is; and of a job that has a worker."""
+
+SPARE = "spare"
+"""The file that is there when the pool wants a worker more than it has jobs."""
+
+
+class UnitTimeout(BaseException):
+    """A unit ran longer than it may. Not an Exception, so that no step of a program can answer it."""
+
+
+class _State:
+    """What this process knows as a worker; in any other process, nothing."""
+
+    limits: Limits | None = None
+    note: int | None = None
+    """The descriptor of the file that the task's progress is written to."""
+    units: int = 0
+    remaining: float = 0.0
+    """Seconds that the unit had left when it began to compile."""
+    phase: str = ""
+
+
+def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str]) -> None:
+    """Prepare this process: set its limits, and load the target and what the tasks import, so that no unit's time is
+    spent on it. A target that cannot be loaded is reported by the first task that asks for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner alone answers it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_owner, daemon=True).start()
+    _wait_as_spare(folder, jobs)
+    mark = os.path.join(folder, f"{os.getpid()}.{STARTING}")
+    os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o600))
+    sys.stdout.flush()
+    os.dup2(2, 1)  # what a device prints is not the command's answer
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if limits.memory is not None:
+        # RLIMIT_DATA counts private writable memory only: reserved addresses, which a device may hand out as pointers,
+        # and mapped libraries are free, so the limit means the same on every target.
+        most = int(limits.memory * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    _State.limits = limits
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(TargetError):
+        loaded(target)
+        for name in modules:  # after the target, which must register its device first
+            importlib.import_module(name)
+    os.rename(mark, os.path.join(folder, f"{os.getpid()}.{READY}"))
+
+
+def _wait_as_spare(folder: str, jobs: int) -> None:
+    """Wait, where there is a worker for each job already, until the pool wants one more: a short run without a crash
+    needs none."""
+    for job in range(jobs):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.path.join(folder, f"{job}.{TAKEN}"), os.O_CREAT | os.O_EXCL, 0o600))
+            return
+    while not os.path.exists(os.path.join(folder, SPARE)):
+        time.sleep(0.05)
+
+
+@functools.cache
+def loaded(target: str) -> Target:
+    """The target of this spec, loaded once a process. Raises TargetError."""
+    from conformance.core.loading import load_target
+
+    return load_target(target)
+
+
+def perform(path: str, function: Callable[..., Any], args: Sequence[Any]) -> Done:
+    """Run a task, its progress in the file at `path`: its value, or what it raised. A task that runs too long or out of
+    memory, or that ends the interpreter, ends the process: what it interrupted, an import perhaps, is half done."""
+    _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        _begin("")
+        return Done(function(*args))
+    except (UnitTimeout, MemoryError) as error:
+        _write({"fate": Fate.TIMEOUT if isinstance(error, UnitTimeout) else Fate.MEMORY})
+        os._exit(1)
+    except (SystemExit, KeyboardInterrupt):
+        os._exit(1)
+    except Exception as error:
+        return Done(error=_portable(error))
+    finally:
+        os.close(_State.note)
+        _State.note = None
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception, or one with its words where it cannot be made anew in another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+@contextlib.contextmanager
+def unit(text: str) -> Iterator[None]:
+    """A part of the task with a time limit of its own, `Limits.unit`; `text` says in the note which it is. Raises
+    UnitTimeout in the block."""
+    _begin(text)
+    with at_most(_State.limits.unit if _State.limits else 0.0):
+        yield
+
+
+def step(text: str, phase: str = "") -> None:
+    """Write down what is done next. In the phase `compiling`, until the next step, the limit of compiling counts and
+    the unit's own time stands still."""
+    if _State.limits is not None and (phase == COMPILING) != (_State.phase == COMPILING):
+        if phase == COMPILING:
+            _State.remaining = signal.getitimer(signal.ITIMER_REAL)[0]
+        _arm(_State.limits.compiling if phase == COMPILING else max(_State.remaining, 0.001))
+    _State.phase = phase
+    _write({"step": text, "phase": phase})
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise UnitTimeout in the block after so many seconds (0: never). In a worker, what hangs outside Python is ended
+    from outside, by the pool, or by a watchdog when that is gone too; and one whose pool is gone begins no block."""
+    owner = multiprocessing.parent_process()
+    if _State.limits is not None and owner is not None and not owner.is_alive():
+        os._exit(1)
+
+    def ring(*_: Any) -> None:
+        raise UnitTimeout(f"ran longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    _arm(seconds)
+    try:
+        yield
+    finally:
+        _arm(0.0)
+        _State.phase = ""
+        signal.signal(signal.SIGALRM, before)
+
+
+def _arm(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    if _State.limits is None:
+        return
+    if seconds:
+        # A thread of C alone, which needs no interpreter: it ends also a process that holds the interpreter's lock.
+        faulthandler.dump_traceback_later(seconds + 2 * _State.limits.grace, exit=True, file=_nowhere())
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@functools.cache
+def _nowhere() -> int:
+    return os.open(os.devnull, os.O_WRONLY)
+
+
+def _begin(text: str) -> None:
+    _State.units, _State.phase = _State.units + 1, ""
+    if _State.note is not None:
+        os.ftruncate(_State.note, 0)
+        _write([os.getpid(), _State.units, text])
+
+
+def _write(line: Any) -> None:
+    if _State.note is not None:
+        os.write(_State.note, f"{json.dumps(line)}\n".encode())
+
+
+def _end_with_owner() -> None:
+    owner = multiprocessing.parent_process()
+    if owner is not None:
+        connection.wait([owner.sentinel])
+        os._exit(1)

@@ -1,0 +1,121 @@
+"""Functions that the pool's tests run in workers, each of which ends, or does not end, in its own way."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from conformance.core.target import Target
+from conformance.run.messages import COMPILING
+from conformance.run.worker import step, unit
+
+
+class Odd(Exception):
+    """Cannot be made anew from its arguments."""
+
+    def __init__(self, one: int, *, two: int) -> None:
+        super().__init__(one)
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def segfaults() -> None:
+    with unit("a program"):
+        step("1")
+        step("2")
+        ctypes.string_at(0)
+
+
+def exits_0() -> None:
+    with unit("a program"):
+        os._exit(0)
+
+
+def leaves() -> None:
+    sys.exit(0)
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleeps() -> None:
+    with unit("a program"):
+        step("3")
+        time.sleep(1000)
+
+
+def hangs_outside_python() -> None:
+    with unit("a program"):
+        step("3")
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        time.sleep(1000)
+
+
+def eats_memory() -> int:
+    return len(bytearray(3 << 30))
+
+
+def compiles(seconds: float) -> str:
+    """Compile for so long, and then run."""
+    with unit("a program"):
+        step("1")
+        step("1", COMPILING)
+        time.sleep(seconds)
+        step("2")
+    return "ran"
+
+
+def raises() -> None:
+    raise Odd(1, two=2)
+
+
+def unsendable() -> object:
+    return lambda: 0
+
+
+def prints() -> int:
+    for _ in range(10_000):
+        print("what a device prints")
+        os.write(1, b"and what its C++ prints\n")
+    return 1
+
+
+def alone(folder: str) -> bool:
+    """Whether no other task of the pool runs meanwhile."""
+    mark = Path(folder) / "busy"
+    free = not mark.exists()
+    mark.touch()
+    time.sleep(0.2)
+    mark.unlink()
+    return free
+
+
+def begun_then_sleeps(mark: str) -> None:
+    with unit("a program"):
+        Path(mark).write_text(str(os.getpid()))
+        time.sleep(1000)
+
+
+class Dies(Target):
+    """A target whose loading ends the process."""
+
+    name = "dies"
+
+    def prepare(self) -> None:
+        os._exit(7)
+
+
+class Leaves(Target):
+    """A target whose loading ends the process as if all were well."""
+
+    name = "leaves"
+
+    def prepare(self) -> None:
+        os._exit(0)

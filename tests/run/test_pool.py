@@ -1,0 +1,265 @@
+"""The pool: each death of a worker is told, costs no other task, and is paid for while the next task runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.core.errors import UserError
+from conformance.run import pool as pool_module
+from conformance.run import stop
+from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, Task, WorkerDied
+from conformance.run.pool import LocalPool, Pool
+
+PLANTED = Path(__file__).parent.parent / "planted"
+sys.path.insert(0, str(PLANTED))
+try:
+    import tasks
+finally:
+    sys.path.remove(str(PLANTED))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    """Spawned workers have this process's path."""
+    sys.path.insert(0, str(PLANTED))
+    yield
+    sys.path.remove(str(PLANTED))
+
+
+@pytest.fixture(scope="module")
+def shared(importable: None) -> Iterator[LocalPool]:
+    """One pool for the tests that leave it as it was."""
+    with LocalPool("cpu", Limits(unit=2, compiling=60, memory=2, grace=1), 1, ["tasks"]) as pool:
+        yield pool
+
+
+def outcome(pool: Pool, function: Any, *args: Any) -> Done | Death:
+    pool.submit(Task("it", function, args))
+    [(task, answer)] = pool.ended()
+    assert task.args == args
+    return answer
+
+
+def until_ready(pool: LocalPool, workers: int) -> None:
+    """Wait until so many workers stand ready."""
+    pool._want_spare(True)
+    deadline = time.monotonic() + 100
+    while pool._census() < workers:
+        assert time.monotonic() < deadline, "the workers do not start"
+        time.sleep(0.05)
+
+
+class TestDeaths:
+    @pytest.mark.parametrize(
+        ("function", "fate", "said", "steps"),
+        [
+            (tasks.segfaults, Fate.CRASH, "SIGSEGV", ("1", "2")),
+            (tasks.exits_0, Fate.CRASH, "exit code 0", ()),
+            (tasks.leaves, Fate.CRASH, "exit code", ()),
+            (tasks.killed, Fate.CRASH, "SIGKILL (out of memory?)", ()),
+            (tasks.sleeps, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
+            (tasks.hangs_outside_python, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
+            (tasks.unsendable, Fate.CRASH, "exit code 1", ()),
+        ],
+    )
+    def test_each_is_told(
+        self, function: Any, fate: Fate, said: str, steps: tuple[str, ...], shared: LocalPool
+    ) -> None:
+        """How the worker ended, in words, and the last steps that it noted; the next task runs."""
+        answer = outcome(shared, function)
+        assert isinstance(answer, Death)
+        assert (answer.fate, said in answer.said) == (fate, True), answer
+        assert answer.note is not None
+        assert answer.note.steps == steps
+        assert outcome(shared, tasks.pid) != Done(os.getpid())
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA limits memory on Linux only")
+    def test_memory(self, shared: LocalPool) -> None:
+        """A worker that wants more than it may is told apart from a crash."""
+        answer = outcome(shared, tasks.eats_memory)
+        assert isinstance(answer, Death)
+        assert answer.fate is Fate.MEMORY
+
+    def test_an_exception_is_no_death(self, shared: LocalPool) -> None:
+        """It comes as the answer, in words where it cannot be made anew here, and the worker lives on."""
+        before = shared.ask(tasks.pid)
+        answer = outcome(shared, tasks.raises)
+        assert isinstance(answer, Done)
+        assert repr(answer.error) == "RuntimeError('Odd: 1')"
+        with pytest.raises(RuntimeError, match="Odd: 1"):
+            shared.ask(tasks.raises)
+        assert before in {shared.ask(tasks.pid) for _ in range(20)}
+
+    def test_ask(self, shared: LocalPool) -> None:
+        """A question that kills its worker is an error with the death in it."""
+        with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
+            shared.ask(tasks.segfaults)
+        assert isinstance(caught.value, UserError)
+        assert caught.value.death.fate is Fate.CRASH
+
+    @pytest.mark.parametrize("target", ["class:tasks.Dies", "class:tasks.Leaves"])
+    def test_a_target_that_ends_its_process(self, target: str) -> None:
+        """NEVER_STARTED after a few tries, also with exit code 0, which pebble takes for a retired worker."""
+        with LocalPool(target, Limits(), 1) as pool:
+            answer = outcome(pool, tasks.pid)
+        assert isinstance(answer, Death)
+        assert answer.fate is Fate.NEVER_STARTED
+        assert pool.counters.started <= 2 * pool_module.ATTEMPTS + 2
+
+
+class TestSpare:
+    def test_a_crash_costs_no_import(self) -> None:
+        """After each of three crashes the next task has a worker that is ready; only the first task of all waited."""
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
+            pool.ask(tasks.pid)
+            assert (pool.counters.started, pool.counters.waited) == (1, 1)
+            for crash in range(3):
+                until_ready(pool, 2)
+                assert isinstance(outcome(pool, tasks.segfaults), Death)
+                assert isinstance(outcome(pool, tasks.pid), Done)
+                assert pool.counters.waited == 1
+                assert pool.counters.started >= 2 + crash
+
+    def test_the_spare_is_no_second_job(self, tmp_path: Path, shared: LocalPool) -> None:
+        """At most `jobs` tasks run at a time."""
+        until_ready(shared, 2)
+        for number in range(4):
+            shared.submit(Task(str(number), tasks.alone, (str(tmp_path),)))
+        assert [answer for _, answer in shared.ended()] == [Done(True)] * 4
+
+    def test_recycling(self) -> None:
+        """A worker is replaced after so many tasks, which is no death."""
+        with LocalPool("cpu", Limits(recycle=1), 1, ["tasks"]) as pool:
+            assert len({pool.ask(tasks.pid) for _ in range(3)}) == 3
+            assert pool.counters.restarted == 0
+
+
+class TestWorkers:
+    def test_what_they_print(self, shared: LocalPool, capfd: pytest.CaptureFixture[str]) -> None:
+        """It goes to stderr: the command's own output is read by others."""
+        assert outcome(shared, tasks.prints) == Done(1)
+        assert capfd.readouterr().out == ""
+
+    def test_compiling_has_its_own_limit(self, shared: LocalPool) -> None:
+        """The unit's alarm stands still meanwhile, and rings when the limit of compiling is over."""
+        assert outcome(shared, tasks.compiles, 3.0) == Done("ran")
+        with LocalPool("cpu", Limits(unit=60, compiling=1, grace=1), 1, ["tasks"]) as pool:
+            answer = outcome(pool, tasks.compiles, 1000.0)
+        assert isinstance(answer, Death)
+        assert (answer.fate, answer.said) == (Fate.TIMEOUT, "gave no answer in 1 s")
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+    def test_they_end_with_their_owner(self, tmp_path: Path) -> None:
+        """Also in the middle of a task, and also the spare one, when the owner is killed and can tell none of them."""
+        script = f"""
+            from conformance.run.messages import Limits, Task
+            from conformance.run.pool import LocalPool
+            import tasks
+
+            if __name__ == "__main__":
+                with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
+                    pool._want_spare(True)
+                    pool.submit(Task("it", tasks.begun_then_sleeps, ({str(tmp_path / "mark")!r},)))
+                    list(pool.ended())
+        """
+        (tmp_path / "owner.py").write_text(textwrap.dedent(script))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path])}
+        owner = subprocess.Popen([sys.executable, str(tmp_path / "owner.py")], env=environment)
+        deadline = time.monotonic() + 100
+        while not (tmp_path / "mark").exists():
+            assert time.monotonic() < deadline
+            assert owner.poll() is None
+            time.sleep(0.05)
+        workers = [int(pid) for path in Path(f"/proc/{owner.pid}/task").iterdir()
+                   for pid in (path / "children").read_text().split()]  # fmt: skip
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        for pid in workers:
+            while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+                assert time.monotonic() < deadline, "a worker goes on"
+                time.sleep(0.05)
+
+
+class TestOverdue:
+    """Judged by a clock of its own."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        now = [1.0]
+        monkeypatch.setattr(pool_module.time, "monotonic", lambda: now[0])
+        return now
+
+    @staticmethod
+    def running(tmp_path: Path) -> Any:
+        return pool_module._Running(Task("it", tasks.pid), None, tmp_path / "note")  # type: ignore[arg-type]
+
+    def test_slow_units_are_no_hang(self, tmp_path: Path, clock: list[float]) -> None:
+        """Each of them within its limit, however many; one beyond it and the grace is a timeout."""
+        running, limits = self.running(tmp_path), Limits(unit=5)
+        for number in range(50):
+            clock[0] += 4
+            assert running.overdue(limits, Note(os.getpid(), number, "a program")) is None
+        clock[0] += limits.unit + limits.grace - 1
+        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1",))) is None
+        clock[0] += 2
+        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1", "2"))).fate is Fate.TIMEOUT
+
+    def test_what_is_no_unit_has_no_limit(self, tmp_path: Path, clock: list[float]) -> None:
+        """A task that began none yet may take as long as it wants."""
+        running = self.running(tmp_path)
+        assert running.overdue(Limits(), Note(os.getpid(), 1)) is None
+        clock[0] += 10_000
+        assert running.overdue(Limits(), Note(os.getpid(), 1)) is None
+        assert running.overdue(Limits(), None) is None
+
+    def test_compiling(self, tmp_path: Path, clock: list[float]) -> None:
+        """Its own limit counts from where it began."""
+        running, limits = self.running(tmp_path), Limits(unit=5, compiling=100)
+        compiling = Note(os.getpid(), 1, "a program", ("1",), COMPILING)
+        assert running.overdue(limits, compiling) is None
+        clock[0] += 100
+        assert running.overdue(limits, compiling) is None
+        clock[0] += 100
+        assert running.overdue(limits, compiling).fate is Fate.TIMEOUT
+
+
+class TestNote:
+    def test_whole_lines_count(self) -> None:
+        """A worker may be writing while its note is read."""
+        text = '[7, 3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"fate": "MEM'
+        assert Note.parse(text) == Note(7, 3, "a program", ("1", "2"), COMPILING)
+        assert Note.parse(text + 'ORY"}\n').fate is Fate.MEMORY  # type: ignore[union-attr]
+        assert Note.parse("[7, 3") is None
+
+
+class TestStop:
+    @pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_the_first_signal_counts(self, first: signal.Signals, code: int) -> None:
+        """It waits until it is asked for, and later ones change nothing; afterwards the handlers are as they were."""
+        before = signal.getsignal(first)
+        with stop.deferred():
+            stop.check()
+            for number in (first, signal.SIGINT, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+            with pytest.raises(stop.Stopped):
+                stop.check()
+            assert 128 + stop.signal_number() == code
+        assert signal.getsignal(first) is before
+
+    def test_a_pool_answers_it(self, shared: LocalPool) -> None:
+        """While it waits for a task that does not end."""
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool, stop.deferred():
+            pool.submit(Task("it", tasks.sleeps))
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(KeyboardInterrupt):
+                list(pool.ended())
