@@ -27,7 +27,8 @@ def catalog(target: str, variants: Collection[str] = ()) -> tuple[list[Entry], d
     if refused:
         left = ",".join(variant for variant in VARIANTS if variant not in under_test.unsupported)
         raise TargetError(
-            f"target {target!r} cannot show the variant {refused[0]}, by its own declaration: choose among --variant {left}"
+            f"target {target!r} cannot show the variant {refused[0]}, by its own declaration: choose among "
+            f"--variant {left}"
         )
     from conformance.opinfo import catalog as op_db
 
