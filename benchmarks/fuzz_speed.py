@@ -34,7 +34,7 @@ from conformance.program.execute import SteppedProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 
 WARM_UP = 10
 """Programs that run before the clock does: torch imports its compiler when the first decomposition is traced."""
@@ -145,7 +145,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def as_a_worker(program: Program, target: Target) -> int:
     """Judge a program; the kernels that it took."""
-    return judge(program, target, locate=False).kernels or 0
+    return judge_program(program, target, locate=False).kernels or 0
 
 
 def naively(program: Program, target: Target) -> int:

@@ -28,7 +28,7 @@ from conformance.program.alias_probes import with_alias_probes
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
-from conformance.program.verdict import Verdict, gist, judge, leading, signature
+from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
 from conformance.run.messages import Fate
 from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
 
@@ -237,7 +237,7 @@ def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdic
         step(str(number), phase)
 
     with unit(json.dumps({"number": number, "program": program.to_json()})):
-        return judge(
+        return judge_program(
             program, loaded(shard.target), locate=locate, watch=watch, baseline=counted(shard.kernels, shard.target)
         )
 
@@ -312,7 +312,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float | None = None)
     def verdict_of(candidate: Program) -> Verdict:
         try:
             with at_most(30):
-                return judge(candidate, target, locate=False)
+                return judge_program(candidate, target, locate=False)
         except UnitTimeout:
             return Verdict()
 
@@ -328,7 +328,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float | None = None)
         return bool(mismatches) and _alike(first, leading(mismatches))
 
     small = reduce_until(program, fails, trials, until)
-    verdict = judge(small, target)
+    verdict = judge_program(small, target)
     if not verdict.mismatches:
         return finding
     return Finding(
@@ -352,7 +352,7 @@ def survives(spec: str, program: Program) -> bool:
     """Run a program only to see whether the process survives it; False where it only ran out of memory."""
     try:
         with unit("a smaller program"):
-            return not exhausted(judge(program, loaded(spec), locate=False))
+            return not exhausted(judge_program(program, loaded(spec), locate=False))
     except MemoryError:
         return False
 
@@ -361,7 +361,7 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
     """What becomes of a program on a related target: `agrees`, `fails` with the oracle, or why it was not run."""
     try:
         with at_most(limit):
-            verdict = judge(program, loaded(spec), locate=False)
+            verdict = judge_program(program, loaded(spec), locate=False)
     except UnitTimeout:
         return "runs too long"
     except TargetError as error:

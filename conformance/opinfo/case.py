@@ -80,7 +80,7 @@ def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lamb
             )
     _judge_kernels(case, target, dtype, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
-    if not (tally.compared or tally.failures or (tally.excused and tally.excused == sum(tally.skipped.values()))):
+    if not (tally.compared or tally.failures or _excused(tally)):
         # Only what the target declares beforehand may be skipped whole; anything else must be among the expectations.
         tally.failures["skip"] = Failure("skip", "the whole case", "a comparison", "none", reason)
     counted = _difference(before, target.counted_calls())
@@ -120,6 +120,12 @@ def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally
         assert tally.worst is not None  # the sum can only be too large where a part is
         found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
         tally.failures["kernels"] = failure_of(case, target, tally.worst, found, allowed, ran, dtype)
+
+
+def _excused(tally: _Tally) -> bool:
+    """Whether nothing could be compared for reasons that are no failure: the target's declarations, or a compiler that
+    was handed nothing of any sample that has something to compare."""
+    return bool(tally.extent[NOT_COMPILED]) or (0 < tally.excused == sum(tally.skipped.values()))
 
 
 def _outcome(tally: _Tally) -> Outcome:

@@ -8,9 +8,10 @@ processes are the pool's.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import TracebackType
 
+from conformance.core.errors import UserError
 from conformance.core.result import Failure, Outcome, Result
 from conformance.opinfo import worker
 from conformance.opinfo.plan import Case, Entry
@@ -45,10 +46,11 @@ class Cases:
         """End the workers."""
         self.pool.close()
 
-    def catalog(self) -> tuple[list[Entry], dict[str, str]]:
-        """All of op_db as the workers see it, and the target's environment. Raises TargetError."""
+    def catalog(self, variants: Collection[str] = ()) -> tuple[list[Entry], dict[str, str]]:
+        """All of op_db as the workers see it, and the target's environment. Raises TargetError, also where the target
+        cannot show one of the `variants`."""
         try:
-            entries, environment, self.setup = self.pool.ask(worker.catalog, self.target)
+            entries, environment, self.setup = self.pool.ask(worker.catalog, self.target, frozenset(variants))
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
         return entries, environment
@@ -69,6 +71,8 @@ class Cases:
                 if answer.fate is Fate.NEVER_STARTED:
                     raise unusable(self.target, answer)
                 yield self._lost(case, *FATES[answer.fate], answer)
+            elif isinstance(answer.error, UserError):
+                raise answer.error
             elif answer.error is not None:
                 said = f"{type(answer.error).__name__}: {answer.error}"
                 yield self._lost(case, Outcome.CRASH, "harness", Death(Fate.CRASH, said))

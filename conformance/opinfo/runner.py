@@ -70,7 +70,8 @@ def run(
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
         with Cases(target, limits, jobs) as cases:
-            catalog, made.environment = cases.catalog()
+            variants = {name for selection in selections for name in selection.variants}
+            catalog, made.environment = cases.catalog(variants)
             chosen = {case.id: case for case in plan.select(catalog, selections, shard)}
             started(made, len(chosen))
             earlier = {result.id: result for result in finished if result.id in chosen}

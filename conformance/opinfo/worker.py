@@ -7,7 +7,10 @@ everything that they need is imported inside of them.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
+from conformance.core.errors import TargetError
+from conformance.core.names import VARIANTS
 from conformance.core.result import Result
 from conformance.opinfo.plan import Case, Entry
 from conformance.run.worker import loaded, step, unit
@@ -16,9 +19,17 @@ CALIBRATE_EVERY = 20
 """Cases between two calibration loops of a worker."""
 
 
-def catalog(target: str) -> tuple[list[Entry], dict[str, str], str]:
-    """All of op_db, the target's environment, and the lines that a script needs to use it. Raises TargetError."""
+def catalog(target: str, variants: Collection[str] = ()) -> tuple[list[Entry], dict[str, str], str]:
+    """All of op_db, the target's environment, and the lines that a script needs to use it. Raises TargetError, also
+    where the target declares that one of the `variants` that are to be run cannot be shown on it."""
     under_test = loaded(target)
+    refused = [variant for variant in VARIANTS if variant in variants and variant in under_test.unsupported]
+    if refused:
+        left = ",".join(variant for variant in VARIANTS if variant not in under_test.unsupported)
+        raise TargetError(
+            f"target {target!r} cannot show the variant {refused[0]}, by its own declaration: choose among "
+            f"--variant {left}"
+        )
     from conformance.opinfo import catalog as op_db
 
     # As plain text: torch's version is an object, and reading it back would import torch in the parent.

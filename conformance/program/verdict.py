@@ -92,7 +92,7 @@ UNCAPTURED = "a program of which the compiler was handed nothing"
 """What was not compiled was not compared: it ran in plain Python."""
 
 
-def judge(
+def judge_program(
     program: Program,
     target: Target,
     *,

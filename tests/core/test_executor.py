@@ -17,7 +17,7 @@ from conformance.core.target import Capture, Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import UNCAPTURED, judge
+from conformance.program.verdict import UNCAPTURED, judge_program
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = Path(__file__).parent.parent / "planted"
@@ -54,7 +54,9 @@ class TestLies:
     @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
     def test_programs_catch_it(self, spec: str, oracle: str) -> None:
         """Judged as a program, each lie is a mismatch of its oracle."""
-        assert oracle in {mismatch.oracle for mismatch in judge(PROGRAM, load_target(spec), locate=False).mismatches}
+        assert oracle in {
+            mismatch.oracle for mismatch in judge_program(PROGRAM, load_target(spec), locate=False).mismatches
+        }
 
     @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
     def test_op_db_catches_it(self, spec: str, oracle: str) -> None:
@@ -83,7 +85,7 @@ class TestLies:
 
         target = load_target("class:liars.IdentityTransform")
         with pytest.raises(TargetError, match="transforms nothing"):
-            judge(PROGRAM, target)
+            judge_program(PROGRAM, target)
         with pytest.raises(TargetError, match="transforms nothing"):
             run_case(case_of("neg"), target)
 
@@ -111,7 +113,7 @@ class TestLies:
 class TestNotCompiled:
     def test_a_program_is_no_pass(self) -> None:
         """What a compiler was handed nothing of agrees with itself, and is counted apart."""
-        verdict = judge(PROGRAM, load_target("class:liars.UncapturedTransform"))
+        verdict = judge_program(PROGRAM, load_target("class:liars.UncapturedTransform"))
         assert (verdict.passed, verdict.unsupported) == (False, UNCAPTURED)
 
     def test_a_sample_is_no_pass(self) -> None:

@@ -18,7 +18,7 @@ from conformance.core.target import Target
 from conformance.fuzzing.command import main
 from conformance.program.model import read_program
 from conformance.program.steps.op import Step
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 
 CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"
 
@@ -209,6 +209,6 @@ class TestLoadTarget:
 
         target, program = load_target("device:cpu"), read_program(CORPUS / "swap-rows.json")
         program = program.with_steps((Step("neg_", ({"t": program.inputs[0].name},)),))
-        assert judge(program, target).passed
+        assert judge_program(program, target).passed
         target.active = Twice
-        assert {mismatch.oracle for mismatch in judge(program, target).mismatches} == {"version"}
+        assert {mismatch.oracle for mismatch in judge_program(program, target).mismatches} == {"version"}

@@ -17,7 +17,7 @@ from conformance.program.reduce import reduce_program, settle
 from conformance.program.shadow import reference
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 
 QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -28,7 +28,7 @@ class TestStrategy:
     def test_every_drawn_program_has_a_meaning(self, program):
         """CPU runs it, declares its errors, and agrees with itself; JSON keeps it."""
         assert Program.from_json(json.loads(dump(program))).to_json() == program.to_json()
-        assert judge(program, load_target("cpu")).passed
+        assert judge_program(program, load_target("cpu")).passed
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)

@@ -13,7 +13,7 @@ from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
 from conformance.program.model import Input, Program, Storage, digest, dump, read_program
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -58,7 +58,7 @@ def recorded(tmp_path, wasteful) -> Path:
     folder = tmp_path / "programs"
     folder.mkdir()
     (folder / "two.json").write_text(dump(TWO_READS))
-    kernels = judge(TWO_READS, load_target("tiny")).kernels
+    kernels = judge_program(TWO_READS, load_target("tiny")).kernels
     assert kernels is not None
     for target in ("tiny", wasteful):
         write_baseline(tmp_path / "kernels.json", target, {digest(TWO_READS): kernels})

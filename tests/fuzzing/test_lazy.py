@@ -14,7 +14,7 @@ from conformance.fuzzing.command import main
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge, signature
+from conformance.program.verdict import judge_program, signature
 from tests.fuzzing.saved import fuzz_result
 
 PROGRAM = Program(
@@ -70,7 +70,7 @@ def test_the_first_bad_step_is_named(forgetful):
     """Step 4 is the second write: right one by one, wrong together."""
     target = load_target(forgetful)
     assert seen_eagerly(target) == seen_eagerly(load_target("cpu"))
-    verdict = judge(PROGRAM, target)
+    verdict = judge_program(PROGRAM, target)
     assert verdict.mismatches[0].oracle == "value"
     assert (verdict.bad_step, verdict.lazy_only) == (4, True)
     assert str(signature(PROGRAM, verdict)) == "value / only together, up to arithmetic"

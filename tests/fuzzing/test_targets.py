@@ -21,7 +21,7 @@ from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.worker import elsewhere
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -133,7 +133,7 @@ class TestWithoutStorages:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for number in range(60):
-                verdict = judge(Drawing(without=("autograd",)).numbered(3, number), target, locate=False)
+                verdict = judge_program(Drawing(without=("autograd",)).numbered(3, number), target, locate=False)
                 assert not verdict.mismatches, (number, verdict.mismatches[:1])
                 ran += not verdict.unsupported
         assert ran > 30

@@ -15,7 +15,7 @@ from conformance.program.float64 import truth_of
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 
 CANCELS = [0.0, -8.0, -2.5]
 """In bfloat16 torch CPU's logsumexp of these is off by four hundredths."""
@@ -74,12 +74,12 @@ class TestJudged:
     ])  # fmt: skip
     def test_the_cpu_rounds_more(self, more: tuple[Step, ...]) -> None:
         """What rounds once passes, and so does what follows from it: constants, dtypes and writes are widened, too."""
-        verdict = judge(program(LOGSUMEXP, *more), Other("logsumexp", once))
+        verdict = judge_program(program(LOGSUMEXP, *more), Other("logsumexp", once))
         assert (verdict.mismatches, verdict.arbitrated) == ((), True)
 
     def test_what_agrees_is_not_judged(self) -> None:
         """torch CPU itself is right, by no other answer."""
-        verdict = judge(program(LOGSUMEXP), Other("logsumexp", torch.logsumexp))
+        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", torch.logsumexp))
         assert (verdict.passed, verdict.arbitrated) == (True, False)
 
     def test_a_later_fault_is_the_first_bad_step(self) -> None:
@@ -91,7 +91,7 @@ class TestJudged:
                 with self.mode, Instead("mul", lambda x, y: x + x + x):
                     yield
 
-        verdict = judge(program(LOGSUMEXP, Step("mul", (t("b"), 2), out=("c",))), Tripling("logsumexp", once))
+        verdict = judge_program(program(LOGSUMEXP, Step("mul", (t("b"), 2), out=("c",))), Tripling("logsumexp", once))
         assert verdict.bad_step == 2
 
 
@@ -100,7 +100,7 @@ class TestFails:
 
     def test_the_target_rounds_more(self) -> None:
         """The target is further from float64 than the CPU, which is off itself."""
-        verdict = judge(program(LOGSUMEXP), Other("logsumexp", lambda *given: torch.logsumexp(*given) * 1.1))
+        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *given: torch.logsumexp(*given) * 1.1))
         assert [m.oracle for m in verdict.mismatches] == ["value"]
         assert "float64" in verdict.mismatches[0].detail
 
@@ -108,15 +108,19 @@ class TestFails:
         """Being no further off than the CPU is not enough: the tolerance must hold."""
         cpu = torch.logsumexp(torch.tensor(CANCELS).bfloat16(), 0)
         right = once(torch.tensor(CANCELS).bfloat16(), [0])
-        verdict = judge(program(LOGSUMEXP), Other("logsumexp", lambda *given: (2 * right - cpu).reshape(1)))
+        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *given: (2 * right - cpu).reshape(1)))
         assert not verdict.passed
 
     def test_a_number_that_was_only_moved(self) -> None:
         """-0.0 is not 0.0 where bits must agree, although float64 sees no difference."""
         flip = Step("flip", (t("a"), [0]), out=("b",))
-        verdict = judge(program(flip, values=[0.0, 1.0]), Other("flip", lambda x, dims: -torch.flip(-x, dims) + 0.0))
+        verdict = judge_program(
+            program(flip, values=[0.0, 1.0]), Other("flip", lambda x, dims: -torch.flip(-x, dims) + 0.0)
+        )
         assert verdict.passed
-        verdict = judge(program(flip, values=[-0.0, 1.0]), Other("flip", lambda x, dims: torch.flip(x, dims) + 0.0))
+        verdict = judge_program(
+            program(flip, values=[-0.0, 1.0]), Other("flip", lambda x, dims: torch.flip(x, dims) + 0.0)
+        )
         assert [m.oracle for m in verdict.mismatches] == ["value"]
 
     def test_a_write_outside_the_view(self) -> None:
@@ -127,14 +131,14 @@ class TestFails:
             x[1] = 3
             return result
 
-        verdict = judge(program(LOGSUMEXP), Other("logsumexp", writes))
+        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", writes))
         assert not verdict.passed
 
     def test_a_program_that_decides_by_a_rounded_value(self) -> None:
         """Where float64 goes another way there is no answer: 0.0825 is more than 0.08, and 0.079 is not."""
         decides = program(LOGSUMEXP, Step("gt", (t("b"), 0.08), out=("c",)))
         assert "b" in truth_of(decides)[1].tensors and "c" not in truth_of(decides)[1].tensors
-        verdict = judge(decides, Other("logsumexp", once))
+        verdict = judge_program(decides, Other("logsumexp", once))
         assert {m.where for m in verdict.mismatches} == {"b", "c"}
 
     def test_a_program_that_reads_bits(self) -> None:
@@ -144,10 +148,10 @@ class TestFails:
         bits = Step("view.dtype", (t("b"), {"dtype": "int16"}), out=("c",))
         assert set(truth_of(program(LOGSUMEXP, bits))[1].tensors) == {"a", "b"}
         apart = Step("view.dtype", (t("a"), {"dtype": "int16"}), out=("c",))
-        assert judge(program(LOGSUMEXP, bits), Other("logsumexp", once)).bad_step == 2
-        assert judge(program(LOGSUMEXP, apart), Other("logsumexp", once)).arbitrated
+        assert judge_program(program(LOGSUMEXP, bits), Other("logsumexp", once)).bad_step == 2
+        assert judge_program(program(LOGSUMEXP, apart), Other("logsumexp", once)).arbitrated
         later = (apart, Step("mul", (t("b"), 2), out=("d",)))
-        assert judge(program(LOGSUMEXP, *later), Other("logsumexp", once)).bad_step == 3
+        assert judge_program(program(LOGSUMEXP, *later), Other("logsumexp", once)).bad_step == 3
 
     def test_a_value_that_was_written_later(self) -> None:
         """What float64 said of a tensor before somebody wrote to it excuses nothing afterwards."""
@@ -159,7 +163,7 @@ class TestFails:
                     yield
 
         bits = Step("view.dtype", (t("a"), {"dtype": "int16"}), out=("c",))
-        verdict = judge(program(LOGSUMEXP, bits, Step("mul_", (t("b"), 2))), Lost("logsumexp", once))
+        verdict = judge_program(program(LOGSUMEXP, bits, Step("mul_", (t("b"), 2))), Lost("logsumexp", once))
         assert verdict.bad_step == 3
 
     def test_a_conversion_that_is_none_in_float64(self) -> None:
@@ -173,7 +177,7 @@ class TestFails:
         def strange(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
             return once(x, dim, keepdim).expand(2)[1:]
 
-        verdict = judge(program(LOGSUMEXP), Other("logsumexp", strange))
+        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", strange))
         assert {m.oracle for m in verdict.mismatches} > {"value"}
 
 

@@ -21,7 +21,7 @@ from conformance.program.script import script
 from conformance.program.shadow import Shadow, reference
 from conformance.program.steps.op import Step, StepError, decode, render, render_index
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 from conformance.selftest.faults import FAULTS, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 
@@ -311,12 +311,12 @@ class TestVerdict:
             Step("fill_", (t("b"), 5)),
             Step("add_", (t("a"), 1)),
         )
-        verdict = judge(program(*steps), MutantTarget("fill_ ignores the offset"))
+        verdict = judge_program(program(*steps), MutantTarget("fill_ ignores the offset"))
         assert verdict.bad_step == 3
 
     def test_cpu_agrees_with_itself(self, cpu):
         """The harness against itself is green, kernels included."""
-        verdict = judge(TRANSPOSE_AND_WRITE, cpu)
+        verdict = judge_program(TRANSPOSE_AND_WRITE, cpu)
         assert verdict.passed
         assert verdict.kernels == verdict.allowed
 
@@ -329,7 +329,7 @@ class TestVerdict:
         target = MutantTarget("zero_ clears the storage")
         target.mode = Planted(Fault("view zero_", missing, "a missing op"))
         for step in (Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))):
-            verdict = judge(program(step), target)
+            verdict = judge_program(program(step), target)
             assert verdict.mismatches[0].oracle == "error"
             assert "never a pass" in verdict.mismatches[0].detail
             assert verdict.bad_step == 1
@@ -425,7 +425,7 @@ where the elements of b lie after the last step:
         wonder."""
         target = make()
         written = program(Step("t", (t("a"),), out=("b",)), Step("add_", (t("b"), 1)))
-        verdict = judge(written, target)
+        verdict = judge_program(written, target)
         assert verdict.mismatches
         text = script(written, target, verdict.mismatches)
         exec(compile(text, "<script>", "exec"), {"__name__": "script"})  # noqa: S102

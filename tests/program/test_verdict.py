@@ -12,7 +12,7 @@ from conformance.core.oracles import Mismatch
 from conformance.fuzzing.worker import FAIL, Finding, shrink
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import gist, judge, signature
+from conformance.program.verdict import gist, judge_program, signature
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 
@@ -43,7 +43,7 @@ def program(*steps: Step) -> Program:
 
 def group(target: Faulty, *steps: Step) -> str:
     made = program(*steps)
-    return str(signature(made, judge(made, target)))
+    return str(signature(made, judge_program(made, target)))
 
 
 FILL, ABS = Step("fill_", (tensor("a"), 7)), Step("abs", (tensor("a"),), out=("b",))
@@ -53,7 +53,7 @@ class TestSignature:
     def test_it_is_of_the_first_bad_step(self):
         """A group had the oracle of one fault and the step of another: the final observation's first oracle, and the
         first step after which anything was wrong."""
-        verdict = judge(program(FILL, ABS), TwoFaults())
+        verdict = judge_program(program(FILL, ABS), TwoFaults())
         assert [one.oracle for one in verdict.mismatches][:2] == ["dtype", "value"]
         assert verdict.bad_step == 1
         assert str(signature(program(FILL, ABS), verdict)) == "value / fill_ / contiguous"
@@ -72,7 +72,7 @@ class TestSignature:
             (Input("a", 0, "float32", (2,), (0,), 1),),
             (Step("add_", rejected.args, raises="RuntimeError"),),
         )
-        verdict = judge(expanded, Faulty().plant("add_", lets_through))
+        verdict = judge_program(expanded, Faulty().plant("add_", lets_through))
         assert verdict.mismatches[0].oracle == "value"
         assert str(signature(expanded, verdict)).startswith("error / no error: unsupported operation more than one")
 
@@ -116,7 +116,7 @@ class TestShrinking:
         """The first fault is what is shrunk to, though the oracle of the second has precedence."""
         monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: TwoFaults())
         made = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
-        verdict = judge(made, TwoFaults())
+        verdict = judge_program(made, TwoFaults())
         found = Finding(FAIL, 0, 0, str(signature(made, verdict)), made, verdict.mismatches, verdict.bad_step)
         small = shrink("two faults", found, 60)
         assert [step.op for step in small.program.steps] == ["fill_"]
@@ -141,7 +141,7 @@ class TestShrinking:
             (Input("a", 0, "float32", (2, 3), (3, 1)),),
             (Step(op, (tensor("a"),)),),
         )
-        verdict = judge(made, Faulty().plant(spoilt, lambda call: call.first))
+        verdict = judge_program(made, Faulty().plant(spoilt, lambda call: call.first))
         small = shrink("lost", Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step), 60)
         assert small.group.startswith(f"value / {left} / ")
 
@@ -155,7 +155,7 @@ class TestShrinking:
         made = Program(
             (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
         )
-        verdict = judge(made, Faulty().plant("fill_", fails))
+        verdict = judge_program(made, Faulty().plant("fill_", fails))
         found = Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step)
         small = shrink("an error", found, 60)
         assert small.group == "error / RuntimeError: no such memory"

@@ -24,7 +24,7 @@ from conformance.program.shadow import reference
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 from tests.fuzzing.saved import fuzz_result
 
 A = Input("a", 0, "float32", (2, 3), (3, 1))
@@ -116,7 +116,7 @@ class TestWhole:
 
     def test_a_wrong_transform_is_caught_and_its_step_named(self):
         """A planted fault is found by the value oracle, and the first wrong step is told."""
-        verdict = judge(WRITE_THROUGH_A_VIEW, Negating())
+        verdict = judge_program(WRITE_THROUGH_A_VIEW, Negating())
         assert verdict.mismatches[0].oracle == "value"
         assert verdict.bad_step == 1
 
@@ -164,7 +164,7 @@ class TestWhole:
         target, ran = load_target(spec), 0
         for number in range(40):
             program = Drawing(without=unsupported_steps(target)).numbered(31, number)
-            verdict = judge(program, target, locate=False)
+            verdict = judge_program(program, target, locate=False)
             if verdict.unsupported:
                 continue
             text = script(program, target, verdict.mismatches)
@@ -212,12 +212,12 @@ class TestErrorsAndGradients:
     def test_a_step_that_raises_agrees(self, spec):
         """The error's type is the CPU's, and the steps after it run."""
         for program in (RAISES, *([ERRS, OVERLAPPING] if spec == "aot_eager" else [])):
-            verdict = judge(program, load_target(spec))
+            verdict = judge_program(program, load_target(spec))
             assert verdict.passed, verdict.mismatches
 
     def test_gradients_agree(self):
         """Inputs that require grad, a write through a view, backward, and the gradient used afterwards."""
-        verdict = judge(BACKWARD, load_target("aot_eager"))
+        verdict = judge_program(BACKWARD, load_target("aot_eager"))
         assert verdict.passed, verdict.mismatches
 
     def test_what_depends_on_who_looks_is_left_out(self):
@@ -231,20 +231,20 @@ class TestErrorsAndGradients:
                 Step("add_", (tensor("c"), 1)),
             ),
         )
-        assert judge(program, load_target("cpu")).passed
-        verdict = judge(program, load_target("aot_eager"))
+        assert judge_program(program, load_target("cpu")).passed
+        verdict = judge_program(program, load_target("aot_eager"))
         assert verdict.unsupported.startswith("a program that means something else")
         assert not verdict.passed
 
     def test_an_error_that_is_not_raised_is_caught(self):
         """A transform that swallows it fails by the error oracle, at that step."""
-        verdict = judge(ERRS, Forgiving())
+        verdict = judge_program(ERRS, Forgiving())
         assert [(one.oracle, one.where) for one in verdict.mismatches] == [("error", "step 2")]
         assert verdict.bad_step == 2
 
     def test_a_wrong_gradient_is_caught(self):
         """So is a gradient."""
-        verdict = judge(BACKWARD, Forgetful())
+        verdict = judge_program(BACKWARD, Forgetful())
         assert verdict.mismatches[0].oracle == "grad"
         assert verdict.bad_step == 4
 
@@ -255,7 +255,7 @@ class TestErrorsAndGradients:
         ops = set()
         for number in (3, 13, 14, 17, 19, 20):
             program = drawing.numbered(9, number)
-            verdict = judge(program, target, locate=False)
+            verdict = judge_program(program, target, locate=False)
             assert verdict.passed, (number, verdict.mismatches[:1])
             ops |= {step.op for step in program.steps}
         assert "backward" in ops
@@ -274,25 +274,25 @@ class TestTargets:
     @pytest.mark.parametrize("spec", ["meta", "fake", "functionalize", "aot_eager"])
     def test_a_plain_program_agrees(self, spec):
         """A write through a view, a reduction and a loop are right on each."""
-        verdict = judge(WRITE_THROUGH_A_VIEW, load_target(spec))
+        verdict = judge_program(WRITE_THROUGH_A_VIEW, load_target(spec))
         assert verdict.passed, verdict.mismatches
 
     @pytest.mark.slow
     def test_inductor_agrees(self):
         """So it is with generated C++."""
-        assert judge(WRITE_THROUGH_A_VIEW, load_target("inductor")).passed
+        assert judge_program(WRITE_THROUGH_A_VIEW, load_target("inductor")).passed
 
     @pytest.mark.parametrize("spec", ["functionalize", "aot_eager"])
     def test_a_real_bug_is_found(self, spec):
         """torch 2.13's functionalization zeroes the gaps of a written unfold."""
-        verdict = judge(UNFOLD_WITH_GAPS, load_target(spec))
+        verdict = judge_program(UNFOLD_WITH_GAPS, load_target(spec))
         assert [mismatch.oracle for mismatch in verdict.mismatches][:1] == ["value"]
         assert verdict.bad_step == 2
 
     def test_an_answer_follows_from_the_program_alone(self):
         """The same mismatch each time. What FakeTensorMode remembers of calls gave the first run of this program
         another answer than all later ones (see the findings), so that a campaign called it flaky."""
-        seen = [judge(VIEWS_OF_NOTHING, load_target("fake"), locate=False).mismatches for _ in range(3)]
+        seen = [judge_program(VIEWS_OF_NOTHING, load_target("fake"), locate=False).mismatches for _ in range(3)]
         assert seen[0] == seen[1] == seen[2]
         assert [mismatch.oracle for mismatch in seen[0]] == ["alias"]
 
@@ -343,7 +343,7 @@ class TestLeftOut:
         target = load_target(spec)
         assert unsupported_reason(program, target) == reason
         if reason:
-            verdict = judge(program, target)
+            verdict = judge_program(program, target)
             assert not verdict.passed
             assert not verdict.mismatches
 

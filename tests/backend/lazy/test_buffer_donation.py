@@ -16,7 +16,7 @@ from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import replay, scheduler
 from conformance.core.loading import load_target
 from conformance.program.model import Program
-from conformance.program.verdict import judge
+from conformance.program.verdict import judge_program
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -150,5 +150,5 @@ def test_an_error_after_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(programs(steps=(2, 8)))
 def test_drawn_programs(program: Program) -> None:
     """Programs of views and writes are right when every buffer may be stored in."""
-    verdict = judge(program, load_target("tiny"))
+    verdict = judge_program(program, load_target("tiny"))
     assert not verdict.mismatches, "\n".join(map(str, verdict.mismatches))
