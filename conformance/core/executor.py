@@ -103,6 +103,8 @@ class Executor:
         with captured as capture, target.kernels() if count else contextlib.nullcontext() as counted:
             try:
                 tree, kept = subject.inputs()
+                if target.device.type == "cpu":  # all inputs are where the target computes
+                    kept = ()
                 inputs = moved(tree, target.send, target.device, kept)
                 failed = None
                 running = subject.begin(inputs, target, self._transform(capture) if capture else None)

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +50,7 @@ def run(
     jobs: int = 1,
     limits: Limits = LIMITS,
     shard: tuple[int, int] = (1, 1),
+    variants: Collection[str] = (),
     reruns: int = 0,
     stop_at_first: bool = False,
     expected: Sequence[expectations.Expectation] = (),
@@ -61,6 +62,7 @@ def run(
 ) -> Run:
     """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, those that there are.
 
+    `variants` are those asked for by name, which the target must be able to show; others are left out where it cannot.
     `times` are seconds of cases in an earlier run, by id, so that the longest can begin first; `finished` are results
     that an interrupted run left, whose cases do not run again. `started` is told the run and the number of its cases,
     `ended` each new result, and `found` each result as the expectations declare it. Raises UsageError for names that
@@ -70,7 +72,6 @@ def run(
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
         with Cases(target, limits, jobs) as cases:
-            variants = {name for selection in selections for name in selection.variants}
             catalog, made.environment = cases.catalog(variants)
             chosen = {case.id: case for case in plan.select(catalog, selections, shard)}
             started(made, len(chosen))
@@ -248,8 +249,14 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "limits": replace(LIMITS, unit=options.timeout, memory=options.memory),
         "stop_at_first": options.stop_at_first_failure,
         "shard": plan.parse_shard(options.shard),
+        "variants": _by_name(options),
         "reruns": options.rerun_failures,
     }
+
+
+def _by_name(options: argparse.Namespace) -> set[str]:
+    """The variants that the user has named; a suite and `all` take those that there are."""
+    return {name for words in options.variant or () for name in words.split(",")} - {"all"}
 
 
 def _environment() -> dict[str, str]:

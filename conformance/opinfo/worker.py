@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 from conformance.core.errors import TargetError
 from conformance.core.names import VARIANTS
@@ -20,8 +21,8 @@ CALIBRATE_EVERY = 20
 
 
 def catalog(target: str, variants: Collection[str] = ()) -> tuple[list[Entry], dict[str, str], str]:
-    """All of op_db, the target's environment, and the lines that a script needs to use it. Raises TargetError, also
-    where the target declares that one of the `variants` that are to be run cannot be shown on it."""
+    """op_db without the variants that the target cannot show, the target's environment, and the lines that a script
+    needs to use it. Raises TargetError, also where the target cannot show one of `variants`, asked for by name."""
     under_test = loaded(target)
     refused = [variant for variant in VARIANTS if variant in variants and variant in under_test.unsupported]
     if refused:
@@ -37,7 +38,8 @@ def catalog(target: str, variants: Collection[str] = ()) -> tuple[list[Entry], d
         **{name: str.__str__(text) for name, text in under_test.environment().items()},
         "seed": f"{op_db.SEED}",
     }
-    return op_db.entries(), environment, under_test.script()
+    shown = [replace(entry, variants=entry.variants - under_test.unsupported) for entry in op_db.entries()]
+    return shown, environment, under_test.script()
 
 
 def run(target: str, case: Case) -> tuple[Result, float]:

@@ -10,6 +10,7 @@ warning that names the reason.
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -109,18 +110,21 @@ class _Compiled:
         moved = list(inputs)
         for i in hosts:
             moved[i] = inputs[i].detach().to("tiny")
-        key = tuple(_key(moved))
+        # A graph of CPU tensors makes its own on the CPU, too: they must be where its inputs are.
+        alone = bool(hosts) and not any(is_tiny(x) for x in inputs if isinstance(x, torch.Tensor))
+        graph = self.on_tiny if alone else self.graph
+        key = (alone, *_key(moved))
         if key not in self.recordings:
-            self.recordings[key] = self._record(moved)
+            self.recordings[key] = self._record(graph, moved)
         recorded = self.recordings[key]
         if recorded is None:
             versions = [moved[i]._version for i in hosts]
-            results = self.graph(*moved)
+            results = graph(*moved)
             written = [i for i, version in zip(hosts, versions, strict=True) if moved[i]._version != version]
         else:
             found = _run(recorded, moved)
             if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies
-                self.graph(*[x.clone() if is_tiny(x) else x for x in moved])
+                graph(*[x.clone() if is_tiny(x) else x for x in moved])
                 raise AssertionError("tiny: an operator accepted elements that the recording of its graph refused")
             results, written = found, [*recorded.stored, *recorded.written]
         for i in hosts:
@@ -128,10 +132,20 @@ class _Compiled:
                 inputs[i].copy_(moved[i])
         return [r.cpu() if on_host and is_tiny(r) else r for r, on_host in zip(results, self.returns_host, strict=True)]
 
-    def _record(self, inputs: Sequence[Any]) -> _Recording | None:
+    @functools.cached_property
+    def on_tiny(self) -> torch.fx.GraphModule:
+        """The graph with the tensors that it makes on the CPU made on tiny."""
+        graph = copy.deepcopy(self.graph)
+        for node in graph.graph.nodes:
+            if "device" in node.kwargs and torch.device(node.kwargs["device"] or "cpu").type == "cpu":
+                node.kwargs = {**node.kwargs, "device": torch.device("tiny")}
+        graph.recompile()
+        return graph
+
+    def _record(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Recording | None:
         try:
             with recording.recording() as conditions:
-                return _record(self.graph, inputs, conditions)
+                return _record(graph, inputs, conditions)
         except recording.NeedsValue as reason:
             warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
             return None

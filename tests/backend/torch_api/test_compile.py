@@ -390,3 +390,18 @@ def memory_of(t: torch.Tensor) -> int:
     lazy = lazy_storage(t)
     flush.flush([lazy])
     return id(flush.flat(lazy).base.buffer)
+
+
+class TestTensorsThatAGraphMakes:
+    def test_a_backward_graph_of_cpu_tensors(self):
+        """The gradient of `index_put` begins with zeros that the graph makes on the CPU: they met indices on tiny."""
+
+        def put(x, i, v):
+            return x.index_put((i,), v)
+
+        def gradients(function):
+            x, v = torch.arange(6.0, requires_grad=True), torch.ones(2, requires_grad=True)
+            (function(x, torch.tensor([1, 4]), v) * torch.arange(6.0)).sum().backward()
+            return x.grad.tolist(), v.grad.tolist()
+
+        assert gradients(torch.compile(put, backend="tiny")) == gradients(put)
