@@ -35,7 +35,8 @@ class Workers:
         self.target, self.limit = target, limit
         limits = Limits(unit=limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
-        self.pool = LocalPool(target, limits, jobs, [worker.__name__])
+        # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
+        self.pool = LocalPool(target, limits, jobs, [worker.__name__, "torch._dynamo"])
 
     def __enter__(self) -> Workers:
         return self

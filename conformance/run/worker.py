@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 STARTING, READY, TAKEN = "starting", "ready", "taken"
 """The suffix of the file that says of a worker, by its process id, how far it is; and of a job that has a worker."""
 
+WATCHDOG = 120.0
+"""Seconds after a pool should have ended a worker that hangs outside Python, when the worker ends by itself."""
+
 SPARE = "spare"
 """The file that is there when the pool wants a worker more than it has jobs."""
 
@@ -176,8 +179,10 @@ def _arm(seconds: float) -> None:
     if _State.limits is None:
         return
     if seconds:
-        # A thread of C alone, which needs no interpreter: it ends also a process that holds the interpreter's lock.
-        faulthandler.dump_traceback_later(seconds + 2 * _State.limits.grace, exit=True, file=_nowhere())
+        # A thread of C alone, which needs no interpreter: it ends also a process that holds the interpreter's lock, but
+        # long after the pool should have, so that a pool that is late on a busy machine still says it was a timeout.
+        late = seconds + _State.limits.grace + WATCHDOG
+        faulthandler.dump_traceback_later(late, exit=True, file=_nowhere())
     else:
         faulthandler.cancel_dump_traceback_later()
 
