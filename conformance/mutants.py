@@ -2,7 +2,9 @@
 
 import sys
 
-from conformance.selftest.mutants import main
+from conformance.selftest.mutants import MutantTarget, main
+
+__all__ = ["MutantTarget", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -260,8 +260,8 @@ class Campaign:
             if rest is not None:
                 again.append(rest)
                 self.unfinished[rest.first] = rest
+            self._take(result)  # first, since what was found may be enough
             begin()
-            self._take(result)
             self._count_seconds()
             self._note_progress()
             self.tell(self)

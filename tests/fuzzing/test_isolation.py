@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from conformance.core import result as model
 from conformance.fuzzing import isolation, worker
 from conformance.fuzzing.campaign import Campaign, Group, Plan
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
+from conformance.fuzzing.results import run_of
 from conformance.fuzzing.worker import FAIL, Finding, Shard
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
@@ -124,10 +126,10 @@ class TestDeaths:
     def test_a_fault_of_the_harness(self, targets, tmp_path):
         """It is a finding of its own kind, for each program that it met, and the campaign goes on."""
         assert main(["--target", targets + "Unjudged", *SETITEM, "--reports", str(tmp_path)]) == 1
-        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 8
+        assert fuzz_result(tmp_path)["programs"] == 8
         [one] = findings(tmp_path)
         assert (one["kind"], one["signature"], one["count"]) == ("HARNESS", "harness / RuntimeError: no verdict", 8)
-        assert "in oracles" in one["mismatch"]
+        assert "in oracles" in one["mismatch"].detail
 
 
 class TestRank:
@@ -138,7 +140,7 @@ class TestRank:
             finding = Finding(kind, 0, 0, kind, PROGRAM)
             running.groups[kind] = Group(finding, set(range(count)), {kind})
         assert [group.finding.kind for group in running.ranked()] == ["CRASH", "HARNESS", "FAIL", "FLAKY"]
-        assert [one["kind"] for one in running.to_json()["findings"]] == ["CRASH", "HARNESS", "FAIL", "FLAKY"]
+        assert {one.finding.kind for one in run_of(running).findings} == {"CRASH", "HARNESS", "FAIL", "FLAKY"}
 
 
 class TestParts:
@@ -160,8 +162,8 @@ class TestParts:
         """It names the part, and refuses one that is not there."""
         words = ("--target", "cpu", "--programs", "41", "--reports", str(tmp_path))
         assert main([*words, "--shard", "3/3"]) == 0
-        done = json.loads((tmp_path / "fuzz.json").read_text())
-        assert (done["programs"], "--shard 3/3" in done["command"]) == (1, True)
+        done = model.load(tmp_path / "fuzz.json")
+        assert (done.drawn.programs, "--shard 3/3" in done.command) == (1, True)
         assert main([*words, "--resume", "--shard", "2/3"]) == 2
         assert "another campaign" in capsys.readouterr().err
         with pytest.raises(SystemExit):
@@ -199,7 +201,7 @@ class TestMinutes:
         words = ("--target", "cpu", "--programs", "21", "--reports", str(tmp_path))
         assert main([*words, "--minutes", "1e-9"]) == 2
         assert main([*words, "--resume"]) == 0
-        assert json.loads((tmp_path / "fuzz.json").read_text())["programs"] == 21
+        assert fuzz_result(tmp_path)["programs"] == 21
 
 
 class TestReplay:

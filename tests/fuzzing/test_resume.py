@@ -147,7 +147,7 @@ class TestResume:
         _, said = running.communicate(timeout=100)
         assert running.returncode == code, said
         assert said.count("\n") == 1
-        done = json.loads((tmp_path / "fuzz.json").read_text())
+        done = fuzz_result(tmp_path)
         assert not done["complete"]
         assert done["programs"] < 160
         assert (tmp_path / "fuzz.html").exists()
