@@ -261,8 +261,8 @@ class Campaign:
             if rest is not None:
                 again.append(rest)
                 self.unfinished[rest.first] = rest
-            begin()
             self._take(result)
+            begin()
             self._count_seconds()
             self._note_progress()
             self.tell(self)
