@@ -36,8 +36,7 @@ class Workers:
         limits = Limits(unit=limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
-        preload = [worker.__name__, "torch._dynamo"]
-        self.pool = LocalPool(target, limits, jobs, preload, preload)
+        self.pool = LocalPool(target, limits, jobs, [worker.__name__, "torch._dynamo"])
 
     def __enter__(self) -> Workers:
         return self

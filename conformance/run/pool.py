@@ -1,18 +1,15 @@
 """The pool: tasks in worker processes, each of which ends with a value or with a death that is told.
 
 Defines `Pool`, the protocol that both halves of the harness work with, and `LocalPool`, which runs it on this machine.
-The key insight: a worker that dies must cost next to nothing. Workers are forks of a server that has imported torch and
-no target, and one more than can be busy stands ready with the target loaded: after a crash the next task runs at once.
+The key insight: starting a worker costs seconds, since it imports torch and the target, so one worker more than can be
+busy stands ready: after a crash the next task runs at once, while the dead worker is replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import multiprocessing
-import multiprocessing.context
 import os
-import sys
 import tempfile
 import time
 from collections import deque
@@ -103,24 +100,16 @@ class _Running:
 
 
 class LocalPool:
-    """Worker processes on this machine, at most `jobs` of them busy and one more that stands ready.
+    """Spawned workers on this machine, at most `jobs` of them busy and one more that stands ready.
 
-    `modules` are imported by each worker after the target; they hold the functions of the tasks. `preload` are modules
-    that may be imported before it, as torch is: once for all workers, where the system can fork."""
+    `modules` are imported by each worker after the target; they hold the functions of the tasks."""
 
-    def __init__(
-        self,
-        target: str,
-        limits: Limits,
-        jobs: int = 1,
-        modules: Sequence[str] = (),
-        preload: Sequence[str] = ("torch",),
-    ) -> None:
+    def __init__(self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._path = Path(self._folder.name)
-        self._modules, self._preload = tuple(modules), tuple(preload)
+        self._modules = tuple(modules)
         self._waiting: deque[Task] = deque()
         self._running: dict[Future[Any], _Running] = {}
         self._handed_out = self._fruitless = 0
@@ -134,8 +123,8 @@ class LocalPool:
             max_workers=self.jobs + 1,
             max_tasks=self.limits.recycle,
             initializer=worker.start,
-            initargs=(str(self._path), dict(os.environ), self.jobs, self.limits, self.target, self._modules),
-            context=_context(self._preload),
+            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules),
+            context=multiprocessing.get_context("spawn"),
         )
 
     def __enter__(self) -> LocalPool:
@@ -311,17 +300,6 @@ class LocalPool:
             else:
                 mark.unlink(missing_ok=True)
         return ready
-
-
-def _context(preload: Sequence[str]) -> multiprocessing.context.BaseContext:
-    """How workers are started: as forks of a server which has imported torch and no target, so that a new worker costs
-    no import of torch. A package that torch loads by itself may start threads or open a device, which no fork survives;
-    where there is one, each worker is a process of its own from the start."""
-    if not sys.platform.startswith("linux") or importlib.metadata.entry_points(group="torch.backends"):
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    return context
 
 
 def _alive(pid: int) -> bool:

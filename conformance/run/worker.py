@@ -57,15 +57,11 @@ class _State:
     phase: str = ""
 
 
-def start(
-    folder: str, environment: dict[str, str], jobs: int, limits: Limits, target: str, modules: Sequence[str]
-) -> None:
+def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str]) -> None:
     """Prepare this process: set its limits, and load the target and what the tasks import, so that no unit's time is
     spent on it. A target that cannot be loaded is reported by the first task that asks for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner alone answers it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ.clear()
-    os.environ.update(environment)  # a fork has the environment of the server that it is one of
     threading.Thread(target=_end_with_owner, daemon=True).start()
     _wait_as_spare(folder, jobs)
     mark = os.path.join(folder, f"{os.getpid()}.{STARTING}")

@@ -55,10 +55,7 @@ def children(pid: int) -> list[int]:
 
 
 def workers(pid: int) -> list[int]:
-    """The campaign's workers: its own children, or those of the server that it forks them from."""
-    own = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in children(pid)}
-    forked = [worker for each, line in own.items() if b"forkserver" in line for worker in children(each)]
-    return forked + [each for each, line in own.items() if b"spawn_main" in line]
+    return [each for each in children(pid) if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 def summary(reports: Path) -> tuple[object, ...]:
