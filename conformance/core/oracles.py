@@ -10,7 +10,7 @@ never equals anything. This module knows nothing of programs, OpInfo or reports.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,7 +67,6 @@ def compare(
     oracles = {*oracles, "stride"} if loose else oracles
     # Without values nothing is computed, and whether a result requires grad follows from how it is decomposed.
     attributes = METADATA if "value" in oracles else METADATA[:-1]
-    expected, actual = _on_common_names(expected, actual)
     for name in expected.tensors.keys() & actual.tensors.keys():
         want, got = expected.tensors[name], actual.tensors[name]
         bits = exact is True or (exact is not False and name in exact)
@@ -113,22 +112,6 @@ METADATA = (
     ("grad", "requires_grad"),
 )
 """Oracle -> the attribute of `Seen` that must be equal."""
-
-
-def _on_common_names(expected: Observation, actual: Observation) -> tuple[Observation, Observation]:
-    """Both, with aliases named by tensors that both have: a side that raised has no results to name them by."""
-    if expected.tensors.keys() == actual.tensors.keys():
-        return expected, actual
-    return tuple(_renamed(one, expected.tensors.keys() & actual.tensors.keys()) for one in (expected, actual))  # type: ignore[return-value]
-
-
-def _renamed(seen: Observation, names: Collection[str]) -> Observation:
-    first: dict[str, str] = {}
-    for name, tensor in seen.tensors.items():
-        if name in names:
-            first.setdefault(tensor.alias, name)
-    tensors = {n: replace(t, alias=first.get(t.alias, t.alias)) for n, t in seen.tensors.items()}
-    return replace(seen, tensors=tensors, storages={first.get(n, n): flat for n, flat in seen.storages.items()})
 
 
 def _attribute(oracle: str, name: str, want: Any, got: Any) -> Mismatch | None:

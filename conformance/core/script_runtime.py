@@ -94,11 +94,14 @@ def facts(tensor: torch.Tensor, given: bool, first: str, before: int, unjudged: 
         ("alias", "lies in the storage of", lambda: first),
         ("value", "values", lambda: on_host(tensor)),
         ("version", "in-place writes", lambda: tensor._version - before),
-        ("grad", "requires_grad", lambda: tensor.requires_grad),
     ]
+    values = "value" not in unjudged
+    if values:
+        rows.append(("grad", "requires_grad", lambda: tensor.requires_grad))
     if given:
         rows.append(("storage", f"storage of {first}", lambda: on_host(whole_storage(tensor))))
-        rows.append(("grad", "grad", lambda: None if grad is None else on_host(grad)))
+        seen = on_host if values else lambda one: (one.dtype, tuple(one.shape))
+        rows.append(("grad", "grad", lambda: None if grad is None else seen(grad)))
     found = Facts({(oracle, label): fact() for oracle, label, fact in rows if oracle not in unjudged})
     found.place = place(tensor, unjudged)
     return found

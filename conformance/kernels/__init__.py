@@ -25,7 +25,7 @@ from conformance.backend.runtime import trace
 BUDGETS = Path("reports/baseline/kernels.json")
 
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
 
 
 class Place(NamedTuple):
