@@ -121,7 +121,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     for number in range(WARM_UP):
         way(drawing.numbered(given.seed + 1, number), target)
     memory, kernels, ran, number = [], 0, 0, 0
-    schedules, began, started = schedules_of(target), processor_seconds(), time.monotonic()
+    schedules, began, started = target.scheduled() or 0, processor_seconds(), time.monotonic()
     done = 0.0
     while done < 1:
         program = drawing.numbered(given.seed, number)
@@ -138,7 +138,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "programs": ran,
         "rate": number / (processor_seconds() - began),
         "kernels": kernels,
-        "schedules": schedules_of(target) - schedules,
+        "schedules": (target.scheduled() or 0) - schedules,
         "memory": memory,
     }
 
@@ -157,12 +157,6 @@ def naively(program: Program, target: Target) -> int:
         actual = read_after_each_step(program, target)
     compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
     return counted.total or 0
-
-
-def schedules_of(target: Target) -> int:
-    """How often the target has scheduled so far; 0 where it does not say."""
-    backend = getattr(target, "backend", None)
-    return int(backend.stats()["schedules"]) if backend is not None else 0
 
 
 def read_after_each_step(program: Program, target: Target) -> Observation:
