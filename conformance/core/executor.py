@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from conformance.core.errors import TargetError, UserError
+from conformance.core.features import LayoutUnavailable
 from conformance.core.moving import moved
 from conformance.core.observation import Observation, Raised
 from conformance.core.target import Capture, Target
@@ -70,6 +71,8 @@ class Execution:
     outcome: Any = None
     inputs: Any = None
     """What it returned and its inputs, as they lie on the target."""
+    unavailable: str = ""
+    """The layout of an input that the device has no way to make; then nothing ran."""
 
     @property
     def last(self) -> Observation:
@@ -120,6 +123,8 @@ class Executor:
                 outcome = running.outcome
             except UserError:
                 raise
+            except LayoutUnavailable as error:
+                return Execution((Observation(error=Raised.of(error)),), 0, unavailable=str(error))
             except StepFailed as error:
                 failed = error.number
                 seen.append(Observation(error=Raised.of(error.__cause__ or error)))

@@ -28,7 +28,7 @@ class Float64Reference(Target):
         return [flat.to(widened(flat.dtype), copy=True) for flat in flats]
 
 
-def _view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _view_of(flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
     if flat.dtype != widened(like.dtype) or like.is_conj() or like.is_neg():
         raise TypeError("two dtypes in one storage cannot be widened together")
     made = torch.empty(0, dtype=flat.dtype)

@@ -7,12 +7,14 @@ that it consists of, and a tensor that a call wants on the CPU stays there."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
-from conformance.core.torch_compat import coo_parts, neg_view, storage_id
+from conformance.core.features import lay_out
+from conformance.core.torch_compat import coo_parts, storage_id
 
 
 def copied_to_host(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -41,24 +43,39 @@ def storage_key(tensor: torch.Tensor) -> int:
     return storage_id(tensor.untyped_storage())
 
 
-def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached 1-d tensor over all of the tensor's storage: of its dtype, or of bytes when they do not divide."""
+def whole_storage(tensor: torch.Tensor, by_set: bool = True) -> torch.Tensor:
+    """A detached 1-d tensor over all of the tensor's storage: of its dtype, or of bytes when they do not divide. Where
+    not `by_set`, with `as_strided`, for a device without `set_`."""
     storage = tensor.untyped_storage()
     size, rest = divmod(storage.nbytes(), tensor.element_size())
+    if not by_set:
+        plain = tensor.detach() if not rest else tensor.detach().view(torch.uint8)
+        return plain.as_strided((size if not rest else storage.nbytes(),), (1,), 0)
     if rest:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
 
 
+LayOut = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
+"""Lays a tensor over moved memory: the 1-d tensor that is that memory, the tensor as it was, and whether it is the only
+one there."""
+
+
+def _over_storage(flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
+    return lay_out(flat, like)
+
+
 def rebuild(
     tree: Any,
     move: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
-    lay_out: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    place: LayOut = _over_storage,
+    flatten: Callable[[torch.Tensor], torch.Tensor] = whole_storage,
 ) -> Any:
     """The tree with all of its storages moved at once by `move`, and each tensor rebuilt on its moved storage.
 
     A tensor object that occurs twice stays one object. Size, stride, offset, dtype, `requires_grad` and the conj and
-    neg bits are kept; a tensor that was not a leaf becomes one. Raises TypeError for tensors that are not strided.
+    neg bits are kept; a tensor that was not a leaf becomes one. Raises TypeError for tensors that are not strided, and
+    LayoutUnavailable.
     """
     originals: dict[int, torch.Tensor] = {}
     map_tensors(tree, lambda tensor: originals.setdefault(id(tensor), tensor))
@@ -68,28 +85,18 @@ def rebuild(
             if tensor.layout is not torch.strided:
                 raise TypeError(f"a tensor of layout {tensor.layout} has no storage to move: only strided tensors do")
             if storage_key(tensor) not in flats:
-                flats[storage_key(tensor)] = whole_storage(tensor)
+                flats[storage_key(tensor)] = flatten(tensor)
         moved = dict(zip(flats, move(list(flats.values())), strict=True))
-        rebuilt = {key: (lay_out or view_of)(moved[storage_key(tensor)], tensor) for key, tensor in originals.items()}
+        sharing = Counter(storage_key(tensor) for tensor in originals.values())
+        rebuilt = {}
+        for key, tensor in originals.items():
+            storage = storage_key(tensor)
+            rebuilt[key] = place(moved[storage], tensor, sharing[storage] == 1)
     for key, tensor in originals.items():
         # torch itself can make an integer that requires grad, and refuses to be asked for one.
         if tensor.requires_grad and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             rebuilt[key].requires_grad_()
     return map_tensors(tree, lambda tensor: rebuilt[id(tensor)])
-
-
-def view_of(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor on the storage of `flat` with the geometry, dtype and lazy bits of `like`."""
-    base = torch.empty(0, dtype=like.dtype, device=flat.device)
-    base.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
-    if like.is_conj():
-        base = base.conj()
-    return neg_view(base) if like.is_neg() else base
-
-
-def strided_like(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view of `flat` with the geometry of `like`, where storages are not shown."""
-    return flat.as_strided(like.size(), like.stride(), like.storage_offset())
 
 
 MARKER = torch.device("cpu", 0)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from conformance.core.errors import TargetError
-from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, strided_like, view_of
+from conformance.core.features import FEATURES, lay_out
+from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.names import ORACLES
 
 
@@ -44,13 +45,7 @@ class Capture:
 
 COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
 
-RENAMED = {
-    "whole": "transforms_program",
-    "storages": "exposes_storages",
-    "without": "unsupported",
-    "relatives": "siblings",
-    "forget": "reset_state",
-}
+RENAMED = {"whole": "transforms_program", "without": "unsupported", "relatives": "siblings", "forget": "reset_state"}
 """Attributes of a target by their former names, which are still understood, with a DeprecationWarning."""
 
 
@@ -70,9 +65,9 @@ class Target:
     variants, and "sparse"."""
     transforms_program: bool = False
     """Whether a program runs as one function that `transform` is given, and not step by step."""
-    exposes_storages: bool = True
-    """Whether the device's tensors show their storages. Where not, inputs are made with `as_strided`, and aliasing can
-    be judged by behaviour only: leave `alias` and `storage` out of `oracles`."""
+    lacks: frozenset[str] = frozenset()
+    """Names of `FEATURES` that the device does not have. They decide how inputs are made; what follows from the missing
+    ones alone is neither drawn nor judged: without storages, aliasing is judged by behaviour only."""
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
     to say whose bug it is."""
@@ -83,11 +78,18 @@ class Target:
             if old in vars(cls):
                 warnings.warn(f"{cls.__name__}.{old} is called {new} now", DeprecationWarning, stacklevel=2)
                 setattr(cls, new, vars(cls)[old])
+        for old in ("storages", "exposes_storages"):
+            if isinstance(vars(cls).get(old), bool):
+                warnings.warn(f"{cls.__name__}.{old} = False is lacks = {{'storages'}} now", DeprecationWarning, 2)
+                cls.lacks = cls.lacks - {"storages"} if vars(cls)[old] else cls.lacks | {"storages"}
+                delattr(cls, old)
 
     def __init__(self, argument: str = "") -> None:
         if argument:
             raise TargetError(f"target {self.name!r} takes no argument, but got {argument!r}: write just {self.name!r}")
         self.spec = self.name
+        if self.lacks:
+            self.without(self.lacks)
 
     @property
     def shows_values(self) -> bool:
@@ -99,9 +101,34 @@ class Target:
 
         Raises TargetError when the device is not there."""
 
+    def without(self, lacks: frozenset[str]) -> None:
+        """This target is without these features: it is not judged by what follows from them. Raises TargetError."""
+        unknown = sorted(lacks - {*FEATURES})
+        if unknown:
+            raise TargetError(
+                f"target {self.spec!r} lacks the unknown feature {unknown[0]!r}: choose from {', '.join(FEATURES)}"
+            )
+        self.lacks = self.lacks | lacks
+        for name in lacks:
+            self.oracles = self.oracles - FEATURES[name].oracles
+            self.unsupported = self.unsupported | FEATURES[name].steps
+        if not self.reads_storages:
+            self.oracles = self.oracles - {"storage"}
+
+    @property
+    def exposes_storages(self) -> bool:
+        """Whether the device's tensors show their storages, and these can be read whole."""
+        return "storages" not in self.lacks
+
     def send(self, tree: Any) -> Any:
-        """The same tree with every CPU tensor on the device: same layout, same aliasing, `requires_grad` kept."""
-        return rebuild(tree, self.upload, view_of if self.exposes_storages else strided_like)
+        """The same tree with every CPU tensor on the device: same layout, same aliasing, `requires_grad` kept. Raises
+        LayoutUnavailable."""
+        return rebuild(tree, self.upload, self.lay_out)
+
+    def lay_out(self, flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
+        """A tensor on the memory of the device tensor `flat` with the geometry of the CPU tensor `like`, which is
+        `alone` where no other tensor lies there."""
+        return lay_out(flat, like, self.lacks, alone)
 
     def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of dense 1-d CPU tensors on the device, each with a storage of its own."""
@@ -109,10 +136,19 @@ class Target:
 
     def fetch(self, tree: Any) -> Any:
         """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`, which is
-        asked for the device's own only; without storages each tensor by itself."""
-        if not self.exposes_storages:
+        asked for the device's own only; each tensor by itself where storages are not shown or cannot be read whole."""
+        if self.lacks and not self.reads_storages:
             return map_tensors(tree, lambda tensor: tensor.detach().cpu())
-        return rebuild(tree, self._brought)
+        return rebuild(tree, self._brought, flatten=self.flatten)
+
+    @property
+    def reads_storages(self) -> bool:
+        """Whether a whole storage can be read, with the bytes outside of all views."""
+        return "storages" not in self.lacks and not {"set_", "as_strided"} <= self.lacks
+
+    def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A 1-d tensor over all of the storage of a tensor of the device."""
+        return whole_storage(tensor, by_set="set_" not in self.lacks)
 
     def _brought(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         own = iter(self.download([flat for flat in flats if flat.device.type == self.device.type]))

@@ -161,7 +161,7 @@ def make_inputs(program: Program) -> dict[str, torch.Tensor]:
     flats = [storage.make() for storage in program.storages]
     made: dict[str, torch.Tensor] = {}
     for one in program.inputs:
-        tensor = torch.empty(0, dtype=dtype_of(one.dtype))
-        tensor.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride)
+        empty = torch.empty(0, dtype=dtype_of(one.dtype))
+        tensor = empty.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride).data
         made[one.name] = tensor.requires_grad_() if one.requires_grad else tensor
     return made

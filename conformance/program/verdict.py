@@ -92,6 +92,9 @@ UNCAPTURED = "a program of which the compiler was handed nothing"
 """What was not compiled was not compared: it ran in plain Python."""
 
 
+UNAVAILABLE = "a layout of an input that the device has no way to make"
+
+
 def judge_program(
     program: Program,
     target: Target,
@@ -118,6 +121,8 @@ def judge_program(
     ):
         return Verdict(unsupported=WATCHED)
     execution = Executor(target).run(ProgramSubject(program), count=count, watch=watch)
+    if execution.unavailable:
+        return Verdict(unsupported=UNAVAILABLE)
     actual = execution.last
     mismatches, arbitrated = differences(program, expected, actual, target.oracles)
     if execution.capture is not None and not mismatches and not _reached(program, execution.capture):

@@ -1,18 +1,46 @@
-"""torch CPU as a target: the harness against itself, which must always be green."""
+"""torch CPU as a target: the harness against itself, which must always be green; also as a device that lacks features.
+
+`cpu:without=storages+set_` moves and observes tensors as on a device that lacks them, and calling one of these there
+raises: what is found then is a fault of the harness."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
 
 from conformance.core.aten_ops import AtenOps
+from conformance.core.errors import TargetError
+from conformance.core.features import FEATURES
 from conformance.core.names import ORACLES
 from conformance.core.target import KernelCount, Target
+from conformance.core.torch_compat import TorchDispatchMode
+
+CALLS = {"set_": ("aten::set_",), "as_strided": ("aten::as_strided",), "view_dtype": ("aten::view.dtype",)}
+"""The operators that a feature is."""
+
+METHODS = {"storages": "untyped_storage", "data_ptr": "data_ptr"}
+"""The Tensor method that a feature is."""
 
 
 class CpuTarget(Target):
     name = "cpu"
     oracles = frozenset(ORACLES)
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+        key, _, names = argument.partition("=")
+        if argument and (key != "without" or not names):
+            raise TargetError(
+                f"target 'cpu:{argument}' is not understood: write cpu, or cpu:without=FEATURE[+FEATURE] with features "
+                f"from {', '.join(FEATURES)}"
+            )
+        if argument:
+            self.spec = f"cpu:{argument}"
+            self.without(frozenset(names.split("+")))
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:
@@ -24,3 +52,45 @@ class CpuTarget(Target):
 
     def synchronize(self) -> None:
         """The CPU has always finished."""
+
+    def lay_out(self, flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
+        """As on any device, what is lacking refused."""
+        with self._refused():
+            return super().lay_out(flat, like, alone)
+
+    def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As on any device, what is lacking refused."""
+        with self._refused():
+            return super().flatten(tensor)
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        if not self.lacks:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for name in self.lacks & {*METHODS}:
+                stack.enter_context(mock.patch.object(torch.Tensor, METHODS[name], _refuse(name)))
+            stack.enter_context(_Refusing({call for name in self.lacks for call in CALLS.get(name, ())}))
+            yield
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"this device has no {name}")
+
+    return refuse
+
+
+class _Refusing(TorchDispatchMode):
+    """Raises where one of these operators is called."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, _, overload = str(func.name()).partition(".")
+        if name in self.names or f"{name}.{overload}" in self.names:
+            raise NotImplementedError(f"this device has no {func.name()}")
+        return func(*args, **(kwargs or {}))

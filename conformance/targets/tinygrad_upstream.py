@@ -59,8 +59,8 @@ def choose_compiler() -> None:
 
 class TinygradUpstreamTarget(Target):
     name = "tinygrad-upstream"
-    exposes_storages = False
-    oracles = frozenset(ORACLES) - {"alias", "storage", "version", "kernels", "stride", "storage_offset", "contiguity"}
+    lacks = frozenset({"storages", "data_ptr", "set_", "strides", "version"})
+    oracles = frozenset(ORACLES) - {"kernels"}
     """It gives every tensor the strides of a dense one: where they were judged, more than half of all programs failed
     by nothing else."""
     dtypes = frozenset(
@@ -76,24 +76,8 @@ class TinygradUpstreamTarget(Target):
             torch.int64,
         }
     )
-    unsupported = (
-        frozenset(
-            {
-                "same_base",
-                "set_view_",
-                "set_data",
-                "resize_filled_",
-                "empty_filled",
-                "view_as_complex",
-                "view_as_real",
-                "detach_",
-                "is_contiguous",
-            }
-        )
-        | NOT_WRITTEN
-    )
-    """Whatever looks at storages or replaces them, `detach_`, since inputs are views, and complex numbers; bfloat16 has
-    no way to the device."""
+    unsupported = frozenset({"set_data", "view_as_complex", "view_as_real", "detach_", "is_contiguous"}) | NOT_WRITTEN
+    """What replaces a storage, `detach_`, and complex numbers; bfloat16 has no way to the device."""
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()

@@ -142,7 +142,9 @@ class TestLoadTarget:
         ("spec", "message"),
         [
             ("nonsense", "unknown target 'nonsense'"),
-            ("cpu:1", "takes no argument"),
+            ("meta:1", "takes no argument"),
+            ("cpu:1", "write cpu, or cpu:without=FEATURE"),
+            ("cpu:without=storage", "the unknown feature 'storage': choose from storages, data_ptr"),
             ("device:", "write device:NAME"),
             ("device:cuda,module=x", "write device:NAME"),
             ("device:nonsense", "no usable device 'nonsense'"),

@@ -10,18 +10,14 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 from conformance.core.errors import TargetError
 from conformance.core.loading import describe_target, load_target
-from conformance.core.names import ORACLES
-from conformance.core.target import Target
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.worker import elsewhere
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step
-from conformance.program.verdict import judge_program
 from tests.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -112,38 +108,6 @@ class TestUpstream:
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
         assert "cannot be built or used" in said.stdout
         assert "Ninja is required" in said.stdout
-
-
-class Hidden(Target):
-    """torch CPU, but no one may look at its storages."""
-
-    name = "hidden"
-    exposes_storages = False
-    oracles = frozenset(ORACLES) - {"alias", "storage", "version", "kernels"}
-    unsupported = frozenset({"same_base", "set_view_", "set_data", "resize_filled_", "empty_filled", "detach_"})
-
-    def fetch(self, tree):
-        return super().fetch(tree)
-
-
-class TestWithoutStorages:
-    def test_programs_agree(self):
-        """Inputs made by as_strided behave like the others: two on one storage see each other's writes."""
-        target, ran = Hidden(), 0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for number in range(60):
-                verdict = judge_program(Drawing(without=("autograd",)).numbered(3, number), target, locate=False)
-                assert not verdict.mismatches, (number, verdict.mismatches[:1])
-                ran += not verdict.unsupported
-        assert ran > 30
-
-    def test_aliasing_is_kept(self):
-        """A write through one input is seen in the other."""
-        whole = torch.arange(4.0)
-        one, two = Hidden().send([whole[:3], whole[2:]])
-        one.zero_()
-        assert two.tolist() == [0.0, 3.0]
 
 
 class TestSteering:

@@ -1,0 +1,88 @@
+"""What a device may lack of what the harness itself needs: `FEATURES`, and how a tensor is laid out with what is left.
+
+The key insight: how the inputs of a subject are made must not decide what is found. So a geometry is built in the best
+way that the device has - `set_`, else `as_strided`, else the shortest chain of ordinary views, else a plain copy - with
+the same outcome wherever one succeeds: a leaf that is no view to autograd and shares memory exactly where the original
+does. Where none succeeds, the subject is counted as not run, with the layout that could not be made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from conformance.core.tensor_source import view_source
+from conformance.core.torch_compat import neg_view
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What the harness does with it, and what is not judged or not drawn where a device lacks it."""
+
+    purpose: str
+    oracles: frozenset[str] = frozenset()
+    steps: frozenset[str] = frozenset()
+
+
+_STORAGE_STEPS = frozenset({"same_base", "set_view_", "resize_filled_", "empty_filled"})
+
+FEATURES = {
+    "storages": Feature("untyped_storage() tells which tensors share memory", frozenset({"alias", "storage"}),
+                        _STORAGE_STEPS),
+    "data_ptr": Feature("a storage has an address", steps=frozenset({"same_base"})),
+    "set_": Feature("set_() lays a tensor over a storage", steps=frozenset({"set_view_"})),
+    "as_strided": Feature("as_strided() makes a view of any geometry, and writes go through it"),
+    "view_dtype": Feature("view(dtype) shows the same memory as another dtype"),
+    "data": Feature(".data shares memory with its tensor"),
+    "strides": Feature("stride() and storage_offset() of a view are those of torch CPU",
+                       frozenset({"stride", "storage_offset", "contiguity"})),
+    "version": Feature("a write raises the version counter by one", frozenset({"version"})),
+}  # fmt: skip
+"""By the name that a target's `lacks` and the option `without=` use."""
+
+
+class LayoutUnavailable(Exception):
+    """The device has no way to make an input of this geometry; the text says which."""
+
+
+def lay_out(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str] = (), alone: bool = False) -> torch.Tensor:
+    """A tensor on the memory of `flat`, a dense 1-d device tensor, with the geometry, dtype and lazy bits of the CPU
+    tensor `like`. `alone`: no other tensor shares that memory, so that a copy will do. Raises LayoutUnavailable."""
+    size, stride, offset = like.size(), like.stride(), int(like.storage_offset())
+    if "storages" not in lacks and "set_" not in lacks:
+        made = torch.empty(0, dtype=like.dtype, device=flat.device)
+        # set_ counts as a write, and `.data` starts at none, however a tensor was made.
+        made = made.set_(flat.untyped_storage(), offset, size, stride).data
+    elif not ({"data", "as_strided"} & {*lacks}) and (typed := _typed(flat, like.dtype, lacks)) is not None:
+        made = typed.as_strided(size, stride, offset).data
+    else:
+        made = _by_views(flat, like, lacks, alone)
+    if like.is_conj():
+        made = made.conj()
+    return neg_view(made) if like.is_neg() else made
+
+
+def _typed(flat: torch.Tensor, dtype: torch.dtype, lacks: Collection[str]) -> torch.Tensor | None:
+    if flat.dtype is dtype:
+        return flat
+    bytes_divide = flat.numel() * flat.element_size() % torch.empty(0, dtype=dtype).element_size() == 0
+    return flat.view(dtype) if bytes_divide and "view_dtype" not in lacks else None
+
+
+def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], alone: bool) -> torch.Tensor:
+    size, stride, offset = tuple(like.size()), tuple(like.stride()), int(like.storage_offset())
+    typed = _typed(flat, like.dtype, lacks)
+    if typed is not None and (alone or "data" not in lacks):
+        host = torch.empty(typed.numel(), dtype=like.dtype)
+        chain = view_source(host, size, stride, offset)
+        if ".as_strided(" not in chain:
+            made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
+            return made.detach() if "data" in lacks else made.data
+    if alone:
+        plain = like.detach().resolve_conj().resolve_neg().to(flat.device)
+        if "strides" in lacks or (tuple(plain.size()), tuple(plain.stride()), plain.storage_offset()) == (
+            size, stride, offset):  # fmt: skip
+            return plain
+    shared = "" if alone else " that shares memory with another input"
+    raise LayoutUnavailable(f"a tensor of size {size}, strides {stride} and offset {offset}{shared}")

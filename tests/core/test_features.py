@@ -1,0 +1,124 @@
+"""A device that lacks what the harness would use is given the same inputs in another way, and judged by the rest."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from conformance.core import result as model
+from conformance.core.features import FEATURES, LayoutUnavailable, lay_out
+from conformance.core.loading import load_target
+from conformance.core.names import ORACLES
+from conformance.core.target import Target
+from conformance.fuzzing.command import main
+from conformance.opinfo import runner
+from conformance.program.steps.table import OPS
+
+ALL = "storages+set_+as_strided+data_ptr"
+LACKING = ["storages", "set_", "as_strided", "data_ptr", ALL]
+
+
+class TestTorchCpuWithout:
+    """torch CPU is torch CPU, however its tensors are made; calling what is lacking raises there."""
+
+    @pytest.mark.parametrize(("seed", "lacking"), list(enumerate(LACKING)))
+    def test_programs_agree(self, seed, lacking, tmp_path):
+        """13 of 200 programs failed: inputs rebuilt by as_strided were views without gradient."""
+        spec = f"cpu:without={lacking}"
+        assert main(["--target", spec, "--seed", str(seed), "--programs", "400", "--reports", str(tmp_path)]) == 0
+        drawn = model.load(tmp_path / "fuzz.json").drawn
+        assert drawn is not None and drawn.programs == 400
+        assert sum(drawn.unsupported.values()) < (20 if lacking != ALL else 60), drawn.unsupported
+
+    def test_op_db_agrees(self, tmp_path):
+        """Every operator of op_db in float32, with its gradients."""
+        asked = ["--variant", "forward,backward", "--samples", "2", "--shard", "1/4", "--reports", str(tmp_path)]
+        assert runner.main(["--target", f"cpu:without={ALL}", *asked]) == 0
+
+
+class TestLayOut:
+    BASE = torch.arange(12.0)
+    VIEWS = (
+        BASE[2:8:2],
+        BASE.view(3, 4).t(),
+        BASE[1:2].expand(3, 1),
+        BASE.view(2, 2, 3)[:, 1],
+        BASE[7],
+        BASE.view(torch.int32)[3:],
+        BASE[:0],
+    )
+
+    @pytest.mark.parametrize(
+        "lacks",
+        [set(), {"set_"}, {"storages"}, {"set_", "as_strided"}, {"storages", "as_strided", "data_ptr"}],
+        ids=str,
+    )
+    @pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{tuple(view.shape)}{view.stride()}")
+    def test_the_same_tensor_in_each_way(self, view, lacks):
+        """Geometry, memory, values; a leaf that is no view to autograd and has not been written to."""
+        flat = self.BASE.clone()
+        with torch.no_grad():
+            made = lay_out(flat, view, lacks)
+        assert (made.size(), made.stride(), made.storage_offset()) == (
+            view.size(),
+            view.stride(),
+            view.storage_offset(),
+        )
+        assert made.dtype is view.dtype and torch.equal(made, view)
+        assert made.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+        assert not made._is_view() and made.is_leaf and made._version == 0
+
+    def test_what_cannot_be_made_is_said(self):
+        """Elements that overlap have no ordinary view; alone, a copy has other strides, which would be judged."""
+        overlapping = self.BASE.as_strided((3, 2), (1, 1), 0)
+        with pytest.raises(LayoutUnavailable, match=r"size \(3, 2\), strides \(1, 1\) and offset 0"):
+            lay_out(self.BASE.clone(), overlapping, {"set_", "as_strided"}, alone=True)
+        shared = self.BASE[:3]
+        with pytest.raises(LayoutUnavailable, match="that shares memory with another input"):
+            lay_out(self.BASE.clone(), shared, {"set_", "as_strided", "data"}, alone=False)
+
+    def test_a_plain_copy_where_strides_are_not_judged(self):
+        """The last way: values alone."""
+        view = self.BASE.as_strided((3, 2), (1, 1), 0)
+        made = lay_out(self.BASE.clone(), view, {"set_", "as_strided", "strides"}, alone=True)
+        assert torch.equal(made, view)
+
+
+class TestDeclared:
+    def test_what_follows_from_a_lacking_feature_is_not_judged(self):
+        """Oracles go, and steps that are nothing but this feature; the rest stays."""
+        target = load_target("cpu:without=storages")
+        assert target.oracles == frozenset(ORACLES) - {"alias", "storage"}
+        assert "set_view_" in target.unsupported and "as_strided" not in target.unsupported
+
+    def test_names_are_those_of_oracles_and_steps(self):
+        """A misspelt one would leave nothing out."""
+        for feature in FEATURES.values():
+            assert feature.oracles <= {*ORACLES}
+            assert feature.steps <= {*OPS}
+
+    def test_the_former_attribute_is_understood(self):
+        """`exposes_storages = False` was how a target said it."""
+        with pytest.warns(DeprecationWarning, match="lacks"):
+
+            class Hidden(Target):
+                name = "hidden"
+                exposes_storages = False
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert Hidden().lacks == {"storages"} and not Hidden().exposes_storages
+
+
+def test_calling_what_is_lacking_raises(monkeypatch):
+    """What would make the agreement above red: a builder of inputs that uses set_ all the same."""
+    target = load_target("cpu:without=set_")
+    monkeypatch.setattr(target, "lacks", frozenset({"as_strided"}))
+    assert torch.equal(target.send(torch.arange(4.0)[1:]), torch.arange(4.0)[1:])
+    monkeypatch.setattr("conformance.targets.cpu.lay_out", lay_out, raising=False)
+    target = load_target("cpu:without=set_")
+    monkeypatch.setattr("conformance.core.target.lay_out", lambda flat, like, lacks, alone: lay_out(flat, like))
+    with pytest.raises(NotImplementedError, match="this device has no aten::set_"):
+        target.send(torch.arange(4.0)[1:])
