@@ -80,7 +80,7 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
             made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
             return made.detach() if "data" in lacks else made.data
     if alone:
-        plain = like.detach().resolve_conj().resolve_neg().to(flat.device)
+        plain = like.detach().resolve_conj().resolve_neg().to(flat.device, copy=True)
         if "strides" in lacks or (tuple(plain.size()), tuple(plain.stride()), plain.storage_offset()) == (
             size, stride, offset):  # fmt: skip
             return plain
