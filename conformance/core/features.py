@@ -35,6 +35,8 @@ FEATURES = {
     "as_strided": Feature("as_strided() makes a view of any geometry, and writes go through it"),
     "view_dtype": Feature("view(dtype) shows the same memory as another dtype"),
     "data": Feature(".data shares memory with its tensor"),
+    "views": Feature("a write through an ordinary view is seen in its base"),
+    "strides_kept": Feature(".to() keeps the strides of a dense tensor"),
     "strides": Feature("stride() and storage_offset() of a view are those of torch CPU",
                        frozenset({"stride", "storage_offset", "contiguity"})),
     "version": Feature("a write raises the version counter by one", frozenset({"version"})),
@@ -73,14 +75,15 @@ def _typed(flat: torch.Tensor, dtype: torch.dtype, lacks: Collection[str]) -> to
 def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], alone: bool) -> torch.Tensor:
     size, stride, offset = tuple(like.size()), tuple(like.stride()), int(like.storage_offset())
     typed = _typed(flat, like.dtype, lacks)
-    if typed is not None and (alone or "data" not in lacks):
+    if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
         chain = view_source(host, size, stride, offset)
         if ".as_strided(" not in chain:
             made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
             return made.detach() if "data" in lacks else made.data
     if alone:
-        plain = like.detach().resolve_conj().resolve_neg().to(flat.device, copy=True)
+        plain = like.detach().resolve_conj().resolve_neg()
+        plain = (plain.contiguous() if "strides_kept" in lacks else plain).to(flat.device, copy=True)
         if "strides" in lacks or (tuple(plain.size()), tuple(plain.stride()), plain.storage_offset()) == (
             size, stride, offset):  # fmt: skip
             return plain

@@ -68,6 +68,8 @@ class Target:
     lacks: frozenset[str] = frozenset()
     """Names of `FEATURES` that the device does not have. They decide how inputs are made; what follows from the missing
     ones alone is neither drawn nor judged: without storages, aliasing is judged by behaviour only."""
+    probed: bool = False
+    """Whether a probe finds out what it lacks before a run; otherwise it says so itself."""
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
     to say whose bug it is."""

@@ -29,6 +29,13 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def device_names() -> list[str]:
+    """The types of devices that torch knows by name here, a renamed one under its new name."""
+    renamed = torch._C._get_privateuse1_backend_name()
+    known = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla", "ipu", "vulkan", "meta", "lazy")
+    return sorted({*known, *([renamed] if renamed != "privateuseone" else [])})
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """The tensor's count of in-place writes."""
     return tensor._version

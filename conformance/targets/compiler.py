@@ -9,7 +9,6 @@ has no code generator."""
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, nearest
+from conformance.core.registration import options, register
 from conformance.core.target import Capture, Target
 
 FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
@@ -43,10 +43,8 @@ class CompileTarget(Target):
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        self.backend, *options = argument.split(",")
-        given = dict(option.partition("=")[::2] for option in options)
-        unknown = [key for key, value in given.items() if key not in ("import", "call", "dynamic") or not value]
-        if not self.backend or unknown or given.get("dynamic", "no") not in ("yes", "no"):
+        self.backend, given = options("compile", argument, ("import", "call", "dynamic"), FORM)
+        if given.get("dynamic", "no") not in ("yes", "no"):
             raise TargetError(f"target 'compile:{argument}' is not understood: write {FORM}")
         self.module, self.function = given.get("import", ""), given.get("call", "")
         self.dynamic = given.get("dynamic") == "yes"
@@ -54,7 +52,7 @@ class CompileTarget(Target):
 
     def prepare(self) -> None:
         """Import what registers the backend, find the backend, and compile one function with it. Raises TargetError."""
-        self._import()
+        register(self.module, self.function, f"the backend {self.backend!r}")
         torch_compat.quiet_dynamo()
         known = torch_compat.backend_names()
         if self.backend not in known:
@@ -82,20 +80,6 @@ class CompileTarget(Target):
                 f"torch.compile with backend {self.backend!r} compiles nothing here: it was handed no graph of a "
                 "function of three ops; see whether TORCHDYNAMO_DISABLE is set"
             )
-
-    def _import(self) -> None:
-        if not self.module:
-            return
-        try:
-            module = importlib.import_module(self.module)
-            if self.function:
-                getattr(module, self.function)()
-        except Exception as error:  # anybody's code, which may fail in any way
-            called = f" and calling its {self.function!r}" if self.function else ""
-            raise TargetError(
-                f"importing module {self.module!r}{called}, which should register the backend {self.backend!r}, fails: "
-                + f"{type(error).__name__}: {error}".partition("\n")[0]
-            ) from error
 
     def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """The step is compiled by itself, between the parts of the program before and after it: an exception ends the

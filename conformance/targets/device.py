@@ -1,14 +1,20 @@
-"""Any torch device, `device:NAME[,import=MODULE]`: cuda, mps, xpu, or an out-of-tree backend that MODULE registers."""
+"""Any torch device, `device:NAME[,import=MODULE][,call=FUNCTION][,without=FEATURE+...]`: cuda, mps, xpu, or an
+out-of-tree backend that MODULE registers, perhaps only when FUNCTION is called.
+
+What the device lacks of `core/features.py` is found by a probe before a run, and stands in the spec from then on, so
+that a saved finding is run again in the same way."""
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 
+from conformance.core import torch_compat
 from conformance.core.errors import TargetError
 from conformance.core.names import ORACLES
+from conformance.core.registration import options, register
 from conformance.core.target import Target
+
+FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
 
 
 class DeviceTarget(Target):
@@ -17,36 +23,40 @@ class DeviceTarget(Target):
 
     name = "device"
     oracles = frozenset(ORACLES) - {"kernels"}
+    probed = True
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        name, _, option = argument.partition(",")
-        key, _, self.module = option.partition("=")
-        if not name or (option and (key != "import" or not self.module)):
-            raise TargetError(
-                f"target 'device:{argument}' is not understood: write device:NAME or "
-                "device:NAME,import=MODULE, for example device:cuda"
-            )
-        self.device_name = name
+        self.device_name, given = options("device", argument, ("import", "call", "without"), FORM)
+        self.module, self.function = given.get("import", ""), given.get("call", "")
+        if self.function and not self.module:
+            raise TargetError(f"target 'device:{argument}' is not understood: call= needs import=MODULE; write {FORM}")
+        self.spec = f"device:{argument}"
+        if "without" in given:
+            self.without(frozenset(given["without"].split("+")) - {"nothing"})
+            self.probed = False
 
     def prepare(self) -> None:
         """Import the backend's module, if any, and make one tensor on the device to see that it is there."""
-        if self.module:
-            try:
-                importlib.import_module(self.module)
-            except Exception as error:  # anybody's code, which may fail in any way
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                raise TargetError(
-                    f"module {self.module!r}, which should register device {self.device_name!r}, cannot "
-                    f"be imported: {reason}"
-                ) from error
+        register(self.module, self.function, f"device {self.device_name!r}")
         try:
             self.device = torch.device(self.device_name)
+        except RuntimeError as error:
+            known = ", ".join(torch_compat.device_names())
+            hint = "" if self.function else "; a module may also want a call, call=FUNCTION"
+            raise TargetError(
+                f"torch knows no device {self.device_name!r}{' after the import' if self.module else ''}: it knows "
+                f"{known}{hint if self.module else '; name the module that registers yours with import=MODULE'}"
+            ) from error
+        try:
             torch.empty(1, device=self.device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0]
-            raise TargetError(f"torch has no usable device {self.device_name!r} here: {reason}") from error
+        except Exception as error:  # anybody's code, which may fail in any way
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            hint = "; its module may also want a call, call=FUNCTION" if self.module and not self.function else ""
+            raise TargetError(f"torch has no usable device {self.device_name!r} here: {reason}{hint}") from error
 
     def script(self) -> str:
-        """The import that registers the device, if any, and its name."""
-        return (f"import {self.module}\n" if self.module else "") + f"DEVICE = {self.device_name!r}"
+        """What registers the device, if anything, and its name."""
+        lines = [f"import {self.module}\n"] if self.module else []
+        lines += [f"{self.module}.{self.function}()\n"] if self.function else []
+        return "".join(lines) + f"DEVICE = {self.device_name!r}"

@@ -1,0 +1,265 @@
+"""What a device has, tried: `TRIALS`, one small experiment a feature, and `Probe`, what they showed as one table.
+
+The key insight: no flag can be believed. `_has_storage`, `is_meta`, `_is_view`, `data_ptr()` and the identity of a
+storage each lie on some published device, so every trial does the thing with numbers and looks at the outcome. A trial
+may raise, hang or end its process, so trials are run in a worker, one by one and each noted before it begins
+(`run/probe.py`). Only what the harness needs for itself is read off a probe - how inputs are made and what is judged;
+an operator that fails is a finding all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from conformance.core.features import FEATURES
+from conformance.core.target import Target
+from conformance.core.torch_compat import storage_id, version_of
+
+
+class Answer(StrEnum):
+    """What a trial showed."""
+
+    YES = "yes"
+    NO = "no"
+    WRONG = "wrong"
+    DIED = "died"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial: its name, the answer, and what was seen, in a few words."""
+
+    name: str
+    answer: Answer
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What all trials showed."""
+
+    rows: tuple[Row, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    """Names of the dtypes whose values survive the way to the device and back."""
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The features that are not there, or not right."""
+        return frozenset(row.name for row in self.rows if row.name in FEATURES and row.answer is not Answer.YES)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as a result keeps it."""
+        return {"rows": [asdict(row) for row in self.rows], "dtypes": list(self.dtypes)}
+
+
+class Differs(Exception):
+    """A trial ran and its outcome is not torch CPU's."""
+
+
+def _same(actual: torch.Tensor, expected: list[Any], what: str = "read back") -> None:
+    seen = actual.cpu().tolist()
+    if seen != expected:
+        raise Differs(f"{what}: {expected} became {seen}"[:200])
+
+
+def _flat(target: Target, count: int = 6) -> torch.Tensor:
+    with torch.no_grad():
+        return target.upload([torch.arange(float(count))])[0]
+
+
+def _moves(target: Target) -> None:
+    _same(_flat(target), [0, 1, 2, 3, 4, 5])
+
+
+def _copies(target: Target) -> None:
+    there = _flat(target)
+    there.copy_(torch.ones(6))
+    _same(there, [1] * 6, "copy_ from the CPU")
+    here = torch.zeros(6)
+    here.copy_(there)
+    _same(here, [1] * 6, "copy_ to the CPU")
+
+
+def _item(target: Target) -> None:
+    if _flat(target)[3].item() != 3:
+        raise Differs(f"item() gives {_flat(target)[3].item()} for 3.0")
+
+
+def _tolist(target: Target) -> None:
+    if _flat(target, 3).tolist() != [0, 1, 2]:
+        raise Differs(f"tolist() gives {_flat(target, 3).tolist()}")
+
+
+def _written_through(target: Target, view: Callable[[torch.Tensor], torch.Tensor], index: list[int]) -> None:
+    """A write through the view lands in these cells of six, and in no other."""
+    base = _flat(target)
+    view(base).copy_(torch.full(tuple(view(torch.arange(6.0)).shape), 9.0))
+    _same(base, [9 if cell in index else cell for cell in range(6)], "a write through it, seen in its base")
+
+
+def _set(target: Target) -> None:
+    flat = _flat(target)
+    made = torch.empty(0, device=flat.device).set_(flat.untyped_storage(), 1, (2, 2), (1, 2))
+    _same(made, [[1, 3], [2, 4]])
+    _written_through(
+        target,
+        lambda base: torch.empty(0, device=base.device).set_(base.untyped_storage(), 1, (2, 2), (1, 2)),
+        [1, 2, 3, 4],
+    )
+
+
+def _as_strided(target: Target) -> None:
+    _same(_flat(target).as_strided((2, 2), (1, 2), 1), [[1, 3], [2, 4]])
+    _written_through(target, lambda base: base.as_strided((2, 2), (1, 2), 1), [1, 2, 3, 4])
+
+
+def _view_dtype(target: Target) -> None:
+    _same(_flat(target, 2).view(torch.int32), [0, 1065353216])
+
+
+def _data(target: Target) -> None:
+    _written_through(target, lambda base: base[1:3].data, [1, 2])
+
+
+VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], list[int]]] = {
+    "[1:]": (lambda t: t[1:], [1, 2, 3, 4, 5]),
+    "[::2]": (lambda t: t[::2], [0, 2, 4]),
+    "[3]": (lambda t: t[3], [3]),
+    "view": (lambda t: t.view(2, 3)[1], [3, 4, 5]),
+    "t": (lambda t: t.view(2, 3).t()[:1], [0, 3]),
+    "unsqueeze": (lambda t: t.unsqueeze(0)[0, :2], [0, 1]),
+    "permute": (lambda t: t.view(1, 2, 3).permute(2, 0, 1)[1], [1, 4]),
+}
+"""Ordinary views, and the cells of six that a write through each lands in."""
+
+
+def _views(target: Target) -> None:
+    wrong = []
+    for name, (view, cells) in VIEWS.items():
+        try:
+            _written_through(target, view, cells)
+        except Exception as error:
+            wrong.append(f"{name} ({type(error).__name__})" if not isinstance(error, Differs) else name)
+    if wrong:
+        raise Differs(f"writes through {', '.join(wrong)} are not seen in the base")
+
+
+def _storages(target: Target) -> None:
+    flat, other = _flat(target), _flat(target)
+    one, two = flat.untyped_storage(), flat[2:].untyped_storage()
+    if storage_id(one) != storage_id(two):
+        raise Differs("a view says that it has another storage than its base")
+    if storage_id(one) == storage_id(other.untyped_storage()):
+        raise Differs("two tensors say that they have the same storage")
+    if one.nbytes() != 24:
+        raise Differs(f"six float32 have a storage of {one.nbytes()} bytes")
+    with torch.no_grad():
+        for view in (flat[2:4], flat.view(2, 3)[1]):
+            _same(target.flatten(view), [0, 1, 2, 3, 4, 5], "a whole storage, read through a view")
+
+
+def _data_ptr(target: Target) -> None:
+    flat = _flat(target)
+    apart = flat[2:].data_ptr() - flat.data_ptr()
+    if apart != 8 or not flat.untyped_storage().data_ptr():
+        raise Differs(f"two float32 are {apart} bytes apart, from address {flat.untyped_storage().data_ptr()}")
+
+
+def _strides(target: Target) -> None:
+    there, here = _flat(target).view(2, 3), torch.arange(6.0).view(2, 3)
+    for view in (lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t[:, :1].expand(2, 3)):
+        seen, wanted = view(there), view(here)
+        geometry, expected = (seen.stride(), seen.storage_offset()), (wanted.stride(), wanted.storage_offset())
+        if geometry != expected:
+            raise Differs(f"strides and offset of a view are {expected} on the CPU and {geometry} here")
+
+
+def _strides_kept(target: Target) -> None:
+    for here in (torch.arange(6.0).view(2, 3).t(), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        there = here.to(target.device)
+        if there.stride() != here.stride():
+            raise Differs(f"strides {here.stride()} become {there.stride()}")
+
+
+def _version(target: Target) -> None:
+    flat = _flat(target)
+    view, before = flat[1:], version_of(flat)
+    view.add_(1)
+    if (version_of(flat) - before, version_of(view) - before) != (1, 1):
+        raise Differs(f"one write through a view counts {version_of(flat) - before} on its base")
+
+
+def _autograd(target: Target) -> None:
+    leaf = _flat(target, 3).requires_grad_()
+    (leaf * leaf).sum().backward()
+    if leaf.grad is None:
+        raise Differs("backward() leaves no gradient")
+    _same(leaf.grad, [0, 2, 4], "the gradient of x * x")
+
+
+def _generator(target: Target) -> None:
+    torch.Generator(device=target.device).manual_seed(1)
+
+
+def _devices(target: Target) -> None:
+    second = torch.device(target.device.type, 1)
+    made = torch.ones(1).to(second)
+    if made.device != second:
+        raise Differs(f"a tensor sent to {second} says that it is on {made.device}")
+
+
+TRIALS: dict[str, Callable[[Target], None]] = {
+    "moves": _moves,
+    "copy_": _copies,
+    "item": _item,
+    "tolist": _tolist,
+    "views": _views,
+    "data": _data,
+    "view_dtype": _view_dtype,
+    "as_strided": _as_strided,
+    "set_": _set,
+    "storages": _storages,
+    "data_ptr": _data_ptr,
+    "strides": _strides,
+    "strides_kept": _strides_kept,
+    "version": _version,
+    "autograd": _autograd,
+    "generator": _generator,
+    "devices": _devices,
+}
+"""In this order, since later ones use what earlier ones found."""
+
+
+def trial(target: Target, name: str) -> Row:
+    """Try one thing; a device's exception of any kind is an answer."""
+    try:
+        TRIALS[name](target)
+    except Differs as error:
+        return Row(name, Answer.WRONG, str(error))
+    except Exception as error:
+        said = " ".join(str(error).split())
+        return Row(name, Answer.NO, f"{type(error).__name__}: {said}"[:200])
+    return Row(name, Answer.YES)
+
+
+def dtype_survives(target: Target, name: str) -> bool:
+    """Whether values of this dtype come back from the device as they were."""
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        return False
+    try:
+        here = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1], dtype=torch.uint8).to(dtype) if "float4" not in name else None
+        if here is None:
+            return False
+        there = target.upload([here])[0]
+        back = there.cpu()
+        return (
+            there.dtype is dtype and back.dtype is dtype and torch.equal(back.view(torch.uint8), here.view(torch.uint8))
+        )
+    except Exception:  # any answer but the value is no
+        return False

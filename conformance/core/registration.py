@@ -1,0 +1,58 @@
+"""The part of a target's spec behind its name, `NAME,import=MODULE,call=FUNCTION,...`, and loading what it names.
+
+The key insight: a module that registers a device or a compiler is anybody's code, which may fail in any way and prints
+what it likes; the sentence that says so is the same for both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Collection
+
+from conformance.core.errors import TargetError
+from conformance.core.names import nearest
+
+
+def options(target: str, argument: str, known: Collection[str], form: str) -> tuple[str, dict[str, str]]:
+    """The name before the first comma, and the options behind it. Raises TargetError with the `form` to write."""
+    name, *parts = argument.split(",")
+    given = dict(part.partition("=")[::2] for part in parts)
+    for key, value in given.items():
+        if key not in known or not value:
+            said = f"its option {key!r} has no value" if key in known else f"it has no option {key!r}"
+            raise TargetError(f"target '{target}:{argument}' is not understood ({said}): write {form}")
+    if not name:
+        raise TargetError(f"target '{target}:{argument}' is not understood: write {form}")
+    return name, given
+
+
+def register(module: str, function: str, what: str) -> None:
+    """Import the module, also from the current folder, and call its function (a dotted name), so that `what` is there.
+    Raises TargetError with the last line of the module's own error."""
+    if not module:
+        return
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # the installed command does not look there by itself
+    called = ""
+    try:
+        made = importlib.import_module(module)
+        called = f" and calling its {function}()" if function else ""
+        for part in function.split(".") if function else ():
+            if not hasattr(made, part):
+                raise TargetError(
+                    f"module {module!r}, which should register {what}, has no function {function!r}"
+                    f"{nearest(part, vars(made))}"
+                )
+            made = getattr(made, part)
+        if function:
+            made()  # type: ignore[operator]
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".strip().splitlines()[-1:])
+        kind = "" if reason.startswith(type(error).__name__) else f"{type(error).__name__}: "
+        raise TargetError(
+            f"importing module {module!r}{called}, which should register {what}, fails: {kind}{reason}"
+        ) from error
