@@ -24,6 +24,7 @@ from conformance.core import drawn as totals
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
+from conformance.core.names import without_features
 
 SCHEMA = 2
 KIND = "conformance"
@@ -320,7 +321,7 @@ def counted(number: int, noun: str) -> str:
 
 def file_name(target: str) -> str:
     """A target's name as a file name: letters, digits, dot, dash and underscore only."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", target).strip("-") or "target"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", without_features(target)).strip("-") or "target"
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

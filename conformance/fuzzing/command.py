@@ -20,6 +20,8 @@ from conformance.core import result as model
 from conformance.core.errors import TargetError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
+from conformance.core.names import without_features
+from conformance.core.probe import Probe
 from conformance.fuzzing.campaign import Campaign, Plan
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.fuzzing.isolation import SHARD
@@ -30,9 +32,11 @@ from conformance.fuzzing.terminal import summarize
 from conformance.program.steps.table import FAMILIES
 from conformance.program.unsupported import unsupported_steps
 from conformance.report import __main__ as report
-from conformance.report import compare
+from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
+from conformance.run.messages import Limits
+from conformance.run.probe import resolve
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
@@ -49,9 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stop.deferred():
             if given.replay or given.minimize:
                 return replay(given, TARGET)
-            given.target = given.target or TARGET
+            given.target, seen = resolve(given.target or TARGET, Limits(memory=given.memory))
             record = (given.kernels or BASELINE) if given.record_kernels else None
-            return campaign(plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations)
+            return campaign(
+                plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen
+            )
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
@@ -233,12 +239,17 @@ def plan_of(given: argparse.Namespace) -> Plan:
     )
 
 
-def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expected: Path, update: bool) -> int:
+def campaign(
+    plan: Plan, record: Path | None, baseline_file: Path | None, expected: Path, update: bool, seen: Probe | None
+) -> int:
     """Run a campaign, write its report, and its kernels to `record`, and print its findings; `update` declares them in
-    the file `expected`. Raises ReportError for files that are damaged, before anything is run."""
+    the file `expected`; `seen` is what a probe of the device showed. Raises ReportError for files that are damaged,
+    before anything is run."""
     baseline = model.load(baseline_file) if baseline_file else None
     known = expectations.findings(expected)
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    if seen is not None:
+        probe.show(console, without_features(plan.target), seen)
     running, interrupted = Campaign(plan), 0
     try:
         if console.is_terminal:
@@ -249,6 +260,7 @@ def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expect
     except KeyboardInterrupt:
         interrupted = stop.signal_number()
     made = run_of(running, interrupted, plan.part)
+    made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
         known, done = known_findings.update(known, made)
         write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))

@@ -33,11 +33,12 @@ from conformance.opinfo.journal import Journal
 from conformance.opinfo.plan import Case, Selection
 from conformance.opinfo.replay import replay
 from conformance.report import __main__ as report
-from conformance.report import budgets, compare, history
+from conformance.report import budgets, compare, history, probe
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
 from conformance.run.messages import Limits
+from conformance.run.probe import resolve
 
 LIMITS = Limits(unit=120.0, memory=8.0)
 """Of a case, where the user does not say otherwise."""
@@ -189,6 +190,9 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         baseline.budgets = budgets.load(baseline_file.parent / budgets.NAME)
     history.check(options.reports / report.HISTORY)
     console = Console()
+    target, seen = resolve(options.target, chosen["limits"])
+    if seen is not None:
+        probe.show(console, options.target, seen)
     identity = {
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),
@@ -196,7 +200,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     }
     with Journal(options.reports, identity, options.resume) as journal, terminal.progress(console) as progress:
         made = run(
-            options.target,
+            target,
             **chosen,
             expected=expected,
             times={result.id: result.seconds for result in baseline.results} if baseline else {},
@@ -207,6 +211,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         )
         made.seconds += journal.seconds
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
+        made.environment |= seen.described() if seen is not None else {}
         made.environment |= {**_environment(), "selection": _selection(options.suite, chosen)}
         made.budgets = counted
         if not made.complete and not made.results:
