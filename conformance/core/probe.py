@@ -129,7 +129,10 @@ def _set(target: Target) -> None:
 
 def _as_strided(target: Target) -> None:
     _same(_flat(target).as_strided((2, 2), (1, 2), 1), [[1, 3], [2, 4]])
+    _same(_flat(target).as_strided((2, 2), (1, 1), 2), [[2, 3], [3, 4]], "cells that overlap, read")
     _written_through(target, lambda base: base.as_strided((2, 2), (1, 2), 1), [1, 2, 3, 4])
+    _written_through(target, lambda base: base.as_strided((2, 1), (4, 1), 1), [1, 5])
+    _written_through(target, lambda base: base.as_strided((2, 2), (3, 1), 1), [1, 2, 4, 5])
 
 
 def _view_dtype(target: Target) -> None:

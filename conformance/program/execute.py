@@ -76,7 +76,10 @@ class RunningProgram:
         result = self.call(OPS[step.op], args, kwargs)
         results = result if isinstance(result, (tuple, list)) else (result,)
         if step.out:
-            self.env.update(zip(step.out, results, strict=False))
+            made, known = dict(zip(step.out, results, strict=False)), {id(tensor) for tensor in self.env.values()}
+            self.env.update(made)
+            # How often a kernel wrote to its own fresh result is nobody's promise: writes count from here on.
+            self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
 
