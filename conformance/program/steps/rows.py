@@ -1,8 +1,8 @@
-"""Rows of the step table: which tensors a step can start from, and the one rule by which its arguments are drawn.
+"""Rows of the step table, and the one rule by which their arguments are drawn.
 
-Defines `row`, what rows of several families say (`fits`, `rest`, `pick`), and `Given`. The key insight: nearly every
-step is drawn alike, a tensor is picked and the other arguments follow from it, so a family of steps is a table and a
-row of it says only what is its own.
+Defines `row`, and what rows of several families say: how the tensor is picked, and what is drawn beside it. The key
+insight: nearly every step is drawn alike, a tensor is picked and the other arguments follow from it, so a family of
+steps is a table, and a row of it says only what is its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from conformance.program.steps.draw import Situation, broadcasts, category
+from conformance.program.steps.draw import Situation
+from conformance.program.steps.fits import Fits, always, wants_grad
 from conformance.program.steps.op import Json, Op, Step, tensor
 
 
@@ -24,7 +25,6 @@ class Given(NamedTuple):
     out: tuple[str, ...] = ()
 
 
-Fits = Callable[[torch.Tensor], bool]
 Rest = Callable[[Situation, torch.Tensor], list[Json] | Given | None]
 Pick = Callable[[Situation, Fits], str | None]
 
@@ -32,11 +32,6 @@ Pick = Callable[[Situation, Fits], str | None]
 def nothing(k: Situation, t: torch.Tensor) -> list[Json]:
     """No further arguments."""
     return []
-
-
-def always(t: torch.Tensor) -> bool:
-    """Any tensor fits."""
-    return True
 
 
 def row(
@@ -61,64 +56,6 @@ def row(
         return Step(name, (tensor(start), *args), kwargs, out)
 
     return Op(name, family, effect, rule, fits=fits, **options)
-
-
-# Tensors that fit.
-
-
-def has_dims(least: int) -> Fits:
-    """Tensors of at least so many dimensions."""
-    return lambda t: t.dim() >= least
-
-
-def number_like(t: torch.Tensor) -> bool:
-    """Numbers, not bools and not complex."""
-    return category(t.dtype) in (1, 2)
-
-
-def numeric(t: torch.Tensor) -> bool:
-    """Numbers, also complex."""
-    return category(t.dtype) > 0
-
-
-def signed(t: torch.Tensor) -> bool:
-    """Numbers that may be negative."""
-    return number_like(t) and t.dtype.is_signed
-
-
-def negatable(t: torch.Tensor) -> bool:
-    """Such numbers, also complex."""
-    return t.is_complex() or signed(t)
-
-
-def floating(t: torch.Tensor) -> bool:
-    """Floats."""
-    return t.dtype.is_floating_point
-
-
-def small_floats(t: torch.Tensor) -> bool:
-    """Floats whose exponential is not large."""
-    return floating(t) and not bool((t.detach() > 8).any())
-
-
-def filled(t: torch.Tensor) -> bool:
-    """Tensors with a dimension and an element."""
-    return t.dim() > 0 and t.numel() > 0
-
-
-def filled_numbers(t: torch.Tensor) -> bool:
-    """Such tensors of numbers."""
-    return filled(t) and number_like(t)
-
-
-def matrix(t: torch.Tensor) -> bool:
-    """2-d tensors that are not empty."""
-    return t.dim() == 2 and t.numel() > 0
-
-
-def wants_grad(t: torch.Tensor) -> bool:
-    """Tensors that require grad."""
-    return t.requires_grad
 
 
 # Ways to pick one.
@@ -171,20 +108,4 @@ def near_diagonal(k: Situation, t: torch.Tensor) -> list[Json]:
 
 def masked(k: Situation, t: torch.Tensor) -> list[Json]:
     """A mask that broadcasts, and a number."""
-    return [draw_mask(k, t), k.number(t.dtype)]
-
-
-def draw_mask(k: Situation, t: torch.Tensor) -> Json:
-    """A mask that broadcasts to the tensor: a bool tensor of the program, or a constant."""
-    name = k.pick(lambda m: m.dtype is torch.bool and broadcasts(m.size(), t.size())) if k.chance(1, 3) else None
-    return tensor(name) if name else k.mask(k.subsize(t.size()))
-
-
-def long_tensor(values: list[Any]) -> Json:
-    """A constant int64 tensor."""
-    return {"tensor": values, "dtype": "int64"}
-
-
-def index_of(dim: int, at: Json) -> Json:
-    """`[:, :, at]`: an index of one dimension beside all of those before it."""
-    return {"tuple": [{"slice": [None, None, None]}] * dim + [at]}
+    return [k.mask_for(t), k.number(t.dtype)]

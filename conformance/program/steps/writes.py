@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.program.steps.draw import Situation, category
+from conformance.program.steps import fits
+from conformance.program.steps.draw import Situation, category, index_of, long_tensor
 from conformance.program.steps.op import (
     AUGMENT,
     COMPUTE,
@@ -22,30 +23,7 @@ from conformance.program.steps.op import (
     dtype_name,
     tensor,
 )
-from conformance.program.steps.rows import (
-    Given,
-    Rest,
-    a_dim,
-    a_number,
-    always,
-    draw_mask,
-    filled,
-    filled_numbers,
-    floating,
-    has_dims,
-    index_of,
-    long_tensor,
-    masked,
-    matrix,
-    near_diagonal,
-    negatable,
-    nothing,
-    number_like,
-    numeric,
-    row,
-    signed,
-    small_floats,
-)
+from conformance.program.steps.rows import Given, Rest, a_dim, a_number, masked, near_diagonal, nothing, row
 from conformance.program.steps.views import draw_index
 
 
@@ -95,7 +73,7 @@ def _source(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _masked_source(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [draw_mask(k, t), k.constant((t.numel(),), t.dtype)]
+    return [k.mask_for(t), k.constant((t.numel(),), t.dtype)]
 
 
 def _along(k: Situation, t: torch.Tensor, distinct: bool) -> tuple[int, list[int]]:
@@ -150,7 +128,7 @@ def _index_reduce(k: Situation, t: torch.Tensor) -> list[Json]:
 
 def _index_put(k: Situation, t: torch.Tensor) -> Given:
     """Indices of the first dimension, distinct unless they accumulate, and values."""
-    add = k.chance(1, 2) and number_like(t)
+    add = k.chance(1, 2) and fits.number_like(t)
     at = _negative_at_times(k, k.indices(t.size(0), k.integer(1, 3), not add), t.size(0))
     values = k.constant((len(at), *t.size()[1:]), t.dtype)
     return Given([{"tuple": [long_tensor(at)]}, values], {"accumulate": True} if add else {})
@@ -162,7 +140,7 @@ def _negative_at_times(k: Situation, at: list[int], n: int) -> list[int]:
 
 def _put(k: Situation, t: torch.Tensor) -> Given:
     """Indices into the elements in order, distinct unless they accumulate, and values."""
-    add = k.chance(1, 2) and number_like(t)
+    add = k.chance(1, 2) and fits.number_like(t)
     at = k.indices(t.numel(), k.integer(1, 3), not add)
     return Given([long_tensor(at), k.constant((len(at),), t.dtype)], {"accumulate": True} if add else {})
 
@@ -214,7 +192,7 @@ def _two_rows(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _loopable(t: torch.Tensor) -> bool:
-    return filled_numbers(t) and not t.requires_grad
+    return fits.filled_numbers(t) and not t.requires_grad
 
 
 def _loop(k: Situation) -> Step | None:
@@ -223,22 +201,21 @@ def _loop(k: Situation) -> Step | None:
     if name is None:
         return None
     t, own = k[name], tensor(name)
-    kind, times = k.choice(("number", "add", "previous", "column")), t.size(0)
-    body = (Step("augment" if kind == "add" else "setitem", (own, {"i": [1, 0]}, {"i": [1, 1]})),)
+    kind = k.choice(("number", "add", "previous", "column"))
     if kind == "previous" and t.size(0) > 1:
-        body, times = (
-            (
-                Step("getitem", (own, {"i": [1, 0]}), out=("before",)),
-                Step("add", (tensor("before"), 1), out=("after",)),
-                Step("setitem", (own, {"i": [1, 1]}, tensor("after"))),
-            ),
-            times - 1,
+        body = (
+            Step("getitem", (own, {"i": [1, 0]}), out=("before",)),
+            Step("add", (tensor("before"), 1), out=("after",)),
+            Step("setitem", (own, {"i": [1, 1]}, tensor("after"))),
         )
+        return Step("loop", body=body, times=t.size(0) - 1)
     if kind == "column" and t.dim() > 1 and t.size(1):
-        body, times = (Step("setitem", (own, index_of(1, {"i": [1, 0]}), {"i": [2, 1]})),), t.size(1)
-    return Step("loop", body=body, times=times)
+        return Step("loop", body=(Step("setitem", (own, index_of(1, {"i": [1, 0]}), {"i": [2, 1]})),), times=t.size(1))
+    op = "augment" if kind == "add" else "setitem"
+    return Step("loop", body=(Step(op, (own, {"i": [1, 0]}, {"i": [1, 1]})),), times=t.size(0))
 
 
+_COMPARISONS = ("logical_and", "logical_xor", "eq", "ne", "lt", "ge")
 written = functools.partial(row, pick=Situation.pick_writable, writes=0, may_raise=True)
 """A row that writes its first argument; where CPU rejects the write, that error is the answer."""
 arithmetic = functools.partial(written, family="arithmetic", effect=COMPUTE, pointwise=True)
@@ -247,39 +224,39 @@ copy = functools.partial(written, family="copy", effect=MOVE)
 setitem = functools.partial(written, family="setitem", effect=MOVE, form=SETITEM)
 moving = functools.partial(written, family="indexed write", effect=MOVE)
 """A row that writes where a mask or indices say."""
-reducing = functools.partial(written, fits=filled_numbers, family="indexed write", effect=COMPUTE)
+reducing = functools.partial(written, fits=fits.filled_numbers, family="indexed write", effect=COMPUTE)
 
 ROWS = [
-    arithmetic("add_", _other_scaled, numeric, weight=4),
-    arithmetic("sub_", _other_scaled, numeric),
-    arithmetic("mul_", _other, numeric, weight=2),
-    lossy("div_", lambda k, t: [k.choice((2, 4, 1))], floating),
-    arithmetic("neg_", fits=negatable),
+    arithmetic("add_", _other_scaled, fits.numeric, weight=4),
+    arithmetic("sub_", _other_scaled, fits.numeric),
+    arithmetic("mul_", _other, fits.numeric, weight=2),
+    lossy("div_", lambda k, t: [k.choice((2, 4, 1))], fits.floating),
+    arithmetic("neg_", fits=fits.negatable),
     arithmetic("conj_physical_", fits=torch.is_complex),
-    arithmetic("abs_", fits=signed),
-    arithmetic("sign_", _if_settled(nothing), number_like),
-    *(arithmetic(name, _if_settled(nothing), floating) for name in ("floor_", "trunc_", "round_")),
-    arithmetic("pow_", lambda k, t: [2], number_like),
-    lossy("sqrt_", fits=floating),
-    lossy("reciprocal_", fits=floating),
-    arithmetic("nan_to_num_", lambda k, t: [7.0, 5.0, -5.0], floating),
-    arithmetic("square_", fits=number_like),
-    arithmetic("relu_", fits=number_like),
-    lossy("sigmoid_", fits=floating),
-    lossy("exp_", fits=small_floats),
-    arithmetic("clamp_", _bounds, number_like),
-    arithmetic("addcmul_", _two_factors, number_like),
-    lossy("addcdiv_", _quotient, floating),
-    lossy("lerp_", lambda k, t: [k.operand(t.size(), t.dtype, same=True), 0.5], floating),
-    *(arithmetic(name, _if_settled(_divisor), number_like) for name in ("remainder_", "fmod_", "floor_divide_")),
+    arithmetic("abs_", fits=fits.signed),
+    arithmetic("sign_", _if_settled(nothing), fits.number_like),
+    *(arithmetic(name, _if_settled(nothing), fits.floating) for name in ("floor_", "trunc_", "round_")),
+    arithmetic("pow_", lambda k, t: [2], fits.number_like),
+    lossy("sqrt_", fits=fits.floating),
+    lossy("reciprocal_", fits=fits.floating),
+    arithmetic("nan_to_num_", lambda k, t: [7.0, 5.0, -5.0], fits.floating),
+    arithmetic("square_", fits=fits.number_like),
+    arithmetic("relu_", fits=fits.number_like),
+    lossy("sigmoid_", fits=fits.floating),
+    lossy("exp_", fits=fits.small_floats),
+    arithmetic("clamp_", _bounds, fits.number_like),
+    arithmetic("addcmul_", _two_factors, fits.number_like),
+    lossy("addcdiv_", _quotient, fits.floating),
+    lossy("lerp_", lambda k, t: [k.operand(t.size(), t.dtype, same=True), 0.5], fits.floating),
+    *(arithmetic(name, _if_settled(_divisor), fits.number_like) for name in ("remainder_", "fmod_", "floor_divide_")),
     *(arithmetic(name, _other, _whole) for name in ("bitwise_and_", "bitwise_or_", "bitwise_xor_")),
     arithmetic("bitwise_not_", fits=_whole),
-    arithmetic("logical_not_", _if_settled(nothing), always),
+    arithmetic("logical_not_", _if_settled(nothing), fits.always),
     *(
-        arithmetic(f"{name}_", _if_settled(_compared), number_like)
+        arithmetic(f"{name}_", _if_settled(_compared), fits.number_like)
         for name in "logical_and logical_xor eq ne lt ge".split()
     ),
-    *(arithmetic(name, lambda k, t: [k.integer(0, 3)], number_like) for name in ("clamp_min_", "clamp_max_")),
+    *(arithmetic(name, lambda k, t: [k.integer(0, 3)], fits.number_like) for name in ("clamp_min_", "clamp_max_")),
     copy("copy_", _source, pointwise=True, weight=5),
     copy("fill_", a_number, constant=True, weight=2),
     copy("zero_", constant=True, weight=2),
@@ -287,32 +264,32 @@ ROWS = [
     setitem(
         "augment",
         lambda k, t: [draw_index(k, t), k.number(t.dtype)],
-        number_like,
+        fits.number_like,
         effect=COMPUTE,
         form=AUGMENT,
         weight=3,
     ),
-    setitem("setitem.mask", _set_masked, has_dims(1), weight=2),
-    setitem("setitem.index", _set_indexed, filled, weight=2),
+    setitem("setitem.mask", _set_masked, fits.has_dims(1), weight=2),
+    setitem("setitem.index", _set_indexed, fits.filled, weight=2),
     setitem("setitem.pairs", _set_pairs, lambda t: t.dim() > 1 and t.numel() > 0),
-    setitem("swap_rows_", _two_rows, filled, form=DEFINED),
+    setitem("swap_rows_", _two_rows, fits.filled, form=DEFINED),
     moving("masked_fill_", masked, weight=2),
     moving("masked_scatter_", _masked_source),
-    moving("index_fill_", _index_fill, filled),
-    moving("index_copy_", _index_source(True), filled),
+    moving("index_fill_", _index_fill, fits.filled),
+    moving("index_copy_", _index_source(True), fits.filled),
     reducing("index_add_", _index_source(False)),
     reducing("index_reduce_", _index_reduce),
-    moving("scatter_", _scatter(False), filled_numbers),
+    moving("scatter_", _scatter(False), fits.filled_numbers),
     reducing("scatter_.reduce", _scatter_reduced, call="scatter_"),
     reducing("scatter_reduce_", _scatter_reduce),
     reducing("scatter_add_", _scatter(True)),
-    moving("index_put_", _index_put, filled, weight=2),
-    moving("put_", _put, filled),
-    moving("fill_diagonal_", _fill_diagonal, matrix, weight=3),
-    moving("tril_", near_diagonal, has_dims(2)),
-    moving("triu_", near_diagonal, has_dims(2)),
+    moving("index_put_", _index_put, fits.filled, weight=2),
+    moving("put_", _put, fits.filled),
+    moving("fill_diagonal_", _fill_diagonal, fits.matrix, weight=3),
+    moving("tril_", near_diagonal, fits.has_dims(2)),
+    moving("triu_", near_diagonal, fits.has_dims(2)),
     reducing("cumsum_", a_dim),
     reducing("cumprod_", a_dim),
-    reducing("addmm_", _product, fits=lambda t: matrix(t) and number_like(t)),
+    reducing("addmm_", _product, fits=lambda t: fits.matrix(t) and fits.number_like(t)),
     Op("loop", "setitem loop", MOVE, _loop, weight=3, results=0, fits=_loopable),
 ]
