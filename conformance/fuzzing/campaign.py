@@ -10,27 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conformance.core.loading import describe_target
 from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
-from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
-from conformance.fuzzing.isolation import SHARD, Workers, found_by
-from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result, Shard
+from conformance.fuzzing.isolation import Workers, found_by
+from conformance.fuzzing.plan import Plan, Shard
+from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
-from conformance.program.steps.op import Json
-from conformance.program.unsupported import unsupported_steps
 from conformance.run.messages import Fate, WorkerDied
 
-PROGRESS = 3
+PROGRESS = 4
 """The schema of the file that says how far a campaign is."""
 
 LONGEST_NAME = 90
@@ -41,109 +40,6 @@ SHRINKING = 0.2
 
 SEVERITY = (CRASH, TIMEOUT, MEMORY, HARNESS)
 """The kinds that are listed first, since the device, or the harness, did not survive the program."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to run. `programs` None: until `minutes` have passed, which include shrinking. `limit`: seconds that a
-    program may take. `part` (i, n): only the i-th of every n blocks of `SHARD` programs. `kernels`: the file with the
-    kernels that programs took before; `record`: keep the kernels of this run's programs."""
-
-    target: str = "tiny"
-    seed: int = 0
-    programs: int | None = 200
-    minutes: float | None = None
-    drawing: Drawing = field(default_factory=Drawing)
-    jobs: int = 1
-    reports: Path = Path("reports")
-    limit: float = 60.0
-    stop_at_first: bool = False
-    trials: int = 200
-    memory: float | None = None
-    corpus: tuple[str, ...] = ()
-    resume: bool = False
-    kernels: str = ""
-    record: bool = False
-    part: tuple[int, int] = (1, 1)
-
-    @property
-    def failures(self) -> Path:
-        """Where findings are kept."""
-        return self.reports / "failures"
-
-    @property
-    def progress(self) -> Path:
-        """Where it is written down how far the campaign is."""
-        return self.reports / "fuzz-progress.json"
-
-    def identity(self) -> dict[str, Json]:
-        """What must be the same when the campaign goes on."""
-        made_of = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self.drawing).items()}
-        return {
-            "target": self.target,
-            "seed": self.seed,
-            "drawing": made_of,
-            "corpus": list(self.corpus),
-            "part": list(self.part),
-        }
-
-    @property
-    def options(self) -> list[str]:
-        """The words of the command line by which the drawing differs from the usual one."""
-        words = []
-        if self.drawing.steps != STEPS:
-            words += ["--steps", "{}..{}".format(*self.drawing.steps)]
-        if self.drawing.dtypes != DTYPES:
-            words += ["--dtype", ",".join(self.drawing.dtypes)]
-        if self.part != (1, 1):
-            words += ["--shard", "{}/{}".format(*self.part)]
-        declared = unsupported_steps(describe_target(self.target))
-        for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
-            words += [word for name in names if name not in declared for word in (option, name)]
-        return words
-
-    @property
-    def command(self) -> str:
-        """The command line that draws the same programs."""
-        corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
-        words = ["python", "-m", "conformance.fuzz", "--target", self.target, "--seed", str(self.seed)]
-        return shlex.join([*words, *self.options, *corpus])
-
-    @property
-    def wanted(self) -> int | None:
-        """How many programs there are to run, of this part of the seed and of the corpus; None without an end."""
-        if self.programs is None:
-            return None
-        return len(self.corpus) + sum(shard.count for shard in self.shards(""))
-
-    def shards(self, campaign: str, first: int = 0) -> Iterator[Shard]:
-        """The shards in order, from this program on; without end when only time limits the campaign."""
-        if first < 0:
-            yield self.shard(campaign, first, -first)
-            first = 0
-        index, count = self.part
-        while self.programs is None or first < self.programs:
-            block = first // SHARD
-            end = (block + 1) * SHARD if self.programs is None else min((block + 1) * SHARD, self.programs)
-            if block % count == index - 1:
-                yield self.shard(campaign, first, end - first)
-            first = end
-
-    def shard(self, campaign: str, first: int, count: int) -> Shard:
-        """So many programs from this one on."""
-        return Shard(
-            self.target,
-            self.drawing,
-            self.seed,
-            first,
-            count,
-            str(self.failures),
-            self.corpus,
-            self.kernels,
-            self.record,
-            campaign,
-            self.stop_at_first,
-        )
 
 
 @dataclass
@@ -214,7 +110,7 @@ class Campaign:
                     continue
                 program, limit = group.finding.program, self.plan.limit
                 try:
-                    answer = workers.pool.ask(worker.elsewhere, relative, program, limit, seconds=2 * limit)
+                    answer = workers.ask(worker.elsewhere, relative, program, limit, seconds=2 * limit)
                 except WorkerDied as died:
                     answer = "runs too long" if died.death.fate is Fate.TIMEOUT else "fails (crash)"
                 group.elsewhere[relative] = answer
@@ -233,8 +129,7 @@ class Campaign:
         return self._deadline(1 - SHRINKING if self.groups else 1.0)
 
     def _late(self) -> bool:
-        deadline = self._deadline()
-        return deadline is not None and time.time() >= deadline
+        return time.time() >= (self._deadline() or math.inf)
 
     def _count_seconds(self) -> None:
         self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
@@ -254,7 +149,7 @@ class Campaign:
 
         begin()
         deadline = self._deadline()
-        for shard, result, rest in workers.ended(None if deadline is None else deadline - time.time()):
+        for shard, result, rest in workers.results(None if deadline is None else deadline - time.time()):
             self.running -= 1
             del self.unfinished[shard.first]
             if rest is not None:
@@ -273,20 +168,16 @@ class Campaign:
                 self.add(finding)
 
     def _note_progress(self) -> None:
-        write_atomic(
-            self.plan.progress,
-            json.dumps(
-                {
-                    "schema": PROGRESS,
-                    "campaign": self.name,
-                    **self.plan.identity(),
-                    "following": self.following,
-                    "seconds": self.running_seconds,
-                    "unfinished": [[shard.first, shard.count] for shard in self.unfinished.values()],
-                    "result": self.result.to_json(),
-                }
-            ),
-        )
+        progress = {
+            "schema": PROGRESS,
+            "campaign": self.name,
+            **self.plan.identity(),
+            "following": self.following,
+            "seconds": self.running_seconds,
+            "unfinished": [[shard.first, shard.count] for shard in self.unfinished.values()],
+            "result": self.result.to_json(),
+        }
+        write_atomic(self.plan.progress, json.dumps(progress))
 
     def _restore(self) -> None:
         """Take up what an earlier run of this campaign left: how far it was, its groups, and other findings."""
@@ -299,7 +190,7 @@ class Campaign:
                 raise ValueError("it is of another version")
             identity, self.name = {key: data[key] for key in self.plan.identity()}, str(data["campaign"])
             self.result = Result.from_json(data["result"])
-            self.unfinished = {first: self.plan.shard(self.name, first, count) for first, count in data["unfinished"]}
+            self.unfinished = {first: Shard(self.plan, first, count, self.name) for first, count in data["unfinished"]}
             self.following, self.earlier_seconds = int(data["following"]), float(data["seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProgramError(
@@ -333,8 +224,7 @@ class Campaign:
             self.add(finding)
 
     def _enough(self) -> bool:
-        deadline = self._drawing_deadline()
-        late = deadline is not None and time.time() >= deadline
+        late = time.time() >= (self._drawing_deadline() or math.inf)
         return late or (self.plan.stop_at_first and bool(self.groups))
 
     def _take(self, result: Result) -> None:
@@ -353,7 +243,7 @@ class Campaign:
             group = Group(finding, {finding.number}, {finding.group})
             self.groups[finding.group] = group
         self._save(group)
-        self.plan.shard(self.name, finding.number, 1).found(finding.number).unlink(missing_ok=True)
+        Shard(self.plan, finding.number, 1, self.name).found(finding.number).unlink(missing_ok=True)
 
     def _shrink(self, workers: Workers, group: Group) -> None:
         finding = group.finding

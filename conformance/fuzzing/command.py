@@ -22,10 +22,10 @@ from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
 from conformance.core.names import without_features
 from conformance.core.probe import Probe
-from conformance.fuzzing.campaign import Campaign, Plan
+from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
-from conformance.fuzzing.isolation import SHARD
 from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
+from conformance.fuzzing.plan import SHARD, Plan
 from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
 from conformance.fuzzing.results import run_of
 from conformance.fuzzing.terminal import summarize

@@ -79,13 +79,13 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
 
 def run_of(campaign: Campaign, interrupted: int = 0, part: tuple[int, int] = (1, 1)) -> Run:
     """A campaign's results and totals; `interrupted` by the signal of this number, and only the `part` i of n."""
-    plan, done, tally = campaign.plan, campaign.result, campaign.result.tally
+    plan, done = campaign.plan, campaign.result
     corpus = tuple(Path(path).stem for path in plan.corpus)
     options = shlex.join(plan.options)
     drawn = Drawn(
         seeds=(plan.seed,),
         programs=done.done,
-        steps=tally.steps,
+        steps=done.steps,
         kernels=done.kernels,
         kernels_allowed=done.allowed,
         kernels_compared=done.compared,
@@ -93,8 +93,8 @@ def run_of(campaign: Campaign, interrupted: int = 0, part: tuple[int, int] = (1,
         options=options,
         corpus=corpus,
         unsupported=dict(done.unsupported.most_common()),
-        avoided=dict(tally.avoided.most_common()),
-        cells=dict(tally.cells),
+        avoided=dict(done.avoided.most_common()),
+        cells=dict(done.cells),
         **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"

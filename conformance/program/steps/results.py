@@ -9,8 +9,8 @@ import torch
 
 from conformance.program.steps import fits
 from conformance.program.steps.draw import MOST_ELEMENTS, Situation, index_of, long_tensor
-from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.fits import Fits
+from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, Rest, a_dim, a_number, an_operand, decided, masked, near_diagonal, row
 from conformance.program.steps.views import draw_shape, hide_one
