@@ -121,15 +121,15 @@ class Campaign:
         rank = {kind: at for at, kind in enumerate(SEVERITY)}
         return sorted(self.groups.values(), key=lambda one: (rank.get(one.finding.kind, len(rank)), -len(one.numbers)))
 
-    def _deadline(self, part: float = 1.0) -> float | None:
-        """When this part of the campaign's time has passed, in seconds since the epoch."""
-        return None if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
+    def _deadline(self, part: float = 1.0) -> float:
+        """When this part of the campaign's time has passed, in seconds since the epoch; without limit, infinity."""
+        return math.inf if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
 
-    def _drawing_deadline(self) -> float | None:
+    def _drawing_deadline(self) -> float:
         return self._deadline(1 - SHRINKING if self.groups else 1.0)
 
     def _late(self) -> bool:
-        return time.time() >= (self._deadline() or math.inf)
+        return time.time() >= self._deadline()
 
     def _count_seconds(self) -> None:
         self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
@@ -148,8 +148,7 @@ class Campaign:
                 workers.begin(replace(shard, until=self._drawing_deadline()))
 
         begin()
-        deadline = self._deadline()
-        for shard, result, rest in workers.results(None if deadline is None else deadline - time.time()):
+        for shard, result, rest in workers.results(self._deadline() - time.time()):
             self.running -= 1
             del self.unfinished[shard.first]
             if rest is not None:
@@ -224,8 +223,7 @@ class Campaign:
             self.add(finding)
 
     def _enough(self) -> bool:
-        late = time.time() >= (self._drawing_deadline() or math.inf)
-        return late or (self.plan.stop_at_first and bool(self.groups))
+        return time.time() >= self._drawing_deadline() or (self.plan.stop_at_first and bool(self.groups))
 
     def _take(self, result: Result) -> None:
         found, result.findings = result.findings, []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,21 +83,19 @@ class Workers(LocalPool):
         except ProgramError:  # it means nothing on torch CPU, so it shows nothing
             return ""
 
-    def shrink(self, finding: Finding, trials: int, until: float | None = None) -> Finding:
+    def shrink(self, finding: Finding, trials: int, until: float = math.inf) -> Finding:
         """The finding on a smaller program, as small as it became by `until` (seconds since the epoch); FLAKY where a
         death does not come again. Raises what fails in the harness itself."""
         if finding.kind in (CRASH, TIMEOUT, MEMORY):
             return self._shrink_death(finding, until)
-        seconds = 60 + trials * 10.0
-        if until is not None:
-            seconds = min(seconds, max(until - time.time(), 0) + 30)
+        seconds = min(60 + trials * 10.0, max(until - time.time(), 0) + 30)
         try:
             small: Finding = self.ask(worker.shrink, self.target, finding, trials, until, seconds=seconds)
             return small
         except WorkerDied:
             return finding
 
-    def _shrink_death(self, finding: Finding, until: float | None) -> Finding:
+    def _shrink_death(self, finding: Finding, until: float) -> Finding:
         """Reduce a crash or a hang, each candidate in a worker that may die of it."""
         if not finding.program.inputs:
             return finding

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import time
 import traceback
 from collections import Counter
@@ -69,9 +70,9 @@ class Finding:
     @classmethod
     def from_json(cls, data: Json) -> Finding:
         """The finding that `to_json` wrote."""
-        plain = (data[key] for key in ("kind", "seed", "number", "signature"))
+        kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        return cls(*plain, Program.from_json(data["program"]), mismatches, data["first_bad_step"])
+        return cls(kind, seed, number, group, Program.from_json(data["program"]), mismatches, data["first_bad_step"])
 
 
 @dataclass
@@ -112,7 +113,7 @@ def run_shard(shard: Shard) -> Result:
     stops at the first failure, or at its time, leaves the rest to the campaign: `done` says how many ran."""
     result = Result()
     for number in range(shard.first, shard.first + shard.count):
-        if (shard.plan.stop_at_first and result.findings) or (shard.until is not None and time.time() >= shard.until):
+        if (shard.plan.stop_at_first and result.findings) or time.time() >= shard.until:
             break
         found = _run_program(shard, number, result)
         if found is not None:
@@ -161,14 +162,9 @@ def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdic
     def watch(number: int, phase: str = "") -> None:
         step(str(number), phase)
 
+    target, baseline = loaded(shard.plan.target), counted(shard.plan.kernels, shard.plan.target)
     with unit(json.dumps({"number": number, "program": program.to_json()})):
-        return judge_program(
-            program,
-            loaded(shard.plan.target),
-            locate=locate,
-            watch=watch,
-            baseline=counted(shard.plan.kernels, shard.plan.target),
-        )
+        return judge_program(program, target, locate=locate, watch=watch, baseline=baseline)
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
@@ -212,15 +208,13 @@ class _OutOfTime(Exception):
     """No smaller program is to be tried."""
 
 
-def reduce_until(
-    program: Program, fails: Callable[[Program], bool], trials: int, until: float | None = None
-) -> Program:
+def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
     """The smallest failing program after so many trials, or when it is `until`, in seconds since the epoch."""
     smallest = program
 
     def still_fails(candidate: Program) -> bool:
         nonlocal smallest
-        if until is not None and time.time() >= until:
+        if time.time() >= until:
             raise _OutOfTime
         failed = fails(candidate)
         smallest = candidate if failed else smallest
@@ -231,7 +225,7 @@ def reduce_until(
     return smallest
 
 
-def shrink(spec: str, finding: Finding, trials: int, until: float | None = None) -> Finding:
+def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) -> Finding:
     """The failure on a smaller program that is wrong in the same way, with its group worked out anew. From `until` on,
     in seconds since the epoch, no smaller one is tried.
 
@@ -260,8 +254,8 @@ def shrink(spec: str, finding: Finding, trials: int, until: float | None = None)
     verdict = judge_program(small, target)
     if not verdict.mismatches:
         return finding
-    found = {"group": str(signature(small, verdict)), "mismatches": verdict.mismatches, "step": verdict.bad_step}
-    return replace(finding, program=small, **found)
+    group, wrong = str(signature(small, verdict)), verdict.mismatches
+    return replace(finding, group=group, program=small, mismatches=wrong, step=verdict.bad_step)
 
 
 def _alike(one: Mismatch, two: Mismatch) -> bool:
