@@ -26,7 +26,7 @@ class Plan:
     """What to run. `programs` None: until `minutes` have passed, which include shrinking. `limit`: seconds that a
     program may take; `memory`: GiB that a worker may. `part` (i, n): only the i-th of every n blocks of `SHARD`
     programs. `corpus`: files of programs that are run first, under the numbers -1, -2, ... counted from the end.
-    `kernels`: the file with the kernels that programs took before; `record`: keep the kernels of this run's programs."""
+    `kernels`: the file with the kernels that programs took before; `record`: keep the kernels of this run's."""
 
     target: str = "tiny"
     seed: int = 0

@@ -71,14 +71,17 @@ class RunningProgram:
                 for inner in step.body:
                     self.perform(inner, turn)
             return
-        args = [decode(arg, self.env, self.device, i) for arg in step.args]
-        kwargs = {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
-        result = self.call(OPS[step.op], args, kwargs)
+        result = self.call(OPS[step.op], *self.arguments(step, i))
         results = result if isinstance(result, (tuple, list)) else (result,)
         if step.out:
             self.env.update(zip(step.out, results, strict=False))
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
+
+    def arguments(self, step: Step, i: int = 0) -> tuple[list[Any], dict[str, Any]]:
+        """What the step is called with, in turn `i` of a loop."""
+        args = [decode(arg, self.env, self.device, i) for arg in step.args]
+        return args, {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call torch."""

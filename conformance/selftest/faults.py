@@ -15,7 +15,7 @@ import torch
 
 from conformance.core.moving import storage_key
 from conformance.core.torch_compat import version_of
-from conformance.program.steps.layouts import dense
+from conformance.program.steps.layouts import dense, geometry
 
 
 @dataclass
@@ -152,11 +152,6 @@ def _third_write_lost(call: Call) -> Any:
     return call.first if count % 3 == 0 else call.run()
 
 
-def view_key(t: torch.Tensor) -> tuple[Any, ...]:
-    """The identity of a view: two tensors of one geometry on one storage cannot be told apart."""
-    return storage_key(t), t.dtype, t.size(), t.stride(), t.storage_offset()
-
-
 def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
     """Spoil writes through a view that was made before its storage was last written through something else."""
 
@@ -165,13 +160,13 @@ def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
         if not call.writes:
             view = call.run()
             if isinstance(view, torch.Tensor):
-                memory.setdefault(view_key(view), memory.get(storage_key(view), 0))
+                memory.setdefault(geometry(view), memory.get(storage_key(view), 0))
             return view
-        seen = memory.get(view_key(t))
+        seen = memory.get(geometry(t))
         if seen is not None and memory.get(storage_key(t), 0) > seen:
             return lost(call)
         memory[storage_key(t)] = memory.get(storage_key(t), 0) + 1
-        memory[view_key(t)] = memory[storage_key(t)] if seen is not None else memory.get(view_key(t))
+        memory[geometry(t)] = memory[storage_key(t)] if seen is not None else memory.get(geometry(t))
         return call.run()
 
     return act
@@ -183,10 +178,10 @@ def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
     def spoiled(call: Call) -> Any:
         if not call.writes:
             view = call.run()
-            if isinstance(view, torch.Tensor) and view_key(view) != view_key(call.first):
-                call.memory.setdefault(view_key(view), call.memory.get(view_key(call.first), 0) + 1)
+            if isinstance(view, torch.Tensor) and geometry(view) != geometry(call.first):
+                call.memory.setdefault(geometry(view), call.memory.get(geometry(call.first), 0) + 1)
             return view
-        return act(call) if call.memory.get(view_key(call.first), 0) >= deep else call.run()
+        return act(call) if call.memory.get(geometry(call.first), 0) >= deep else call.run()
 
     return spoiled
 
@@ -212,7 +207,7 @@ def _stale_read(call: Call) -> Any:
     if not isinstance(t, torch.Tensor) or call.writes or not t.numel() or "out" in call.kwargs:
         return call.run()
     whole = t.numel() * t.element_size() == t.untyped_storage().nbytes()
-    kept = call.memory.setdefault(view_key(t), t.clone())
+    kept = call.memory.setdefault(geometry(t), t.clone())
     return call.run() if whole or t.requires_grad else call.having(0, kept)
 
 
@@ -220,11 +215,11 @@ def _old_strides_after_t(call: Call) -> Any:
     """A write right after the tensor was transposed in place still goes by the strides before."""
     t = call.first
     if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
-        call.memory[view_key(t)] = before = t.stride()
+        call.memory[geometry(t)] = before = t.stride()
         made = call.run()
-        call.memory[view_key(t)] = before
+        call.memory[geometry(t)] = before
         return made
-    before = call.memory.get(view_key(t))
+    before = call.memory.get(geometry(t))
     if before is None or sorted(before) != sorted(t.stride()) or before == t.stride():
         return call.run()
     call.having(0, t.as_strided(t.size(), before)) if all(
@@ -236,9 +231,9 @@ def _old_strides_after_t(call: Call) -> Any:
 def _twice_through_one_view(call: Call) -> Any:
     """The second write in a row through one view replaces what the first wrote elsewhere: it is lost."""
     last = call.memory.get("last")
-    call.memory["last"] = view_key(call.first)
+    call.memory["last"] = geometry(call.first)
     whole = call.first.numel() * call.first.element_size() == call.first.untyped_storage().nbytes()
-    return call.first if last == view_key(call.first) and not whole else call.run()
+    return call.first if last == geometry(call.first) and not whole else call.run()
 
 
 def _offset_unspecified(call: Call) -> Any:
