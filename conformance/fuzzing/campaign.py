@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import time
 import uuid
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from conformance.core.loading import describe_target
 from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
 from conformance.fuzzing.isolation import Workers, found_by
-from conformance.fuzzing.plan import Plan, Shard
+from conformance.fuzzing.plan import Plan, Shard, again
 from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
@@ -92,7 +91,7 @@ class Campaign:
             try:
                 self._run_shards(workers)
             finally:
-                self._count_seconds()
+                self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                 self._take_found()
             # Of many groups only some are small where a campaign is ended while it shrinks.
             for group in self.ranked():
@@ -118,8 +117,8 @@ class Campaign:
 
     def ranked(self) -> list[Group]:
         """The groups as they are listed: those that ended their process first, then the commonest of the others."""
-        rank = {kind: at for at, kind in enumerate(SEVERITY)}
-        return sorted(self.groups.values(), key=lambda one: (rank.get(one.finding.kind, len(rank)), -len(one.numbers)))
+        rank = {kind: at - len(SEVERITY) for at, kind in enumerate(SEVERITY)}
+        return sorted(self.groups.values(), key=lambda one: (rank.get(one.finding.kind, 0), -len(one.numbers)))
 
     def _deadline(self, part: float = 1.0) -> float:
         """When this part of the campaign's time has passed, in seconds since the epoch; without limit, infinity."""
@@ -130,9 +129,6 @@ class Campaign:
 
     def _late(self) -> bool:
         return time.time() >= self._deadline()
-
-    def _count_seconds(self) -> None:
-        self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
 
     def _run_shards(self, workers: Workers) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
@@ -156,7 +152,7 @@ class Campaign:
                 self.unfinished[rest.first] = rest
             self._take(result)  # first, since what was found may be enough
             begin()
-            self._count_seconds()
+            self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
             self._note_progress()
             self.tell(self)
 
@@ -211,12 +207,9 @@ class Campaign:
             if saved.name.startswith(f"found-{self.name}-"):
                 untaken.append(finding)
             elif found.get("campaign") == self.name:
+                named = {finding.group, *found["found_as"]}
                 self.groups[finding.group] = Group(
-                    finding,
-                    set(found["numbers"]),
-                    {finding.group, *found["found_as"]},
-                    found["shrunk"],
-                    found["elsewhere"],
+                    finding, set(found["numbers"]), named, found["shrunk"], found["elsewhere"]
                 )
         self.groups = dict(sorted(self.groups.items(), key=lambda item: min(item[1].numbers)))
         for finding in sorted(untaken, key=lambda one: one.number):
@@ -233,13 +226,10 @@ class Campaign:
 
     def add(self, finding: Finding) -> None:
         """Put a finding into its group, and on disk when it is the first there."""
-        for group in self.groups.values():
-            if finding.group in group.found_as:
-                group.numbers.add(finding.number)
-                break
-        else:
-            group = Group(finding, {finding.number}, {finding.group})
-            self.groups[finding.group] = group
+        group = next((one for one in self.groups.values() if finding.group in one.found_as), None)
+        if group is None:
+            group = self.groups[finding.group] = Group(finding, set(), {finding.group})
+        group.numbers.add(finding.number)
         self._save(group)
         Shard(self.plan, finding.number, 1, self.name).found(finding.number).unlink(missing_ok=True)
 
@@ -252,53 +242,36 @@ class Campaign:
         except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
             small = finding
             group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
-        before = self._paths(group)
+        before = {self.path(group), self.path(group, ".json")}
         del self.groups[finding.group]
-        same = self.groups.get(small.group)
-        if same is not None:
-            same.numbers |= group.numbers
-            same.found_as |= group.found_as
-            if len(small.program.steps) < len(same.finding.program.steps):
-                same.finding = small
-            group = same
-        else:
-            group.finding, group.shrunk = small, True
-            self.groups[small.group] = group
-        group.found_as.add(small.group)
+        same = self.groups.setdefault(small.group, group)
+        same.numbers |= group.numbers
+        same.found_as |= {*group.found_as, small.group}
+        if same is group or len(small.program.steps) < len(same.finding.program.steps):
+            same.finding = small
+        same.shrunk, group = same.shrunk or same is group, same
         self._save(group)
-        for path in {*before} - {*self._paths(group)}:
+        for path in before - {self.path(group), self.path(group, ".json")}:
             path.unlink(missing_ok=True)
         self.tell(self)
 
-    def _paths(self, group: Group) -> tuple[Path, Path]:
+    def path(self, group: Group, suffix: str = ".py") -> Path:
+        """The file of the group's script, or with `.json` of its program."""
         slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")
         if len(slug) > LONGEST_NAME:
             slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(group.finding.group.encode()).hexdigest()[:6]}"
-        return self.plan.failures / f"{slug}.json", self.plan.failures / f"{slug}.py"
+        return self.plan.failures / f"{slug}{suffix}"
 
     def _save(self, group: Group) -> None:
-        data, text = self._paths(group)
-        found = {
-            "campaign": self.name,
-            "target": self.plan.target,
-            "count": len(group.numbers),
-            "numbers": sorted(group.numbers),
-            "found_as": sorted(group.found_as),
-            "shrunk": group.shrunk,
-            "elsewhere": group.elsewhere,
-        }
-        write_atomic(data, json.dumps({**group.finding.to_json(), **found}, indent=1))
-        write_atomic(text, self.script(group))
-
-    def path(self, group: Group) -> Path:
-        """The group's script."""
-        return self._paths(group)[1]
+        own = {"campaign": self.name, "target": self.plan.target, "shrunk": group.shrunk, "elsewhere": group.elsewhere}
+        of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
+        found = {**group.finding.to_json(), **own, **of_all}
+        write_atomic(self.path(group, ".json"), json.dumps(found, indent=1))
+        write_atomic(self.path(group), self.script(group))
 
     def again(self, group: Group) -> str:
         """The command that runs the group's program again."""
-        return shlex.join(
-            ["python", "-m", "conformance.fuzz", "--target", self.plan.target, "--replay", str(self._paths(group)[0])]
-        )
+        return again(self.plan.target, self.path(group, ".json"))
 
     def script(self, group: Group) -> str:
         """The group's program as a standalone script."""
@@ -308,10 +281,5 @@ class Campaign:
             f"Again: {self.again(group)}",
             f"Found by: {self.plan.command}  (program {finding.number})",
         ]
-        return script(
-            finding.program,
-            describe_target(self.plan.target),
-            finding.mismatches,
-            [*notes, *([f"With: {versions}"] if versions else [])],
-            finding.step,
-        )
+        notes += [f"With: {versions}"] if versions else []
+        return script(finding.program, describe_target(self.plan.target), finding.mismatches, notes, finding.step)

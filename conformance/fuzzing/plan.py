@@ -104,6 +104,11 @@ class Plan:
             first = end
 
 
+def again(target: str, saved: Path) -> str:
+    """The command line that runs a saved program again."""
+    return shlex.join(["python", "-m", "conformance.fuzz", "--target", target, "--replay", str(saved)])
+
+
 @dataclass(frozen=True)
 class Shard:
     """Programs `first` to before `first + count` of a plan. Findings are written down under the name of the campaign.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from conformance.core.replay import Replayed, show, show_all
 from conformance.core.result import Outcome
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
-from conformance.fuzzing.plan import Plan, Shard
+from conformance.fuzzing.plan import Plan, Shard, again
 from conformance.fuzzing.results import replayed, result_of
 from conformance.fuzzing.worker import INVALID, Finding
 from conformance.program.model import ProgramError, dump, read_program
@@ -143,9 +142,8 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
     steps = f"all {len(read_program(path).steps)} steps"
     if finding is None:
         return Replayed(str(path), given.target, steps, lacks=lacks)
-    saved = str(_minimal(path, given) if given.minimize else path)
-    again = shlex.join(["python", "-m", "conformance.fuzz", "--target", given.target, "--replay", saved])
-    notes = [f"{finding.kind}: {finding.group}", f"Again: {again}"]
+    saved = _minimal(path, given) if given.minimize else path
+    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(given.target, saved)}"]
     text = script(finding.program, describe_target(given.target), finding.mismatches, notes, finding.step)
     about = [str(mismatch) for mismatch in finding.mismatches] or [finding.group]
     return Replayed(str(path), given.target, steps, finding.kind, about, text)

@@ -22,7 +22,6 @@ from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
 from conformance.core.result import write_atomic
-from conformance.core.target import Target
 from conformance.fuzzing.drawing import Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
@@ -176,10 +175,8 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported)
 
 
-@functools.cache
-def described(spec: str) -> Target:
-    """The target, not prepared, made once a process."""
-    return describe_target(spec)
+described = functools.cache(describe_target)
+"""The target of a spec, not prepared, made once a process."""
 
 
 def exhausted(verdict: Verdict) -> bool:
@@ -197,10 +194,7 @@ def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
     """A crash or a hang in this step, and the program up to it; step 0 is the move of the inputs, and one past the
     last the observation."""
-    if step == 0:
-        where = "the move of the inputs"
-    else:
-        where = program.steps[step - 1].op if step <= len(program.steps) else "the observation"
+    where = ["the move of the inputs", *(one.op for one in program.steps), "the observation"][step]
     return Finding(kind, seed, number, f"{kind.lower()} / {where}", program.with_steps(program.steps[:step]), step=step)
 
 

@@ -58,9 +58,7 @@ class RunningProgram:
         # A view whose base has come to require grad learns of it only when somebody looks, and until then torch rejects
         # in-place writes to it: look, so that a program means the same whoever watches.
         try:
-            for tensor in self.env.values():
-                if isinstance(tensor, torch.Tensor):
-                    _ = tensor.grad_fn
+            _ = [tensor.grad_fn for tensor in self.env.values() if isinstance(tensor, torch.Tensor)]
         except RuntimeError as error:
             raise Broken(self.done, step.op) from error
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 
 from conformance.program.model import LOOP, Program
-from conformance.program.steps.op import AUGMENT, QUERY, SET_ATTRIBUTE, SETITEM, Step
+from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
 from conformance.program.steps.table import OPS
 
 
@@ -29,7 +29,7 @@ def source(program: Program) -> str:
 def _raising(program: Program) -> Iterator[str]:
     for number, step in enumerate(program.steps, 1):
         if step.raises:
-            written = OPS[step.op].form in (SETITEM, AUGMENT, SET_ATTRIBUTE)
+            written = OPS[step.op].form in (SETITEM, AUGMENT, SET_DATA)
             call = f"{'' if written else 'return '}{OPS[step.op].show(step)}"
             yield f"def step_{number}({', '.join(_named(step))}):\n    {call}\n\n\n"
 

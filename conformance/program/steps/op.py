@@ -262,7 +262,7 @@ AUGMENT = Form(
     lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] += {render(args[2])}",
     3,
 )
-SET_ATTRIBUTE = Form(
+SET_DATA = Form(
     lambda name, args, kwargs: setattr(args[0], name, args[1]),
     lambda name, args, kwargs: f"{render(args[0])}.{name} = {render(args[1])}",
     2,

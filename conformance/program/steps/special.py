@@ -20,7 +20,7 @@ from conformance.program.steps.op import (
     METADATA,
     MOVE,
     QUERY,
-    SET_ATTRIBUTE,
+    SET_DATA,
     SETITEM,
     Json,
     Op,
@@ -173,7 +173,7 @@ IN_PLACE = [
     metadata("detach_", fits=lambda t: not t._is_view()),
     metadata("resize_filled_", _resize, form=DEFINED),
     laid_out("set_view_", _set_view, None, pick=without_grad, form=DEFINED),
-    laid_out("set_data", _set_data, None, pick=without_grad, form=SET_ATTRIBUTE, call="data"),
+    laid_out("set_data", _set_data, None, pick=without_grad, form=SET_DATA, call="data"),
 ]
 
 
