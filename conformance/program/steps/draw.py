@@ -182,6 +182,15 @@ class Situation(Draw):
             return self.permutation(below)[:count]
         return [self.integer(0, below - 1) for _ in range(count)]
 
+    def along(self, t: torch.Tensor, distinct: bool = False) -> tuple[int, list[int]]:
+        """A dimension and indices into it."""
+        dim = self.dim(t)
+        return dim, self.indices(t.size(dim), self.integer(1, 3), distinct)
+
+    def factors(self, t: torch.Tensor) -> list[Json]:
+        """Two matrices whose product has the tensor's size."""
+        return [self.constant((t.size(0), 2), t.dtype), self.constant((2, t.size(1)), t.dtype)]
+
     def subsize(self, size: Sequence[int]) -> tuple[int, ...]:
         """A size that broadcasts to `size`."""
         cut = self.choice((0, 0, 0, *range(len(size) + 1)))

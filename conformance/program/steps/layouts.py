@@ -155,10 +155,6 @@ def _channels_last(d: Draw) -> Layout:
     return Layout((n, c, h, w), (c * h * w, 1, c * w, c))
 
 
-def _zero_dim(d: Draw) -> Layout:
-    return Layout((), (), d.integer(0, 3))
-
-
 def _empty(d: Draw) -> Layout:
     size = d.choice(((0,), (2, 0), (0, 3), (2, 0, 3)))
     return Layout(size, dense(size))
@@ -180,7 +176,7 @@ LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
     "overlapping": _overlapping,
     "non-divisible": _non_divisible,
     "channels last": _channels_last,
-    "0-d": _zero_dim,
+    "0-d": lambda d: Layout((), (), d.integer(0, 3)),
     "empty": _empty,
     "size one": _size_one,
 }

@@ -95,8 +95,8 @@ def _gather(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _index_select(k: Situation, t: torch.Tensor) -> list[Json]:
-    dim = k.dim(t)
-    return [dim, long_tensor(k.indices(t.size(dim), k.integer(1, 3)))]
+    dim, at = k.along(t)
+    return [dim, long_tensor(at)]
 
 
 def _where(k: Situation) -> Step | None:

@@ -51,10 +51,6 @@ def _cat(k: Situation, t: torch.Tensor) -> list[Json]:
     return [[k.constant((1, *t.size()[1:]), t.dtype), k.constant((t.size(0) - 1, *t.size()[1:]), t.dtype)], 0]
 
 
-def _mm(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [k.constant((t.size(0), 2), t.dtype), k.constant((2, t.size(1)), t.dtype)]
-
-
 def _sum(k: Situation, t: torch.Tensor) -> list[Json]:
     return [k.constant((2, *t.size()), t.dtype), 0]
 
@@ -115,8 +111,8 @@ OUT = [
     out("stack", _stack, fits.filled),
     out("index_select", _index_select, fits.filled),
     out("masked_select", _masked_select, lambda t: t.dim() == 1 and t.numel() > 0),
-    computed("matmul", _mm, _number_matrix),
-    computed("mm", _mm, _number_matrix),
+    computed("matmul", lambda k, t: k.factors(t), _number_matrix),
+    computed("mm", lambda k, t: k.factors(t), _number_matrix),
     computed("sum", _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
     computed("cumsum", lambda k, t: [*_constant(k, t), k.dim(t)]),
     out("gather", _gather, fits.filled),

@@ -57,7 +57,7 @@ def _bounds(k: Situation, t: torch.Tensor) -> Given:
     return k.choice((Given([low, low + 3]), Given([low]), Given([], {"max": low})))
 
 
-def _two_factors(k: Situation, t: torch.Tensor) -> Given:
+def _multiplied(k: Situation, t: torch.Tensor) -> Given:
     factors = [k.operand(t.size(), t.dtype, same=True) for _ in range(2)]
     return Given(factors, {"value": 2} if k.chance(1, 3) else {})
 
@@ -76,16 +76,11 @@ def _masked_source(k: Situation, t: torch.Tensor) -> list[Json]:
     return [k.mask_for(t), k.constant((t.numel(),), t.dtype)]
 
 
-def _along(k: Situation, t: torch.Tensor, distinct: bool) -> tuple[int, list[int]]:
-    dim = k.dim(t)
-    return dim, k.indices(t.size(dim), k.integer(1, 3), distinct)
-
-
 def _index_source(distinct: bool) -> Callable[[Situation, torch.Tensor], list[Json]]:
     """A dimension, indices and a source of matching size."""
 
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
-        dim, at = _along(k, t, distinct)
+        dim, at = k.along(t, distinct)
         size = list(t.size())
         size[dim] = len(at)
         return [dim, long_tensor(at), k.constant(size, t.dtype)]
@@ -94,7 +89,7 @@ def _index_source(distinct: bool) -> Callable[[Situation, torch.Tensor], list[Js
 
 
 def _index_fill(k: Situation, t: torch.Tensor) -> list[Json]:
-    dim, at = _along(k, t, False)
+    dim, at = k.along(t)
     return [dim, long_tensor(at), k.number(t.dtype)]
 
 
@@ -146,9 +141,7 @@ def _put(k: Situation, t: torch.Tensor) -> Given:
 
 
 def _product(k: Situation, t: torch.Tensor) -> Given:
-    """Two matrices whose product has the tensor's size."""
-    args = [k.constant((t.size(0), 2), t.dtype), k.constant((2, t.size(1)), t.dtype)]
-    return Given(args, {"beta": 2, "alpha": 3} if k.chance(1, 3) else {})
+    return Given(k.factors(t), {"beta": 2, "alpha": 3} if k.chance(1, 3) else {})
 
 
 def _fill_diagonal(k: Situation, t: torch.Tensor) -> Given:
@@ -245,7 +238,7 @@ ROWS = [
     lossy("sigmoid_", fits=fits.floating),
     lossy("exp_", fits=fits.small_floats),
     arithmetic("clamp_", _bounds, fits.number_like),
-    arithmetic("addcmul_", _two_factors, fits.number_like),
+    arithmetic("addcmul_", _multiplied, fits.number_like),
     lossy("addcdiv_", _quotient, fits.floating),
     lossy("lerp_", lambda k, t: [k.operand(t.size(), t.dtype, same=True), 0.5], fits.floating),
     *(arithmetic(name, _if_settled(_divisor), fits.number_like) for name in ("remainder_", "fmod_", "floor_divide_")),
