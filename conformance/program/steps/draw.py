@@ -62,9 +62,9 @@ def broadcasts(source: Sequence[int], to: Sequence[int]) -> bool:
     return len(source) <= len(to) and all(a in (1, b) for a, b in zip(reversed(source), reversed(to)))
 
 
-def long_tensor(values: list[Any]) -> Json:
-    """A constant int64 tensor."""
-    return {"tensor": values, "dtype": "int64"}
+def tensor_of(values: Any, dtype: torch.dtype = torch.int64) -> Json:
+    """A constant tensor."""
+    return {"tensor": values, "dtype": dtype_name(dtype)}
 
 
 def index_of(dim: int, at: Json) -> Json:
@@ -154,20 +154,20 @@ class Situation(Draw):
         values = torch.arange(start, start + max(1, int(torch.Size(size).numel())))[: torch.Size(size).numel()]
         values = values % (2 if dtype is torch.bool else 100)
         made = values.reshape(tuple(size)).to(torch.bool if dtype is torch.bool else torch.int64).tolist()
-        return {"tensor": made, "dtype": dtype_name(dtype), **({"host": True} if host else {})}
+        return {**tensor_of(made, dtype), **({"host": True} if host else {})}
 
     def divisor(self, size: Sequence[int], dtype: torch.dtype) -> Json:
         """A constant tensor of small whole numbers without 0."""
         count, start = int(torch.Size(size).numel()), self.integer(0, 4)
         values = (torch.arange(start, start + count) % 5 + 1) * (-1 if dtype.is_signed and self.chance(1, 3) else 1)
-        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": dtype_name(dtype)}
+        return tensor_of(values.reshape(tuple(size)).tolist(), dtype)
 
     def mask(self, size: Sequence[int]) -> Json:
         """A constant bool tensor."""
         count = int(torch.Size(size).numel())
         bits = self.integer(0, 2 ** min(count, 12) - 1)
         values = torch.tensor([bool(bits >> (k % 12) & 1) for k in range(count)], dtype=torch.bool)
-        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": "bool"}
+        return tensor_of(values.reshape(tuple(size)).tolist(), torch.bool)
 
     def mask_for(self, t: torch.Tensor) -> Json:
         """A mask that broadcasts to the tensor: a bool tensor of the program, or a constant."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from conformance.program.steps import fits
-from conformance.program.steps.draw import MOST_ELEMENTS, Situation, index_of, long_tensor
+from conformance.program.steps.draw import MOST_ELEMENTS, Situation, index_of, tensor_of
 from conformance.program.steps.fits import Fits
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
@@ -35,7 +35,7 @@ def _advanced(k: Situation, t: torch.Tensor) -> list[Json]:
     """A list or tensor of indices for one dimension, repeated and negative ones among them."""
     dim = k.integer(0, t.dim() - 1)
     at = [one - t.size(dim) if k.chance(1, 4) else one for one in k.indices(t.size(dim), k.integer(1, 3))]
-    return [index_of(dim, at if k.chance(1, 2) else long_tensor(at))]
+    return [index_of(dim, at if k.chance(1, 2) else tensor_of(at))]
 
 
 def _scattered(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -91,12 +91,12 @@ def _gather(k: Situation, t: torch.Tensor) -> list[Json]:
     dim = k.dim(t)
     size = [k.integer(1, n) for n in t.size()]
     index = torch.tensor(k.indices(t.size(dim), int(torch.Size(size).numel()))).reshape(size)
-    return [dim, long_tensor(index.tolist())]
+    return [dim, tensor_of(index.tolist())]
 
 
 def _index_select(k: Situation, t: torch.Tensor) -> list[Json]:
     dim, at = k.along(t)
-    return [dim, long_tensor(at)]
+    return [dim, tensor_of(at)]
 
 
 def _where(k: Situation) -> Step | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance.program.steps import fits
-from conformance.program.steps.draw import Situation, long_tensor
+from conformance.program.steps.draw import Situation, tensor_of
 from conformance.program.steps.fits import Fits
 from conformance.program.steps.op import (
     COMPUTE,
@@ -60,15 +60,15 @@ def _stack(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _index_select(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [*_constant(k, t), 0, long_tensor(k.permutation(t.size(0)))]
+    return [*_constant(k, t), 0, tensor_of(k.permutation(t.size(0)))]
 
 
 def _masked_select(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [*_constant(k, t), {"tensor": [True] * t.size(0), "dtype": "bool"}]
+    return [*_constant(k, t), tensor_of([True] * t.size(0), torch.bool)]
 
 
 def _gather(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [*_constant(k, t), 0, long_tensor(torch.zeros(t.size(), dtype=torch.int64).tolist())]
+    return [*_constant(k, t), 0, tensor_of(torch.zeros(t.size(), dtype=torch.int64).tolist())]
 
 
 def _number_matrix(t: torch.Tensor) -> bool:
@@ -270,7 +270,7 @@ ERRORS = [
         writes=0,
     ),
     error("copy_.size", _of_another_size, fits.has_dims(1), writes=0),
-    error("index_select.range", lambda k, t: [0, long_tensor([t.size(0)])], fits.has_dims(1)),
+    error("index_select.range", lambda k, t: [0, tensor_of([t.size(0)])], fits.has_dims(1)),
     error("item.error", nothing, lambda t: t.numel() > 1),
     error("unfold.range", lambda k, t: [0, t.size(0) + 1, 1], fits.has_dims(1)),
 ]

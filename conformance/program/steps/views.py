@@ -11,7 +11,7 @@ import torch
 from conformance.core.moving import whole_storage
 from conformance.program.steps import fits
 from conformance.program.steps.draw import MOST_ELEMENTS, Situation, broadcasts, category
-from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, tensor
+from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, decode, tensor
 from conformance.program.steps.rows import Given, Rest, a_dim, beside_no_grad, row, two_dims
 
 
@@ -32,6 +32,12 @@ def draw_index(k: Situation, t: torch.Tensor) -> Json:
     elif not parts or k.chance(1, 10):
         parts.append({"ellipsis": 0})
     return {"tuple": parts} if len(parts) != 1 or k.chance(1, 8) else parts[0]
+
+
+def size_at(t: torch.Tensor, index: Json) -> torch.Size:
+    """The size of what a basic index chooses."""
+    chosen: torch.Tensor = t.detach()[decode(index, {}, t.device)]
+    return chosen.size()
 
 
 def draw_slice(k: Situation, n: int) -> Json:

@@ -8,23 +8,10 @@ from collections.abc import Callable
 import torch
 
 from conformance.program.steps import fits
-from conformance.program.steps.draw import Situation, category, index_of, long_tensor
-from conformance.program.steps.op import (
-    AUGMENT,
-    COMPUTE,
-    DEFINED,
-    LOSSY,
-    MOVE,
-    SETITEM,
-    Json,
-    Op,
-    Step,
-    decode,
-    dtype_name,
-    tensor,
-)
+from conformance.program.steps.draw import Situation, category, index_of, tensor_of
+from conformance.program.steps.op import AUGMENT, COMPUTE, DEFINED, LOSSY, MOVE, SETITEM, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, Rest, a_dim, a_number, masked, near_diagonal, nothing, row
-from conformance.program.steps.views import draw_index
+from conformance.program.steps.views import draw_index, size_at
 
 
 def _whole(t: torch.Tensor) -> bool:
@@ -63,7 +50,7 @@ def _multiplied(k: Situation, t: torch.Tensor) -> Given:
 
 
 def _quotient(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [k.operand(t.size(), t.dtype, same=True), {"tensor": [2.0], "dtype": dtype_name(t.dtype)}]
+    return [k.operand(t.size(), t.dtype, same=True), tensor_of([2.0], t.dtype)]
 
 
 def _source(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -83,14 +70,14 @@ def _index_source(distinct: bool) -> Callable[[Situation, torch.Tensor], list[Js
         dim, at = k.along(t, distinct)
         size = list(t.size())
         size[dim] = len(at)
-        return [dim, long_tensor(at), k.constant(size, t.dtype)]
+        return [dim, tensor_of(at), k.constant(size, t.dtype)]
 
     return rest
 
 
 def _index_fill(k: Situation, t: torch.Tensor) -> list[Json]:
     dim, at = k.along(t)
-    return [dim, long_tensor(at), k.number(t.dtype)]
+    return [dim, tensor_of(at), k.number(t.dtype)]
 
 
 def _scatter(add: bool) -> Callable[[Situation, torch.Tensor], list[Json]]:
@@ -103,7 +90,7 @@ def _scatter(add: bool) -> Callable[[Situation, torch.Tensor], list[Json]]:
         rows = [k.indices(t.size(dim), lines.size(-1), not add) for _ in range(lines[..., 0].numel())]
         index = torch.tensor(rows, dtype=torch.int64).reshape(lines.shape).movedim(-1, dim)
         value: Json = k.number(t.dtype) if not add and k.chance(1, 3) else k.constant(size, t.dtype)
-        return [dim, long_tensor(index.tolist()), value]
+        return [dim, tensor_of(index.tolist()), value]
 
     return rest
 
@@ -126,7 +113,7 @@ def _index_put(k: Situation, t: torch.Tensor) -> Given:
     add = k.chance(1, 2) and fits.number_like(t)
     at = _negative_at_times(k, k.indices(t.size(0), k.integer(1, 3), not add), t.size(0))
     values = k.constant((len(at), *t.size()[1:]), t.dtype)
-    return Given([{"tuple": [long_tensor(at)]}, values], {"accumulate": True} if add else {})
+    return Given([{"tuple": [tensor_of(at)]}, values], {"accumulate": True} if add else {})
 
 
 def _negative_at_times(k: Situation, at: list[int], n: int) -> list[int]:
@@ -137,7 +124,7 @@ def _put(k: Situation, t: torch.Tensor) -> Given:
     """Indices into the elements in order, distinct unless they accumulate, and values."""
     add = k.chance(1, 2) and fits.number_like(t)
     at = k.indices(t.numel(), k.integer(1, 3), not add)
-    return Given([long_tensor(at), k.constant((len(at),), t.dtype)], {"accumulate": True} if add else {})
+    return Given([tensor_of(at), k.constant((len(at),), t.dtype)], {"accumulate": True} if add else {})
 
 
 def _product(k: Situation, t: torch.Tensor) -> Given:
@@ -151,7 +138,7 @@ def _fill_diagonal(k: Situation, t: torch.Tensor) -> Given:
 def _set_basic(k: Situation, t: torch.Tensor) -> list[Json]:
     """A basic index, and a number, a constant on either side, or a tensor that broadcasts to what is indexed."""
     index = draw_index(k, t)
-    size = t.detach()[decode(index, {}, t.device)].size()
+    size = size_at(t, index)
     return [index, k.number(t.dtype) if k.chance(1, 3) else k.operand(size, t.dtype, host=True)]
 
 
@@ -167,7 +154,7 @@ def _set_indexed(k: Situation, t: torch.Tensor) -> list[Json]:
     """Distinct indices of one dimension beside slices of the others, and values."""
     dim = k.integer(0, t.dim() - 1)
     at = _negative_at_times(k, k.indices(t.size(dim), k.integer(1, 3), True), t.size(dim))
-    index = index_of(dim, at if k.chance(1, 2) else long_tensor(at))
+    index = index_of(dim, at if k.chance(1, 2) else tensor_of(at))
     size = [len(at) if j == dim else n for j, n in enumerate(t.size())]
     return [index, k.number(t.dtype) if k.chance(1, 2) else k.constant(size, t.dtype)]
 
@@ -176,7 +163,7 @@ def _set_pairs(k: Situation, t: torch.Tensor) -> list[Json]:
     """Distinct pairs of indices of the first two dimensions, and a number or a value for each."""
     rows, columns = t.size()[:2]
     at = k.indices(rows * columns, k.integer(1, 3), True)
-    index: Json = {"tuple": [long_tensor([one // columns for one in at]), long_tensor([one % columns for one in at])]}
+    index: Json = {"tuple": [tensor_of([one // columns for one in at]), tensor_of([one % columns for one in at])]}
     return [index, k.number(t.dtype) if k.chance(1, 2) else k.constant((len(at), *t.size()[2:]), t.dtype)]
 
 
