@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
 
 from conformance.fuzzing import worker
-from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result, Shard
+from conformance.fuzzing.plan import SHARD, Shard
+from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result
 from conformance.program.model import Program, ProgramError
 from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
@@ -22,45 +23,34 @@ from conformance.run.pool import LocalPool
 CRASH_TRIALS, MOST_DEATHS = 60, 4
 """How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
 
-SHARD = 20
-"""Programs a shard. A worker's death costs at most so many."""
 
-
-class Workers:
+class Workers(LocalPool):
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
 
     `limit`: seconds that a program may take; `memory`: GiB that a worker may (None: no limit)."""
 
     def __init__(self, target: str, limit: float, memory: float | None = None, jobs: int = 1) -> None:
-        self.target, self.limit = target, limit
         limits = Limits(unit=limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
-        self.pool = LocalPool(target, limits, jobs, [worker.__name__, "torch._dynamo"])
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:  # fmt: skip
-        self.pool.close()
+        super().__init__(target, limits, jobs, [worker.__name__, "torch._dynamo"])
 
     def load(self) -> dict[str, str]:
         """Load the target, in a worker, and say what it runs on. Raises TargetError."""
         try:
-            environment: dict[str, str] = self.pool.ask(worker.environment, self.target)
+            environment: dict[str, str] = self.ask(worker.environment, self.target)
             return environment
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
 
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
-        self.pool.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
+        self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
-    def ended(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
+    def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
         """Each shard as it ends, for at most so many seconds: its result, and what is left of it to run. Raises
         TargetError where no worker can be started, and Stopped."""
-        for task, answer in self.pool.ended(seconds):
+        for task, answer in self.ended(seconds):
             (shard,) = task.args
             if isinstance(answer, Death):
                 if answer.fate is Fate.NEVER_STARTED:
@@ -77,7 +67,7 @@ class Workers:
         """Run one shard, with a new worker after each death, to its end."""
         whole = Result()
         self.begin(shard)
-        for _, result, rest in self.ended():
+        for _, result, rest in self.results():
             whole.add(result)
             if rest is not None:
                 self.begin(rest)
@@ -87,27 +77,25 @@ class Workers:
         """What becomes of a worker that runs a program: CRASH, TIMEOUT, MEMORY, or nothing, the empty string. Raises
         what fails in the harness itself."""
         try:
-            return "" if self.pool.ask(worker.survives, self.target, program) else MEMORY
+            return "" if self.ask(worker.survives, self.target, program) else MEMORY
         except WorkerDied as died:
             return str(died.death.fate)
         except ProgramError:  # it means nothing on torch CPU, so it shows nothing
             return ""
 
-    def shrink(self, finding: Finding, trials: int, until: float | None = None) -> Finding:
+    def shrink(self, finding: Finding, trials: int, until: float = math.inf) -> Finding:
         """The finding on a smaller program, as small as it became by `until` (seconds since the epoch); FLAKY where a
         death does not come again. Raises what fails in the harness itself."""
         if finding.kind in (CRASH, TIMEOUT, MEMORY):
             return self._shrink_death(finding, until)
-        seconds = 60 + trials * 10.0
-        if until is not None:
-            seconds = min(seconds, max(until - time.time(), 0) + 30)
+        seconds = min(60 + trials * 10.0, max(until - time.time(), 0) + 30)
         try:
-            small: Finding = self.pool.ask(worker.shrink, self.target, finding, trials, until, seconds=seconds)
+            small: Finding = self.ask(worker.shrink, self.target, finding, trials, until, seconds=seconds)
             return small
         except WorkerDied:
             return finding
 
-    def _shrink_death(self, finding: Finding, until: float | None) -> Finding:
+    def _shrink_death(self, finding: Finding, until: float) -> Finding:
         """Reduce a crash or a hang, each candidate in a worker that may die of it."""
         if not finding.program.inputs:
             return finding
@@ -132,16 +120,16 @@ class Workers:
 def recover_dead_worker(shard: Shard, death: Death) -> Result:
     """What a dead worker left: its findings, and the program that it died of."""
     kind, number, note = str(death.fate), shard.first, death.note
-    finding = Finding(kind, shard.seed, number, f"{kind.lower()} / starting", NOTHING)
+    finding = Finding(kind, shard.plan.seed, number, f"{kind.lower()} / starting", NOTHING)
     with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
         unit = json.loads(note.unit if note is not None else "")
         number = int(unit["number"])
-        finding = Finding(kind, shard.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
+        finding = Finding(kind, shard.plan.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
         step = int(note.steps[-1]) if note is not None and note.steps else 0
-        finding = worker.ended(kind, shard.seed, number, Program.from_json(unit["program"]), step)
+        finding = worker.ended(kind, shard.plan.seed, number, Program.from_json(unit["program"]), step)
     left = Result(done=number + 1 - shard.first)
     for earlier in range(shard.first, number):
-        worker.program_of(shard, earlier, left.tally)
+        worker.program_of(shard, earlier, left)
     left.findings = [*found_by(shard, shard.first, number), finding]
     return left
 
