@@ -51,7 +51,7 @@ def merge(runs: Iterable[Run]) -> Run:
         complete=all(run.complete for run in runs) and not missing,
         interrupted=0,
         notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
-        drawn=totals.join(run.drawn for run in runs if run.drawn),
+        drawn=totals.join([run.drawn for run in runs if run.drawn]),
     )
 
 
