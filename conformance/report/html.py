@@ -60,30 +60,13 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
     order = {outcome: rank for rank, outcome in enumerate(Outcome)}
     results = sorted(run.cases, key=lambda result: (order[result.outcome], result.id))
-    rows = [
-        [
-            names(r.name),
-            names(r.family),
-            names(r.dtype),
-            names(r.variant),
-            names(r.layout),
-            order[r.outcome],
-            r.samples,
-            r.skipped,
-            r.failed,
-            r.kernels,
-            _kernels_before(before.get(r.id), r),
-            r.eager,
-            r.fallback,
-            round(r.seconds * 1000),
-            names(", ".join(r.oracles)),
-            names(r.reason),
-            r.arbitrated,
-            r.host,
-            *(getattr(r, name) for name in summary.COMPILED),
-        ]
-        for r in results
-    ]
+    rows = []
+    for r in results:
+        texts = (r.name, r.family, r.dtype, r.variant, r.layout)
+        counts = (r.samples, r.skipped, r.failed, r.kernels, _kernels_before(before.get(r.id), r), r.eager, r.fallback)
+        more = (r.arbitrated, r.host, *(getattr(r, name) for name in summary.COMPILED))
+        said = (names(", ".join(r.oracles)), names(r.reason))
+        rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, *more])
     return {
         "rows": rows,
         "names": list(map(escape_control_characters, names.numbers)),

@@ -7,13 +7,11 @@ torch in a process of its own, since this one only reads files.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conformance.core import plain
 from conformance.core import result as model
@@ -35,24 +33,6 @@ ESSENTIALS = (
 
 LONGEST = 1_500
 """Characters of an answer that an issue shows."""
-
-
-def add_command(commands: Any) -> None:
-    """The options of `issue`."""
-    made = commands.add_parser("issue", help="a finding as an issue that is ready to be filed, in Markdown")
-    made.add_argument("finding", metavar="FINDING", help="a finding's JSON under reports/failures/, or a case's id")
-    made.add_argument("--run", type=Path, default=RUN, metavar="FILE", help=f"where the case failed (default: {RUN})")
-
-
-def spelt_out(arguments: Sequence[str]) -> list[str]:
-    """`--issue FINDING` as the command `issue FINDING`."""
-    return ["issue" if number == 0 and word == "--issue" else word for number, word in enumerate(arguments)]
-
-
-def command(options: argparse.Namespace) -> int:
-    """Print the issue. Raises ReportError."""
-    print(issue(options.finding, options.run), end="")
-    return 0
 
 
 @dataclass(frozen=True)
