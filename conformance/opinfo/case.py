@@ -182,9 +182,7 @@ def _run_call(
     # On the CPU itself counting means a dispatch mode, under which some composite ops take other paths.
     actual = Executor(target).run(call, count=target.name != reference().name)
     if actual.unavailable:
-        tally.skipped[f"the device has no way to make {actual.unavailable}"] += 1
-        tally.excused += 1
-        return
+        return tally.skip(f"the device has no way to make {actual.unavailable}", excused=True)
     if actual.last.kernels is not None:
         tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
     found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
