@@ -218,7 +218,8 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             print("opinfo_runner: interrupted before anything was compared; no report is written.", file=sys.stderr)
             return made.exit_code()
         if options.update_expectations and made.complete:
-            _declare(made, expected_file)
+            print("\n".join(map(escape_control_characters, expectations.declare(made, expected_file))))
+            made.results = expectations.accept(made.results, expectations.expected(expected_file))
         made.expectations = str(expected_file) if expected_file.exists() else ""
         changes = compare.diff(baseline, made) if baseline else None
         _write(made, options.reports, baseline)
@@ -229,14 +230,6 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             model.write_atomic(baseline_file.parent / budgets.NAME, budgets.dumps(counted))
     terminal.summarize(console, made, changes, options.reports)
     return made.exit_code(changes.regressions if changes and not options.update_baseline else 0)
-
-
-def _declare(made: Run, path: Path) -> None:
-    """Write what fails in the run into the file of expectations, and apply them to it. Raises ReportError."""
-    entries, done = expectations.update(expectations.load(path), made, "")
-    model.write_atomic(path, expectations.dumps(entries, made.target, expectations.findings(path)))
-    print("\n".join(map(escape_control_characters, done)))
-    made.results = expectations.accept(made.results, expectations.expected(path))
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
