@@ -80,7 +80,7 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
         chain = view_source(host, size, stride, offset)
-        if ".as_strided(" not in chain:
+        if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
             made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
             return made.detach() if "data" in lacks else made.data
         if "unfold" not in lacks and (by_unfold := unfolded(typed, size, stride, offset)) is not None:
