@@ -30,6 +30,13 @@ def line(text: Any) -> str:
     return " ".join(str(text).split())[:300].replace("<", "&lt;").replace("`", "'")
 
 
+def quoted(text: Any) -> str:
+    """Text from anywhere in one line as code that it cannot end, so that it starts no tag, link or mention."""
+    flat = escape_control_characters(" ".join(str(text).split())[:300])
+    marks = "`" * (1 + max(map(len, re.findall("`+", flat)), default=0))
+    return f"{marks} {flat} {marks}" if "`" in flat else f"`{flat}`"
+
+
 def fenced(text: str, language: str = "") -> str:
     """Text in a fence that it cannot end."""
     fence = "```"
@@ -54,7 +61,7 @@ _ENVIRONMENT = jinja2.Environment(
 )
 _ENVIRONMENT.globals["source"] = _source
 _ENVIRONMENT.filters |= {"code": code, "cell": cell, "short": lambda text: cell(text[:300])}
-_ENVIRONMENT.filters |= {"line": line, "fenced": fenced}
+_ENVIRONMENT.filters |= {"line": line, "quoted": quoted, "fenced": fenced}
 
 
 def rendered(template: str, **values: Any) -> str:
