@@ -65,7 +65,7 @@ def facts_of_run(
         for name, leaf in {**results, **given}.items():
             if isinstance(leaf, torch.Tensor):
                 first = owner.setdefault(after[name][-1], name)
-                facts |= tensor_facts(leaf, name, first, versions.get(id(leaf), 0))
+                facts |= tensor_facts(leaf, name, first, versions.get(id(leaf)))
                 if "value" in oracles:
                     facts["value", name] = on_host(leaf)
                 if name in given and "storage" in oracles:
@@ -79,8 +79,9 @@ def facts_of_run(
     return facts, before, after
 
 
-def tensor_facts(tensor: torch.Tensor, name: str, first: str, writes: int) -> Facts:
-    """What is judged of every tensor beside its values; `first` is the first one on its storage."""
+def tensor_facts(tensor: torch.Tensor, name: str, first: str, before: int | None) -> Facts:
+    """What is judged of every tensor beside its values; `first` is the first one on its storage, and
+    `before` how often an input had been written to."""
     return {
         ("structure", name): "Tensor",
         ("dtype", name): tensor.dtype,
@@ -89,7 +90,7 @@ def tensor_facts(tensor: torch.Tensor, name: str, first: str, writes: int) -> Fa
         ("storage_offset", name): int(tensor.storage_offset()),
         ("contiguity", name): contiguity(tensor),
         ("alias", name): first,
-        ("version", name): tensor._version - writes,
+        ("version", name): None if before is None else tensor._version - before,
         ("grad", name): tensor.requires_grad,
     }
 
