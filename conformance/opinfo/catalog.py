@@ -10,22 +10,18 @@ from __future__ import annotations
 import functools
 import random
 import re
-import warnings
 from collections import Counter
 from typing import Any
 
 import numpy
 import torch
-from torch.testing._comparison import default_tolerances
 
+from conformance.core import torch_compat
+from conformance.core.torch_compat import default_tolerances, nondeterministic
 from conformance.opinfo.plan import Case, Entry
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_utils import SEED
-    from torch.testing._internal.opinfo.core import DecorateInfo
+OP_DB = torch_compat.op_db()
+SEED: int = OP_DB.seed
 
 __all__ = ["SEED", "entries", "find", "has_value", "seed", "tolerances"]
 
@@ -46,7 +42,7 @@ COMPARISONS = frozenset(
     }
 )
 
-# OpInfos whose results hold uninitialized memory without saying so by `has_nondeterministic_output`.
+# More OpInfos whose results hold uninitialized memory without saying so themselves, in any version.
 UNDEFINED = frozenset({"resize_", "resize_as_"})
 
 FAMILIES: tuple[tuple[str, str], ...] = (
@@ -117,7 +113,7 @@ def _by_name() -> dict[tuple[str, str], Any]:
     """OpInfos by (name, overload); of several with one name the second is `#2` and so on: none hides another."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
-    for op in op_db:
+    for op in OP_DB.ops:
         key = (op.name, op.variant_test_name)
         seen[key] += 1
         found[op.name, op.variant_test_name + (f"#{seen[key]}" if seen[key] > 1 else "")] = op
@@ -172,18 +168,18 @@ def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]
     granted = False
     for decorator in op.decorators:
         inner = [decorator]
-        if isinstance(decorator, DecorateInfo):
+        if isinstance(decorator, OP_DB.decorate_info):
             active = decorator.active_if and (decorator.cls_name, decorator.test_name) in COMPARISONS
             here = decorator.device_type in (None, "cpu") and (decorator.dtypes is None or dtype in decorator.dtypes)
             inner = decorator.decorators if active and here else []
         for each in inner:
-            if isinstance(each, toleranceOverride) and dtype in each.d:
+            if isinstance(each, OP_DB.tolerance_override) and dtype in each.d:
                 rtol, atol, granted = max(rtol, each.d[dtype].rtol), max(atol, each.d[dtype].atol), True
-            elif isinstance(each, precisionOverride) and dtype in each.d:
+            elif isinstance(each, OP_DB.precision_override) and dtype in each.d:
                 atol, granted = max(atol, each.d[dtype]), True
     return (rtol, atol) if granted else (None, None)
 
 
 def has_value(op: Any) -> bool:
     """Whether the op's result has a defined value; that of `empty` and its kin is compared by metadata only."""
-    return not (op.has_nondeterministic_output or op.name in UNDEFINED)
+    return not (nondeterministic(op) or op.name in UNDEFINED)
