@@ -56,7 +56,7 @@ def holds(text: str, version: Version | None = None) -> bool:
 
 
 def check() -> None:
-    """Warn once, in the first process alone, of a torch that is newer than those tested. Raises TargetError for an older
+    """Warn once, in the first process alone, of a torch newer than those tested. Raises TargetError for an older
     one."""
     found = installed()
     if Version(minor(found)) < Version(OLDEST):
@@ -69,7 +69,5 @@ def check() -> None:
 def warn_newer(found: Version) -> None:
     """The warning itself."""
     warnings.warn(
-        f"torch {found} is newer than {NEWEST}, the newest that this package was tested with",
-        UserWarning,
-        stacklevel=2,
+        f"torch {found} is newer than {NEWEST}, the newest that this package was tested with", UserWarning, stacklevel=2
     )
