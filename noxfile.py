@@ -24,7 +24,7 @@ nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = Path("requirements/constraints.txt")
-EXTRAS = "test,lint"
+EXTRAS = "tiny,test,lint"
 
 # What `nox -s conformance` runs; the suites of op_db cases are in conformance/opinfo/plan.py.
 FULL, QUICK = {"programs": "300", "suite": "main"}, {"programs": "30", "suite": "quick"}

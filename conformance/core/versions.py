@@ -1,9 +1,9 @@
 """Which torch is installed, which ones this package was tested with, and what is said to hold for which.
 
-Defines `installed`, `minor`, `holds`, `specifier` and `check`. The key insight: everything that was learnt about torch
-(an op's name, what is known to fail, a baseline) was learnt about some minor version, and must say which. The version
-is read from the installed package's metadata, so that a process which only plans and reports need not import torch, and
-read anew in each process, so that another package may replace torch at any time.
+Defines `installed`, `minor`, `baselines`, `holds`, `specifier` and `check`. The key insight: all that was
+learnt about torch (an op's name, what is known to fail, a baseline) was learnt about some minor version, and must say
+which. The version is read from the installed package's metadata, so that a process which only plans and reports need
+not import torch, and anew in each process, so that another package may replace torch at any time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import multiprocessing
 import warnings
 from importlib import metadata
+from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
@@ -20,6 +21,9 @@ from conformance.core.errors import TargetError, UserError
 
 OLDEST, NEWEST = "2.9", "2.15"
 """The minor versions of torch between which the harness is tested (`nox -s versions`)."""
+
+
+BASELINES = Path("reports/baseline")
 
 
 @functools.cache
@@ -36,6 +40,12 @@ def installed(package: str = "torch") -> Version:
 def minor(version: Version | None = None) -> str:
     """The minor version, such as "2.13", of the installed torch if no other is given."""
     return "{}.{}".format(*(version or installed()).release[:2])
+
+
+def baselines(torch: str = "") -> Path:
+    """The folder of the baselines made with a minor version of torch: of this release of torch, such as "2.13.0+cpu",
+    or of the installed one."""
+    return BASELINES / f"torch-{minor(Version(torch) if torch else None)}"
 
 
 def specifier(text: str) -> SpecifierSet:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from conformance.core import versions
 from conformance.core.loading import describe_target
 from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
@@ -85,6 +86,7 @@ class Plan:
             "drawing": made_of,
             "corpus": list(self.corpus),
             "part": list(self.part),
+            "torch": str(versions.installed()),
         }
 
     @property
@@ -309,7 +311,7 @@ class Campaign:
         if identity != self.plan.identity():
             raise ProgramError(
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
-                "steps, corpus and shard that it was started with"
+                "steps, corpus, shard and torch that it was started with"
             )
         untaken: list[Finding] = []
         for saved in sorted(self.plan.failures.glob("*.json")):
