@@ -13,7 +13,7 @@ import pytest
 nox = pytest.importorskip("nox", reason="nox runs the suite; without it there is no session to test")
 
 ROOT = Path(__file__).parent.parent
-SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "bench", "mutants")
+SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "versions", "bench", "mutants")
 
 
 @pytest.fixture(scope="module")
