@@ -98,8 +98,19 @@ DeviceGuard: Any = found("torch._C:_acc.DeviceGuard")
 DeviceType: Any = found("torch._C:_autograd.DeviceType")
 PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
 set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
-tensor_str_module: Any = found("torch:_tensor_str")
-_REPLACED = found("torch:_tensor_str._tensor_str"), found("torch.nn:Module._apply")
+tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
+module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
+
+
+def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
+    """Let torch format the text of a tensor by this function."""
+    torch._tensor_str._tensor_str = function
+
+
+def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:
+    """Let a module's `to`, `float` and the like change its tensors by this method."""
+    torch.nn.Module._apply = function  # type: ignore[method-assign]
+
 
 # Dynamo's C half, which is there before Dynamo is imported
 eval_frame: Any = found("torch._C:_dynamo.eval_frame")

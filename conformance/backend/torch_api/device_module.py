@@ -157,12 +157,11 @@ def _serve_untyped_storage() -> None:
 
 def _print_on_host() -> None:
     """torch formats a tensor with some thirty operators; formatting a copy on the host needs none of the device."""
-    original = torch_compat.tensor_str_module._tensor_str
 
     def tensor_str(self: torch.Tensor, indent: int) -> str:
-        return original(self.cpu() if self.device.type == "tiny" else self, indent)
+        return torch_compat.tensor_str(self.cpu() if self.device.type == "tiny" else self, indent)
 
-    torch_compat.tensor_str_module._tensor_str = tensor_str
+    torch_compat.replace_tensor_str(tensor_str)
 
 
 def _keep_shared_parameters() -> None:
@@ -171,7 +170,7 @@ def _keep_shared_parameters() -> None:
     Parameters that were shared (a language model's embedding and its last layer) would come out separate and train
     apart, without an error. The places that shared one share the first one's successor again.
     """
-    original = torch.nn.Module._apply
+    original = torch_compat.module_apply
     moving = False
 
     def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
@@ -193,7 +192,7 @@ def _keep_shared_parameters() -> None:
                 module._parameters[other] = first._parameters[name]
         return moved
 
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    torch_compat.replace_module_apply(apply)
 
 
 def _serve_accelerator() -> None:
