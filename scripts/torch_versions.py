@@ -63,7 +63,7 @@ class Outcome:
 
 def checks(tiny: bool) -> Iterator[Check]:
     """Those of a version; `tiny` where the device runs on it."""
-    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600")
     yield Check("tests", "harness", (*pytest, "tests/core", "tests/program", "tests/targets"))
     if tiny:
         parts = ("dispatch", "lazy", "torch_api", "test_behaviours.py")
