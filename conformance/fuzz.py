@@ -3,6 +3,11 @@
 if __name__ == "__main__":  # a spawned worker imports this module too, and needs nothing of the command
     import sys
 
-    from conformance.fuzzing.command import main
+    from conformance.core.errors import UserError
 
+    try:
+        from conformance.fuzzing.command import main
+    except UserError as error:  # the installed torch lacks what nothing here can do without
+        print(f"conformance.fuzz: {error}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(main())

@@ -195,7 +195,7 @@ class Campaign:
         if identity != self.plan.identity():
             raise ProgramError(
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
-                "steps, corpus and shard that it was started with"
+                "steps, corpus, shard and torch that it was started with"
             )
         untaken: list[Finding] = []
         for saved in sorted(self.plan.failures.glob("*.json")):

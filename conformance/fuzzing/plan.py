@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conformance.core import versions
 from conformance.core.loading import describe_target
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.program.steps.op import Json
@@ -58,7 +59,8 @@ class Plan:
     def identity(self) -> dict[str, Json]:
         """What must be the same when the campaign goes on."""
         made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part")}
-        plain: dict[str, Json] = json.loads(json.dumps({**made_of, "drawing": vars(self.drawing)}))
+        made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
+        plain: dict[str, Json] = json.loads(json.dumps(made_of))
         return plain
 
     @property

@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from conformance.core import expectations
+from conformance.core import expectations, versions
 from conformance.core import result as model
 from conformance.core.errors import ReportError, TargetError, UsageError, UserError
 from conformance.core.result import RERUN, UNEXPECTED, Outcome, Result, Run
@@ -144,7 +144,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stop-at-first-failure", action="store_true", help="end with the first undeclared failure")
     made.add_argument("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
     made.add_argument("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
-    made.add_argument("--baseline", type=Path, metavar="FILE", help="default: reports/baseline/<target>.json.gz")
+    made.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="default: reports/baseline/torch-<minor>/<target>.json.gz"
+    )
     made.add_argument("--update-baseline", action="store_true", help="accept this run as the baseline, knowingly")
     made.add_argument(
         "--replay",
@@ -161,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
+        versions.check()
         with stop.deferred():
             if options.replay:
                 limits = _choices(options)["limits"]
@@ -197,6 +200,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),
         "shard": list(chosen["shard"]),
+        "torch": str(versions.installed()),
     }
     with Journal(options.reports, identity, options.resume) as journal, terminal.progress(console) as progress:
         made = run(

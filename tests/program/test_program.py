@@ -186,6 +186,7 @@ class TestRun:
         assert outcome.failed_step == 2
         assert outcome.observations[-1].error is not None
 
+    @pytest.mark.tiny
     def test_what_earlier_programs_taught_is_forgotten(self):
         """A number that changed from call to call is data: a program's kernels depended on which ran before it."""
         tiny = load_target("tiny")
