@@ -36,7 +36,8 @@ class Workers:
         limits = Limits(unit=limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
-        self.pool = LocalPool(target, limits, jobs, [worker.__name__, "torch._dynamo"])
+        preload = [worker.__name__, "torch._dynamo"]
+        self.pool = LocalPool(target, limits, jobs, preload, preload)
 
     def __enter__(self) -> Workers:
         return self

@@ -1,6 +1,6 @@
 """What passes between a pool and its workers: a task, the note of its progress, and how it ended.
 
-Defines `Limits`, `Task`, `Note`, `Done`, `Death` and `WorkerDied`. The key insight: a task ends in one of two ways,
+Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied` and `OutOfTime`. The key insight: a task ends in one of two ways,
 with an answer or with the death of its worker, and a death is told by the last note that the worker wrote *before* the
 step that killed it. All of these are plain picklable data, so that a pool may be on another machine.
 """
@@ -19,6 +19,9 @@ from conformance.core.errors import TargetError, UserError
 COMPILING = "compiling"
 """The phase of a unit in which `Limits.compiling` counts, and not `Limits.unit`."""
 
+COMPILE_LIMIT = 300.0
+"""Seconds that building kernels may take within a unit; some devices need 40 for a single one on a quiet machine."""
+
 
 class Fate(StrEnum):
     """How a worker dies: by itself, at a limit of time or memory, or before it could take a task."""
@@ -31,16 +34,21 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker may take: seconds for one unit (a program, a case), for compiling inside a unit, and for starting;
-    GiB of private memory (None: no limit; Linux only); tasks until it is replaced, so that leaks do not add up."""
+    """What a worker may take: seconds for one unit (a program, a case), for compiling inside a unit, which are not the
+    unit's, and for starting; GiB of private memory (None: no limit; Linux only); tasks until it is replaced, so that
+    leaks do not add up."""
 
     unit: float = 60.0
-    compiling: float = 600.0
+    compiling: float = COMPILE_LIMIT
     starting: float = 180.0
     memory: float | None = None
     recycle: int = 500
     grace: float = 10.0
     """Seconds beyond `unit` after which a worker is ended from outside, since it hears no alarm."""
+
+    def of(self, phase: str) -> float:
+        """Seconds that this phase of a unit may take."""
+        return self.compiling if phase == COMPILING else self.unit
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,23 @@ class Death:
     fate: Fate
     said: str
     note: Note | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker's first message: its process id, and whether it found torch imported, as a fork does."""
+
+    pid: int
+    preloaded: bool
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker's second message: it has loaded the target, and takes tasks. Each answer to a task is a `Done`."""
+
+
+class OutOfTime(Exception):
+    """What was asked had no answer by its deadline."""
 
 
 class WorkerDied(UserError):
