@@ -28,7 +28,7 @@ from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.op import Json
 from conformance.program.unsupported import unsupported_steps
-from conformance.run.messages import Fate, WorkerDied
+from conformance.run.messages import COMPILE_LIMIT, Fate, OutOfTime, WorkerDied
 
 PROGRESS = 3
 """The schema of the file that says how far a campaign is."""
@@ -46,8 +46,9 @@ SEVERITY = (CRASH, TIMEOUT, MEMORY, HARNESS)
 @dataclass(frozen=True)
 class Plan:
     """What to run. `programs` None: until `minutes` have passed, which include shrinking. `limit`: seconds that a
-    program may take. `part` (i, n): only the i-th of every n blocks of `SHARD` programs. `kernels`: the file with the
-    kernels that programs took before; `record`: keep the kernels of this run's programs."""
+    program may take; `compile_limit`: that building kernels may in it, besides. `part` (i, n): only the i-th of every n
+    blocks of `SHARD` programs. `kernels`: the file with the kernels that programs took before; `record`: keep the
+    kernels of this run's programs."""
 
     target: str = "tiny"
     seed: int = 0
@@ -65,6 +66,7 @@ class Plan:
     kernels: str = ""
     record: bool = False
     part: tuple[int, int] = (1, 1)
+    compile_limit: float = COMPILE_LIMIT
 
     @property
     def failures(self) -> Path:
@@ -189,7 +191,8 @@ class Campaign:
         self.following = -len(self.plan.corpus)
         if self.plan.resume:
             self._restore()
-        with Workers(self.plan.target, self.plan.limit, self.plan.memory, self.plan.jobs) as workers:
+        plan = self.plan
+        with Workers(plan.target, plan.limit, plan.memory, plan.jobs, plan.compile_limit) as workers:
             self.environment = workers.load()
             self._note_progress()
             self.began, self.began_at = time.monotonic(), time.time()
@@ -208,13 +211,17 @@ class Campaign:
 
     def _compare(self, relative: str) -> None:
         """Run every finding on a related target, in a process of its own, to say whose bug it is."""
-        with Workers(relative, self.plan.limit, self.plan.memory) as workers:
+        plan, until = self.plan, self._deadline()
+        longest = 2 * plan.limit + plan.compile_limit
+        with Workers(relative, plan.limit, plan.memory, compile_limit=plan.compile_limit) as workers:
             for group in self.ranked():
                 if relative in group.elsewhere or not group.finding.program.inputs or self._late():
                     continue
-                program, limit = group.finding.program, self.plan.limit
+                program, limit = group.finding.program, plan.limit
                 try:
-                    answer = workers.pool.ask(worker.elsewhere, relative, program, limit, seconds=2 * limit)
+                    answer = workers.pool.ask(worker.elsewhere, relative, program, limit, seconds=longest, until=until)
+                except OutOfTime:
+                    return
                 except WorkerDied as died:
                     answer = "runs too long" if died.death.fate is Fate.TIMEOUT else "fails (crash)"
                 group.elsewhere[relative] = answer

@@ -33,6 +33,7 @@ from conformance.report import __main__ as report
 from conformance.report import compare
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
+from conformance.run.messages import COMPILE_LIMIT
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
@@ -112,6 +113,14 @@ def arguments_parser() -> argparse.ArgumentParser:
         default=60.0,
         metavar="SECONDS",
         help="that a program may take (default: 60)",
+    )
+    parser.add_argument(
+        "--compile-limit",
+        type=positive,
+        default=COMPILE_LIMIT,
+        metavar="SECONDS",
+        help="that building kernels may take within a program, not counted in --limit: in the first run of an op on "
+        f"its dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})",
     )
     parser.add_argument(
         "--memory",
@@ -230,6 +239,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
         kernels=kernels_of(given),
         record=given.record_kernels,
         part=given.shard,
+        compile_limit=given.compile_limit,
     )
 
 

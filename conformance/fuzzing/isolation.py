@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -16,11 +15,14 @@ from types import TracebackType
 from conformance.fuzzing import worker
 from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result, Shard
 from conformance.program.model import Program, ProgramError
-from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
+from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
 
 CRASH_TRIALS, MOST_DEATHS = 60, 4
 """How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
+
+TO_ANSWER = 1.0
+"""Seconds before its deadline at which a worker tries no smaller program, but judges the smallest and answers."""
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
@@ -29,11 +31,19 @@ SHARD = 20
 class Workers:
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
 
-    `limit`: seconds that a program may take; `memory`: GiB that a worker may (None: no limit)."""
+    `limit`: seconds that a program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB
+    that a worker may (None: no limit)."""
 
-    def __init__(self, target: str, limit: float, memory: float | None = None, jobs: int = 1) -> None:
+    def __init__(
+        self,
+        target: str,
+        limit: float,
+        memory: float | None = None,
+        jobs: int = 1,
+        compile_limit: float = COMPILE_LIMIT,
+    ) -> None:
         self.target, self.limit = target, limit
-        limits = Limits(unit=limit, memory=memory)
+        limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
         preload = [worker.__name__, "torch._dynamo"]
@@ -84,11 +94,11 @@ class Workers:
                 self.begin(rest)
         return whole
 
-    def fate(self, program: Program) -> str:
+    def fate(self, program: Program, until: float | None = None) -> str:
         """What becomes of a worker that runs a program: CRASH, TIMEOUT, MEMORY, or nothing, the empty string. Raises
-        what fails in the harness itself."""
+        OutOfTime when it is `until`, and what fails in the harness itself."""
         try:
-            return "" if self.pool.ask(worker.survives, self.target, program) else MEMORY
+            return "" if self.pool.ask(worker.survives, self.target, program, until=until) else MEMORY
         except WorkerDied as died:
             return str(died.death.fate)
         except ProgramError:  # it means nothing on torch CPU, so it shows nothing
@@ -99,13 +109,13 @@ class Workers:
         death does not come again. Raises what fails in the harness itself."""
         if finding.kind in (CRASH, TIMEOUT, MEMORY):
             return self._shrink_death(finding, until)
-        seconds = 60 + trials * 10.0
-        if until is not None:
-            seconds = min(seconds, max(until - time.time(), 0) + 30)
+        seconds, early = 60 + trials * 10.0, None if until is None else until - TO_ANSWER
         try:
-            small: Finding = self.pool.ask(worker.shrink, self.target, finding, trials, until, seconds=seconds)
+            small: Finding = self.pool.ask(
+                worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until
+            )
             return small
-        except WorkerDied:
+        except (WorkerDied, OutOfTime):
             return finding
 
     def _shrink_death(self, finding: Finding, until: float | None) -> Finding:
@@ -113,7 +123,11 @@ class Workers:
         if not finding.program.inputs:
             return finding
         same = {finding.kind, CRASH if finding.kind == MEMORY else finding.kind}
-        if self.fate(finding.program) not in same:
+        try:
+            again = self.fate(finding.program, until)
+        except OutOfTime:
+            return finding
+        if again not in same:
             return replace(finding, kind=FLAKY, group=f"flaky / {finding.group}")
         deaths = 0
 
@@ -121,7 +135,7 @@ class Workers:
             nonlocal deaths
             if deaths >= MOST_DEATHS:
                 return False
-            fate = self.fate(candidate)
+            fate = self.fate(candidate, until)
             deaths += fate in (CRASH, TIMEOUT)
             return fate in same
 

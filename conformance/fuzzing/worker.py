@@ -29,13 +29,16 @@ from conformance.program.model import Program, ProgramError, digest, read_progra
 from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
 from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
-from conformance.run.messages import Fate
+from conformance.run.messages import COMPILING, Fate, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
 
 FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
 CRASH, TIMEOUT, MEMORY = (str(fate) for fate in (Fate.CRASH, Fate.TIMEOUT, Fate.MEMORY))
 """What can be found; INVALID is a fault of the drawing, a program that means nothing on torch CPU, and HARNESS one of
 the harness, which failed while it judged the program."""
+
+LONGEST_TRIAL = 30.0
+"""Seconds that a smaller program may take while a finding is shrunk."""
 
 NOTHING = Program((), ())
 """Stands for a program that was never drawn."""
@@ -233,13 +236,15 @@ def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
 def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdict:
     """The verdict on a program, within the time that a program may take, each of its steps noted before it runs."""
 
-    def watch(number: int, phase: str = "") -> None:
-        step(str(number), phase)
-
     with unit(json.dumps({"number": number, "program": program.to_json()})):
         return judge_program(
             program, loaded(shard.target), locate=locate, watch=watch, baseline=counted(shard.kernels, shard.target)
         )
+
+
+def watch(number: int, builds: bool) -> None:
+    """Note a step before it runs; where it may build kernels, that is not the program's time."""
+    step(str(number), COMPILING if builds else "")
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
@@ -279,10 +284,6 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     return Finding(kind, seed, number, f"{kind.lower()} / {where}", program.with_steps(program.steps[:step]), step=step)
 
 
-class _OutOfTime(Exception):
-    """No smaller program is to be tried."""
-
-
 def reduce_until(
     program: Program, fails: Callable[[Program], bool], trials: int, until: float | None = None
 ) -> Program:
@@ -292,12 +293,12 @@ def reduce_until(
     def still_fails(candidate: Program) -> bool:
         nonlocal smallest
         if until is not None and time.time() >= until:
-            raise _OutOfTime
+            raise OutOfTime
         failed = fails(candidate)
         smallest = candidate if failed else smallest
         return failed
 
-    with contextlib.suppress(_OutOfTime):
+    with contextlib.suppress(OutOfTime):
         reduce_program(program, still_fails, trials)
     return smallest
 
@@ -311,8 +312,8 @@ def shrink(spec: str, finding: Finding, trials: int, until: float | None = None)
 
     def verdict_of(candidate: Program) -> Verdict:
         try:
-            with at_most(30):
-                return judge_program(candidate, target, locate=False)
+            with at_most(LONGEST_TRIAL if until is None else min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
+                return judge_program(candidate, target, locate=False, watch=watch)
         except UnitTimeout:
             return Verdict()
 
@@ -352,7 +353,7 @@ def survives(spec: str, program: Program) -> bool:
     """Run a program only to see whether the process survives it; False where it only ran out of memory."""
     try:
         with unit("a smaller program"):
-            return not exhausted(judge_program(program, loaded(spec), locate=False))
+            return not exhausted(judge_program(program, loaded(spec), locate=False, watch=watch))
     except MemoryError:
         return False
 
@@ -361,7 +362,7 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
     """What becomes of a program on a related target: `agrees`, `fails` with the oracle, or why it was not run."""
     try:
         with at_most(limit):
-            verdict = judge_program(program, loaded(spec), locate=False)
+            verdict = judge_program(program, loaded(spec), locate=False, watch=watch)
     except UnitTimeout:
         return "runs too long"
     except TargetError as error:

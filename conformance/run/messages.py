@@ -1,8 +1,8 @@
 """What passes between a pool and its workers: a task, the note of its progress, and how it ended.
 
-Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied` and `OutOfTime`. The key insight: a task ends in one of two ways,
-with an answer or with the death of its worker, and a death is told by the last note that the worker wrote *before* the
-step that killed it. All of these are plain picklable data, so that a pool may be on another machine.
+Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied` and `OutOfTime`. The key insight: a task ends in one of
+two ways, with an answer or with the death of its worker, and a death is told by the last note that the worker wrote
+*before* the step that killed it. All of these are plain picklable data, so that a pool may be on another machine.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Defines `Processes`, the protocol, `Spawned`, `Forked`, and `serve`, which the fork server runs. The key insight: a fork
 inherits what the server has done, so the server must have done nothing that a fork does not survive. It imports torch
-and the harness, but no target; it opens no device; it computes nothing; and before it forks it counts its threads: where
-there is more than the one, it says so instead, and workers are spawned.
+and the harness, but no target; it opens no device; it computes nothing; and before it forks, it counts its threads.
+Where there is more than the one, it says so instead, and workers are spawned.
 """
 
 from __future__ import annotations

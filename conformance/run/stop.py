@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM as one clean stop: asked for at any time, answered where a pool waits.
 
 Defines `ends_imports` for a command's first line, `deferred` and `check` for the rest of it, and `sigint_blocked` for
-the processes that it starts. The key insight: a KeyboardInterrupt between two lines of bookkeeping leaves a result counted once or twice, so the
-signal only sets a flag, and `check` raises where nothing is half done. Later signals change nothing, so that the report
-which the first one asked for is written.
+the processes that it starts. The key insight: a KeyboardInterrupt between two lines of bookkeeping leaves a result
+counted once or twice, so the signal only sets a flag, and `check` raises where nothing is half done. Later signals
+change nothing, so that the report which the first one asked for is written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -66,6 +65,8 @@ def signal_number() -> int:
 def sigint_blocked() -> Iterator[None]:
     """The processes that are started in the block inherit that SIGINT is blocked, so that Ctrl-C tears none from its
     imports."""
+    from multiprocessing import resource_tracker  # not before `ends_imports`, since it takes long
+
     resource_tracker.ensure_running()  # which unblocks it again where it is started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -19,7 +19,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection

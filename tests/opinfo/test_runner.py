@@ -270,6 +270,18 @@ class TestCommand:
         assert [(r.name, r.outcome) for r in run.results] in ([("sin", Outcome.PASS)], [("acosh", Outcome.PASS)])
         assert "interrupted" in (command.reports / "conformance.html").read_text()
 
+    def test_building_kernels_has_its_own_limit(self, command: Command) -> None:
+        """A device builds each kernel for longer than a case may take, which once was a hang; one that hangs when its
+        kernel is there, or while it is built, still is one, each after its own limit."""
+        words = ("--op", "sin", "--dtype", "float32", "--variant", "forward", "--timeout", "1")
+        built = command("--target", "class:building.Builds", *words)
+        assert built.returncode == 0, built.stdout + built.stderr
+        for target, limit, said in (("Hangs", "60", "in 1 s"), ("Stuck", "3", "in 3 s")):
+            assert command("--target", f"class:building.{target}", *words, "--compile-limit", limit).returncode == 1
+            [result] = model.load(command.reports / "opinfo.json").results
+            assert result.outcome is Outcome.TIMEOUT
+            assert result.failures[0].actual == f"gave no answer {said}"
+
     def test_stop_at_first_failure(self, command: Command) -> None:
         """The run ends with the first undeclared failure and says so; `--resume` goes on."""
         words = ("--target", "planted", "--op", "add", "--op", "sub", "--op", "sin", "--samples", "2")
