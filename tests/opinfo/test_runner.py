@@ -273,7 +273,8 @@ class TestCommand:
     def test_building_kernels_has_its_own_limit(self, command: Command) -> None:
         """A device builds each kernel for longer than a case may take, which once was a hang; one that hangs when its
         kernel is there, or while it is built, still is one, each after its own limit."""
-        words = ("--op", "sin", "--dtype", "float32", "--variant", "forward", "--timeout", "1")
+        words = ("--op", "sin", "--dtype", "float32", "--variant", "reference_inputs", "--timeout", "1")
+        words += ("--samples", "12")
         built = command("--target", "class:building.Builds", *words)
         assert built.returncode == 0, built.stdout + built.stderr
         for target, limit, said in (("Hangs", "60", "in 1 s"), ("Stuck", "3", "in 3 s")):

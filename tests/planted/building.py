@@ -1,5 +1,5 @@
-"""Devices that build a kernel at the first call of each function, as a compiler does, which takes longer than a program
-or a case may. `Builds` is right; `Hangs` does not answer the second call of `neg`, and `Stuck` not even its first."""
+"""Devices that build a kernel for each function and rank at its first call, which takes longer than a program or a case
+may. `Builds` is right; `Hangs` does not answer a second call of the same kernel, and `Stuck` not even a first."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class _Building(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = (resolve_name(func) or "").rpartition(".")[2]
-        if name.rstrip("_") in ("neg", "exp", "sin"):
-            self.calls[name] += 1
-            time.sleep(1000 if self.calls[name] == self.stuck_at else BUILDING if self.calls[name] == 1 else 0)
+        if name in ("neg", "exp", "sin"):
+            kernel = f"{name} {args[0].dim()}"
+            self.calls[kernel] += 1
+            time.sleep(1000 if self.calls[kernel] == self.stuck_at else BUILDING if self.calls[kernel] == 1 else 0)
         return func(*args, **(kwargs or {}))
 
 
