@@ -193,9 +193,10 @@ def serve(
         while unfit and control.recv(4096):  # what is not read would take back what was said
             pass
     link = None if unfit else _Server(control).link_of_worker()
+    if link is None:
+        os._exit(0)  # the owner waits, and taking torch down takes long
     control.close()
-    if link is not None:
-        main(Connection(link), *args)
+    main(Connection(link), *args)
 
 
 def _preloaded(preload: Sequence[str]) -> str:
