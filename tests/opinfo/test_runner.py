@@ -55,7 +55,7 @@ class TestResume:
             journal.write('{"seconds": 1, "resu')  # killed in the middle of a line
         other = command(*self.WORDS, "--resume", "--dtype", "float64")
         assert (other.returncode, "is of another run" in other.stderr) == (2, True), other.stderr
-        done = command(*self.WORDS, "--resume", "--limit", "3")
+        done = command(*self.WORDS, "--resume", "--limit", "3", "--compile-limit", "3")
         assert done.returncode == 1, done.stderr
         run = model.load(command.reports / "opinfo.json")
         assert {r.name: str(r.outcome) for r in run.results} == {
@@ -97,7 +97,7 @@ class TestCommand:
     def test_crash_and_hang_end_to_end(self, command: Command) -> None:
         """A crash and a hang are each that op's outcome and no other's, and the page shows foreign text as text."""
         outcomes = {"add": "FAIL", "sin": "PASS", "atan": "CRASH", "acosh": "TIMEOUT", "tan": "FAIL"}
-        run, done = self.planted(command, outcomes, "--timeout", "5")
+        run, done = self.planted(command, outcomes, "--timeout", "5", "--compile-limit", "5")
         crash = next(r for r in run.results if r.name == "atan").failures[0]
         assert (crash.oracle, crash.where, "SIGSEGV" in crash.actual) == ("crash", "the target", True)
         assert "op_db" in crash.script
