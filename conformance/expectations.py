@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from conformance.core import expectations, known_findings
 from conformance.core import names as known_names
 from conformance.core import result as model
 from conformance.core.errors import ReportError, UserError
-from conformance.core.expectations import OP_DB, check, declared_for, expected, findings, load, path_for, without_cases
-from conformance.core.files import write_atomic
+from conformance.core.expectations import OP_DB, findings, load
 from conformance.core.names import nearest
 
 
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explainer.add_argument("case", help="an op's full name, an id such as add::float32::forward::as_sampled, "
                            "or a signature such as 'value / copy_ / gaps'")  # fmt: skip
     options = parser.parse_args(arguments)
-    path = options.file or path_for(options.target)
+    path = options.file or expectations.path_for(options.target)
     try:
         return _COMMANDS[options.command](options, path)
     except UserError as error:
@@ -51,18 +50,8 @@ def _update(options: argparse.Namespace, path: Path) -> int:
     run = model.load(options.results)
     if run.target != options.target:
         raise ReportError(f"{options.results} is a run of target {run.target!r}; add --target {run.target}.")
-    print("\n".join(update(run, path, options.reason)))
+    print("\n".join(expectations.declare(run, path, options.reason)))
     return 0
-
-
-def update(run: model.Run, path: Path, reason: str = "") -> list[str]:
-    """Write what fails in a run into the file, take out what passes, and return what was done in words. Raises
-    ReportError."""
-    entries, known = load(path), findings(path)
-    entries, done = expectations.update(entries, run, reason) if run.cases else (entries, [])
-    known, more = known_findings.update(known, run, reason) if run.drawn else (known, [])
-    write_atomic(path, expectations.dumps(entries, run.target, known))
-    return [*done, *more, f"{path}: {len(entries) + len(known)} entries"]
 
 
 def _catalog() -> Sequence[Any]:
@@ -85,28 +74,27 @@ def _check(options: argparse.Namespace, path: Path) -> int:
     names = [entry.name for entry in catalog]
     problems = []
     for file in (path, OP_DB):
-        problems += check(load(file), names, known, file) + without_cases(load(file), catalog, file)
+        problems += expectations.check(load(file), names, known, file) + expectations.without_cases(
+            load(file), catalog, file
+        )
     declared = findings(path)
-    problems += known_findings.check(declared, _parts(), path) if declared else []
+    if declared:
+        from conformance.fuzzing.results import parts
+
+        problems += known_findings.check(declared, parts(), path)
     print("\n".join(problems) or f"{path}: {len(load(path)) + len(declared)} entries, every name exists")
     return model.exit_code(len(problems), compared=1)
-
-
-def _parts() -> Mapping[str, Sequence[str]]:
-    """The words that the parts of a signature can be."""
-    from conformance.fuzzing.results import parts
-
-    return parts()
 
 
 def _explain(options: argparse.Namespace, path: Path) -> int:
     name, *rest = options.case.split("::")
     if " / " in name or name == "program":
         return _explain_finding(name if " / " in name else "::".join(rest), path)
-    found = declared_for(name, rest, expected(path))
+    given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
+    found = [entry for entry in expectations.expected(path) if entry.matches(name, **given)]
     for entry in found:
         lists = (f"{k} {', '.join(getattr(entry, k))}" for k in ("variant", "dtype", "layout", "oracle"))
-        print(f"{entry.op}: {'; '.join(lists)}\n  {entry.reason} {entry.issue}".rstrip())
+        print(f"{entry.op}: {'; '.join(lists)}\n  {entry.why}")
     print(_entries(len(found), path, options.case))
     names = [] if found else [entry.name for entry in _catalog()]
     if names and name not in names:
@@ -121,7 +109,7 @@ def _explain_finding(signature: str, path: Path) -> int:
     for known in found:
         seed = f" of seed {known.seed}" if known.seed is not None else ""
         when = f"program {known.program}" if known.program else f"{known.programs} programs{seed}"
-        print(f"{known}: shows in {when}\n  {known.reason} {known.issue}".rstrip())
+        print(f"{known}: shows in {when}\n  {known.why}")
     print(_entries(len(found), path, signature))
     return 0
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from conformance.core.torch_compat import VALUE_DEPENDENT, DispatchKey, DispatchKeySet, TorchDispatchMode
 
 
@@ -38,37 +40,16 @@ def is_metadata_only(func: Any) -> bool:
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def _metadata_ops() -> frozenset[Any]:
-    from torch import ops
-
-    names = (
-        "t_",
-        "transpose_",
-        "squeeze_",
-        "unsqueeze_",
-        "as_strided_",
-        "swapaxes_",
-        "swapdims_",
-        "resize_",
-        "set_",
-        "detach_",
-        "_reshape_alias",
-        "_unsafe_view",
-        "empty",
-        "empty_strided",
-        "empty_like",
-        "new_empty",
-        "new_empty_strided",
-        "lift_fresh",
-        "sym_size",
-        "sym_stride",
-        "sym_storage_offset",
-        "sym_numel",
+METADATA_ONLY = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "swapdims_", "resize_", "set_"),
+        *("detach_", "_reshape_alias", "_unsafe_view", "lift_fresh"),
+        *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"),
+        *("sym_size", "sym_stride", "sym_storage_offset", "sym_numel"),
     )
-    return frozenset(getattr(ops.aten, name) for name in names)
-
-
-METADATA_ONLY = _metadata_ops()
+)
+"""Ops that change or read metadata, or allocate, though their schema does not say so."""
 
 
 class ValueDependence(TorchDispatchMode):

@@ -8,14 +8,12 @@ module must not import torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 AXES = ("families", "layouts", "dtypes")
-SUMMED = ("programs", "steps", "kernels", "kernels_allowed", "kernels_compared", "arbitrated")
-TALLIES = ("unsupported", "avoided", "cells")
 
 Cell = tuple[str, str, str]
 
@@ -45,71 +43,27 @@ class Drawn:
     families: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    WRITTEN: ClassVar = ("programs",)
 
     @property
     def compared(self) -> int:
         """Programs that were run, the failing ones included."""
         return self.programs - sum(self.unsupported.values())
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, cells by family, layout class and dtype; fields that hold their default are left out."""
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
-        cells: dict[str, dict[str, dict[str, int]]] = {}
-        for (family, layout, dtype), count in sorted(self.cells.items()):
-            cells.setdefault(family, {}).setdefault(layout, {})[dtype] = count
-        data["cells"] = cells
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
-        return {name: value for name, value in plain.items() if value or name == "programs"}
 
-
-def from_json(data: Any) -> Drawn:
-    """The inverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError on other data."""
-    numbers: dict[str, Any] = {name: whole(data.get(name, 0)) for name in SUMMED}
-    tallies: dict[str, Any] = {
-        name: {str(key): whole(count) for key, count in data.get(name, {}).items()} for name in TALLIES[:2]
-    }
-    names: dict[str, Any] = {name: tuple(map(text, listed(data.get(name, [])))) for name in (*AXES, "corpus")}
-    cells = {
-        (family, layout, dtype): whole(count)
-        for family, layouts in data.get("cells", {}).items()
-        for layout, dtypes in layouts.items()
-        for dtype, count in dtypes.items()
-    }
-    seeds = tuple(map(whole, listed(data.get("seeds", []))))
-    return Drawn(seeds, **numbers, **tallies, **names, cells=cells, options=text(data.get("options", "")))
-
-
-def text(value: Any) -> str:
-    """The value. Raises TypeError when it is no text."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def whole(value: Any) -> int:
-    """The value. Raises TypeError when it is no whole number."""
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is no whole number")
-    return value
-
-
-def listed(value: Any) -> Sequence[Any]:
-    """The value. Raises TypeError when it is no list."""
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value
-
-
-def join(drawn: Iterable[Drawn]) -> Drawn | None:
+def join(drawn: Sequence[Drawn]) -> Drawn | None:
     """Several campaigns' totals as one, None for none: counts are added, names joined."""
-    drawn = list(drawn)
+
+    def joined(values: list[Any]) -> Any:
+        match values[0]:
+            case int():
+                return sum(values)
+            case str():
+                return "; ".join(dict.fromkeys(filter(None, values)))
+            case tuple():
+                return tuple(dict.fromkeys(chain(*values)))
+        return dict(sum(map(Counter, values), Counter()))
+
     if len(drawn) < 2:
         return drawn[0] if drawn else None
-
-    def every(name: str) -> list[Any]:
-        return [getattr(each, name) for each in drawn]
-
-    numbers: dict[str, Any] = {name: sum(every(name)) for name in SUMMED}
-    tallies: dict[str, Any] = {name: dict(sum(map(Counter, every(name)), Counter())) for name in TALLIES}
-    names: dict[str, Any] = {name: tuple(dict.fromkeys(chain(*every(name)))) for name in (*AXES, "corpus", "seeds")}
-    return Drawn(**numbers, **tallies, **names, options="; ".join(dict.fromkeys(filter(None, every("options")))))
+    return Drawn(**{item.name: joined([getattr(each, item.name) for each in drawn]) for item in fields(Drawn)})

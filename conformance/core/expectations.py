@@ -9,23 +9,24 @@ that the file can only shrink knowingly. Nothing here runs an op.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from conformance.core import known_findings, toml_tables
+from conformance.core import known_findings
 from conformance.core import result as model
+from conformance.core.declared import ALL, Entry, quoted, read, reasons, twice, unexplained
+from conformance.core.files import write_atomic
 from conformance.core.known_findings import KnownFinding
-from conformance.core.names import DIFFERENTIATED
-from conformance.core.result import UNEXPLAINED, Outcome, Result, Run
-from conformance.core.toml_tables import Table, quoted
+from conformance.core.names import DIFFERENTIATED, nearest
+from conformance.core.result import Outcome, Result, Run
 
 FOLDER = Path("reports/expectations")
 
 OP_DB = Path(__file__).parent.parent / "opinfo" / "nothing_to_compare.toml"
 """What op_db itself leaves nothing to compare in, for any target."""
-KEYS = ("op", "variant", "dtype", "layout", "oracle", "reason", "issue", "samples")
 _HEAD = """\
 # What is known to fail on {target}, and why. Each [[expect]] covers the cases of op_db that match all of its lists, "*"
 # is all; each [[finding]] the findings of drawn programs whose signature matches its globs. What is covered and passes,
@@ -35,28 +36,31 @@ _HEAD = """\
 
 
 @dataclass(frozen=True)
-class Expectation:
+class Expectation(Entry):
     """Cases whose op matches a glob and whose other names are in the lists; `oracle` may hold "*" or "skip". With
     `samples`, a case that compared fewer need not fail: what is declared may show in a later sample only."""
 
     op: str
-    variant: tuple[str, ...]
-    dtype: tuple[str, ...]
-    layout: tuple[str, ...]
-    oracle: tuple[str, ...]
-    reason: str
+    variant: tuple[str, ...] = ALL
+    dtype: tuple[str, ...] = ALL
+    layout: tuple[str, ...] = ALL
+    oracle: tuple[str, ...] = ALL
+    reason: str = ""
     issue: str = ""
     samples: int = 0
     line: int = field(default=0, compare=False)
 
+    KIND: ClassVar = "expect"
+    KEYS: ClassVar = ("op", "variant", "dtype", "layout", "oracle", "reason", "issue", "samples")
+    NEEDED: ClassVar = ("op", "reason")
+
     def covers(self, case: Any) -> bool:
         """Whether a result or case (anything with name, variant, dtype, layout) is among those declared."""
-        return (
-            fnmatch.fnmatchcase(case.name, self.op)
-            and _within(case.variant, self.variant)
-            and _within(case.dtype, self.dtype)
-            and _within(case.layout, self.layout)
-        )
+        return self.matches(case.name, dtype=case.dtype, variant=case.variant, layout=case.layout)
+
+    def matches(self, op: str, **lists: str) -> bool:
+        """Whether it is about an op of this full name and, as far as they are given, its dtype, variant and layout."""
+        return fnmatch.fnmatchcase(op, self.op) and all(_within(v, getattr(self, k)) for k, v in lists.items())
 
     def declares(self, oracle: str) -> bool:
         return _within(oracle, self.oracle)
@@ -83,8 +87,10 @@ def findings(path: Path | str) -> list[KnownFinding]:
 
 
 def _load(path: Path | str) -> tuple[list[Expectation], list[KnownFinding]]:
-    tables = toml_tables.read(path, {"expect": KEYS, "finding": known_findings.KEYS})
-    return list(map(_entry, tables["expect"])), list(map(known_findings.entry, tables["finding"]))
+    cases, known = read(path, (Expectation, KnownFinding))
+    for one in known:
+        one.check_due(path)
+    return cases, known
 
 
 def expected(path: Path | str) -> list[Expectation]:
@@ -92,38 +98,20 @@ def expected(path: Path | str) -> list[Expectation]:
     return [*load(path), *load(OP_DB)]
 
 
-def _entry(table: Table) -> Expectation:
-    needed = [table.needed(name) for name in ("op", "reason")]
-    variant, dtype, layout, oracle = (table.names(name) for name in ("variant", "dtype", "layout", "oracle"))
-    more: dict[str, Any] = {"issue": table.text("issue"), "samples": table.number("samples"), "line": table.line}
-    return Expectation(needed[0], variant, dtype, layout, oracle, needed[1], **more)
-
-
-def declared_for(name: str, rest: Sequence[str], entries: Iterable[Expectation]) -> list[Expectation]:
-    """The entries for an op's full name and, as far as they are given, its dtype, variant and layout."""
-    given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
-    return [
-        entry
-        for entry in entries
-        if fnmatch.fnmatchcase(name, entry.op) and all(_within(v, getattr(entry, k)) for k, v in given.items())
-    ]
-
-
 def dumps(entries: Iterable[Expectation], target: str, known: Iterable[KnownFinding] = ()) -> str:
     """The entries of a file as TOML, sorted, so that the file changes only where they do."""
-    blocks = [_HEAD.format(target=quoted(target))]
-    for entry in sorted(entries, key=lambda e: (e.op, e.variant, e.dtype, e.layout, e.oracle)):
-        lines = ["[[expect]]", f"op = {quoted(entry.op)}"]
-        for name in ("variant", "dtype", "layout", "oracle"):
-            if getattr(entry, name) != ("*",):
-                lines.append(f"{name} = [{', '.join(map(quoted, getattr(entry, name)))}]")
-        lines.append(f"reason = {quoted(entry.reason)}")
-        if entry.issue:
-            lines.append(f"issue = {quoted(entry.issue)}")
-        if entry.samples:
-            lines.append(f"samples = {entry.samples}")
-        blocks.append("\n".join(lines) + "\n")
-    return "\n".join([*blocks, *map(known_findings.block, sorted(known, key=str))])
+    cases = sorted(entries, key=lambda e: (e.op, e.variant, e.dtype, e.layout, e.oracle))
+    return "\n".join([_HEAD.format(target=quoted(target)), *(one.toml() for one in [*cases, *sorted(known, key=str)])])
+
+
+def declare(run: Run, path: Path, reason: str = "") -> list[str]:
+    """Write what fails in the run, of cases and of programs, into the file, take out what passes, and say what was
+    done. Raises ReportError."""
+    entries, known = _load(path)
+    entries, done = update(entries, run, reason) if run.cases else (entries, [])
+    known, more = known_findings.update(known, run, reason) if run.drawn else (known, [])
+    write_atomic(path, dumps(entries, run.target, known))
+    return [*done, *more, f"{path}: {len(entries) + len(known)} entries"]
 
 
 def accept(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
@@ -149,8 +137,7 @@ def _applied(result: Result, entries: list[Expectation]) -> Result:
         return result
     if unmet:
         return result.replace(outcome=Outcome.XPASS, reason=f"declared to fail, but passed: {unmet[0].reason}")
-    reason = "; ".join(dict.fromkeys(f"{e.reason} {e.issue}".strip() for e in entries))
-    return result.replace(outcome=Outcome.SKIP if seen == {"skip"} else Outcome.XFAIL, reason=reason)
+    return result.replace(outcome=Outcome.SKIP if seen == {"skip"} else Outcome.XFAIL, reason=reasons(entries))
 
 
 def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[Expectation], list[str]]:
@@ -179,7 +166,7 @@ def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[
             continue
         oracles = tuple(o for o in result.oracles if not any(e.covers(result) and e.declares(o) for e in kept))
         if oracles:
-            kept.append(_for(result, oracles, reason or _first_words(result)))
+            kept.append(_for(result, oracles, reason or unexplained(result)))
             done.append(f"added: {result.id} ({', '.join(oracles)})")
     return _grouped(kept), done
 
@@ -193,36 +180,24 @@ def _for(result: Result, oracles: tuple[str, ...], reason: str) -> Expectation:
     return Expectation(result.name, *names, oracles, reason, samples=least if 1 < least <= compared else 0)
 
 
-def _first_words(result: Result) -> str:
-    failure = result.failures[0]
-    text = failure.detail or f"expected {failure.expected}, got {failure.actual}"
-    return f"{UNEXPLAINED}{failure.oracle} of {failure.where}: {text}"[:200]
-
-
 def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
     """Entries that differ in one list only become one entry: first by dtype, then by layout."""
     result = list(dict.fromkeys(entries))
     for name in ("dtype", "layout"):
-        groups: dict[Expectation, list[str]] = {}
-        most: dict[Expectation, int] = {}
+        groups: dict[Expectation, list[Expectation]] = {}
         for entry in result:
-            key = replace(_with(entry, name, ()), samples=0)
-            listed = groups.setdefault(key, [])
-            listed.extend(item for item in getattr(entry, name) if item not in listed)
-            most[key] = max(entry.samples, most.get(key, 0))
-        result = [replace(_with(key, name, tuple(value)), samples=most[key]) for key, value in groups.items()]
+            alike: dict[str, Any] = {name: (), "samples": 0}
+            groups.setdefault(replace(entry, **alike), []).append(entry)
+        result = []
+        for key, group in groups.items():
+            listed = tuple(dict.fromkeys(item for entry in group for item in getattr(entry, name)))
+            joined: dict[str, Any] = {name: listed, "samples": max(entry.samples for entry in group)}
+            result.append(replace(key, **joined))
     return result
-
-
-def _with(entry: Expectation, name: str, listed: tuple[str, ...]) -> Expectation:
-    changes: dict[str, Any] = {name: listed}
-    return replace(entry, **changes)
 
 
 def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, Sequence[str]], path: Path) -> list[str]:
     """What is wrong with the entries, one sentence each: names that nothing has, and the same case declared twice."""
-    from conformance.core.names import nearest
-
     names = list(ops)
     problems = []
     for entry in entries:
@@ -233,19 +208,12 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, S
             for word in getattr(entry, part):
                 if word != "*" and word not in allowed:
                     problems.append(f"{where}: entry {entry.op!r}: unknown {part} {word!r}{nearest(word, allowed)}.")
-    seen: dict[tuple[Any, ...], Expectation] = {}
-    for entry in entries:
-        for key in (
-            (entry.op, v, d, la, o)
-            for v in entry.variant
-            for d in entry.dtype
-            for la in entry.layout
-            for o in entry.oracle
-        ):
-            if key in seen:
-                problems.append(f"{path}, line {entry.line}: {' '.join(key)} is declared twice.")
-            seen[key] = entry
-    return problems
+    keyed = (
+        (entry, key)
+        for entry in entries
+        for key in itertools.product((entry.op,), entry.variant, entry.dtype, entry.layout, entry.oracle)
+    )
+    return [*problems, *twice(keyed, path)]
 
 
 def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: Path) -> list[str]:

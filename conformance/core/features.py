@@ -38,7 +38,7 @@ FEATURES = {
     "views": Feature("a write through an ordinary view is seen in its base"),
     "strides_kept": Feature(".to() keeps the strides of a dense tensor"),
     "strides": Feature("stride() and storage_offset() of a view are those of torch CPU",
-                       frozenset({"stride", "storage_offset", "contiguity"})),
+                       frozenset({"stride", "storage_offset", "contiguity"}), frozenset({"is_contiguous"})),
     "version": Feature("a write raises the version counter by one", frozenset({"version"})),
 }  # fmt: skip
 """By the name that a target's `lacks` and the option `without=` use."""

@@ -62,10 +62,16 @@ def judge(expected: Observation, actual: Observation, policy: Policy) -> Judgeme
         and expected.error is None
         and out_of_memory(f"{actual.error.kind}: {actual.error.text}")
     ):
-        text = actual.error.text.strip().partition("\n")[0][:300]
-        found.insert(0, Mismatch("memory", "the whole run", "no error", actual.error.kind, text))
+        found.insert(
+            0, Mismatch("memory", "the whole run", "no error", actual.error.kind, first_line(actual.error.text))
+        )
     if not found or any(mismatch.oracle not in ARBITRATED for mismatch in found):
         return Judgement(found)
     wide = policy.in_float64(found, expected)
     left = found if wide is None else arbitrate(found, expected, actual, wide, **options)
     return Judgement(left, not left)
+
+
+def first_line(text: str) -> str:
+    """What an error says first, cut."""
+    return text.strip().partition("\n")[0][:300]

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from conformance.core.declared import Entry, reasons, twice, unexplained
 from conformance.core.errors import ReportError
 from conformance.core.names import nearest
-from conformance.core.result import RERUN, UNEXPLAINED, Finding, Outcome, Result, Run
-from conformance.core.toml_tables import Table, quoted
+from conformance.core.result import RERUN, Finding, Outcome, Result, Run
 
 PARTS = ("oracle", "step", "layout", "error", "kind", "first_wrong_step")
 """What an entry matches by, each a glob."""
-KEYS = (*PARTS, "program", "programs", "seed", "options", "reason", "issue")
 KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
 
 
 @dataclass(frozen=True)
-class KnownFinding:
+class KnownFinding(Entry):
     """Findings whose signature's parts match the globs: `oracle`, `step` and `layout` as the signature has them, the
     `error`'s type and text, the `kind`, and the op of the `first_wrong_step`, which a signature may leave out.
 
@@ -47,6 +46,10 @@ class KnownFinding:
     issue: str = ""
     line: int = field(default=0, compare=False)
 
+    KIND: ClassVar = "finding"
+    KEYS: ClassVar = (*PARTS, "program", "programs", "seed", "options", "reason", "issue")
+    NEEDED: ClassVar = ("reason",)
+
     def covers(self, finding: Finding) -> bool:
         """Whether a finding is among those declared. A fault of the harness never is."""
         named = any(fnmatch.fnmatchcase(name, self.program) for name in finding.saved)
@@ -66,39 +69,16 @@ class KnownFinding:
         enough = drawn.programs - len(drawn.corpus) >= self.programs and drawn.options == self.options
         return enough and bool(drawn.seeds) and self.seed in (None, *drawn.seeds)
 
+    def check_due(self, path: Path | str) -> None:
+        """Raise ReportError where it does not say when it must show."""
+        if not self.program and not self.programs:
+            raise ReportError(
+                f"{path}, line {self.line}: a finding needs 'programs', the least number of programs of a campaign "
+                "from which on it must show, or 'program', the name of a saved program."
+            )
+
     def __str__(self) -> str:
         return " / ".join(part for name in PARTS if (part := getattr(self, name)) != "*") or "*"
-
-
-def entry(table: Table) -> KnownFinding:
-    """An entry of the file. Raises ReportError."""
-    parts = {name: table.text(name, "*") for name in PARTS}
-    program = table.text("program")
-    if not program and "programs" not in table.values:
-        raise ReportError(
-            f"{table.where}: a finding needs 'programs', the least number of programs of a campaign from which on it "
-            "must show, or 'program', the name of a saved program."
-        )
-    return KnownFinding(
-        table.needed("reason"),
-        **parts,
-        program=program,
-        programs=table.number("programs", 1),
-        seed=table.number("seed") if "seed" in table.values else None,
-        options=table.text("options"),
-        issue=table.text("issue"),
-        line=table.line,
-    )
-
-
-def block(known: KnownFinding) -> str:
-    """The entry as TOML."""
-    lines = ["[[finding]]", *(f"{name} = {quoted(text)}" for name in PARTS if (text := getattr(known, name)) != "*")]
-    lines += [f"{name} = {quoted(text)}" for name in ("program",) if (text := getattr(known, name))]
-    lines += [f"programs = {known.programs}"] if known.programs else []
-    lines += [f"seed = {known.seed}"] if known.seed is not None else []
-    lines += [f"{name} = {quoted(text)}" for name in ("options", "reason", "issue") if (text := getattr(known, name))]
-    return "\n".join(lines) + "\n"
 
 
 def apply(run: Run, entries: Sequence[KnownFinding], file: Path | str) -> Run:
@@ -108,8 +88,7 @@ def apply(run: Run, entries: Sequence[KnownFinding], file: Path | str) -> Run:
         found = [known for known in entries if result.finding and known.covers(result.finding)]
         met.update(found)
         if found:
-            reason = "; ".join(dict.fromkeys(f"{known.reason} {known.issue}".strip() for known in found))
-            result = result.replace(outcome=Outcome.XFAIL, reason=reason)
+            result = result.replace(outcome=Outcome.XFAIL, reason=reasons(found))
         results.append(result)
     unmet = [known for known in entries if known not in met and known.due(run)]
     changes = {"expectations": str(file)} if met or unmet else {}
@@ -141,9 +120,7 @@ def update(entries: Sequence[KnownFinding], run: Run, reason: str = "") -> tuple
 def _for(result: Result, finding: Finding, run: Run, reason: str) -> KnownFinding:
     names = ("oracle", "step", "layout", "error", "kind")
     parts: dict[str, Any] = {name: _literal(text) for name in names if (text := getattr(finding, name))}
-    seen = result.failures[0] if result.failures else None
-    words = f"{seen.oracle} of {seen.where}: expected {seen.expected}, got {seen.actual}" if seen else finding.signature
-    reason = reason or f"{UNEXPLAINED}{words}"[:200]
+    reason = reason or unexplained(result)
     if finding.first is None:
         return KnownFinding(reason, **parts, program=_literal(finding.saved[0]) if finding.saved else "*")
     drawn = run.drawn
@@ -157,17 +134,14 @@ def _literal(text: str) -> str:
     return "".join(f"[{character}]" if character in "*?[" else character for character in text)
 
 
-def check(entries: Iterable[KnownFinding], allowed: Mapping[str, Sequence[str]], path: Path) -> list[str]:
+def check(entries: Sequence[KnownFinding], allowed: Mapping[str, Sequence[str]], path: Path) -> list[str]:
     """What is wrong with the entries, one sentence each: parts that nothing has, and the same declared twice."""
-    problems, seen = [], set()
+    problems = []
     for known in entries:
-        where = f"{path}, line {known.line}"
         for name, words in allowed.items():
             text = getattr(known, name)
             if not any(fnmatch.fnmatchcase(word, text) for word in words):
+                where = f"{path}, line {known.line}"
                 problems.append(f"{where}: no finding has the {name} {text!r}{nearest(text, words)}.")
-        key = (*(getattr(known, part) for part in PARTS), known.program, known.options)
-        if key in seen:
-            problems.append(f"{where}: {known} is declared twice.")
-        seen.add(key)
-    return problems
+    keys = (*PARTS, "program", "options")
+    return [*problems, *twice(((known, tuple(getattr(known, key) for key in keys)) for known in entries), path)]

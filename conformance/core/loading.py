@@ -11,23 +11,8 @@ import importlib.metadata
 import torch
 
 from conformance.core.errors import TargetError
-from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.names import BUILTIN, ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.target import Target
-
-BUILTIN = {
-    "cpu": "conformance.targets.cpu:CpuTarget",
-    "tiny": "conformance.targets.tiny:TinyTarget",
-    "tinygrad-upstream": "conformance.targets.tinygrad_upstream:TinygradUpstreamTarget",
-    "device": "conformance.targets.device:DeviceTarget",
-    "meta": "conformance.targets.meta:MetaTarget",
-    "fake": "conformance.targets.fake:FakeTarget",
-    "functionalize": "conformance.targets.functionalize:FunctionalizeTarget",
-    "compile": "conformance.targets.compiler:CompileTarget",
-    "aot_eager": "conformance.targets.aot_eager:AotEagerTarget",
-    "inductor": "conformance.targets.inductor:InductorTarget",
-    "mutant": "conformance.selftest.mutants:MutantTarget",
-}
-
 
 ENTRY_POINTS = "conformance.targets"
 

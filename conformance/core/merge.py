@@ -51,20 +51,20 @@ def merge(runs: Iterable[Run]) -> Run:
         complete=all(run.complete for run in runs) and not missing,
         interrupted=0,
         notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
-        drawn=totals.join(run.drawn for run in runs if run.drawn),
+        drawn=totals.join([run.drawn for run in runs if run.drawn]),
     )
 
 
 def _joined(one: Result, two: Result) -> Result:
     """The same finding of two campaigns, as undeclared as the worse of them."""
     assert one.finding is not None and two.finding is not None  # op cases are never joined
-    order = list(Outcome)
-    least = min(one, two, key=lambda result: result.finding.steps or 0 if result.finding else 0)
-    worst = min(one, two, key=lambda result: order.index(result.outcome))
+    order, steps = list(Outcome), (one.finding.steps or 0, two.finding.steps or 0)
+    least, worst = one if steps[0] <= steps[1] else two, min(one, two, key=lambda result: order.index(result.outcome))
     firsts = [number for number in (one.finding.first, two.finding.first) if number is not None]
-    finding = least.finding
-    assert finding is not None
-    count = one.finding.count + two.finding.count
-    saved = tuple(dict.fromkeys((*one.finding.saved, *two.finding.saved)))
-    joined = dataclasses.replace(finding, count=count, first=min(firsts, default=None), saved=saved)
-    return least.replace(finding=joined, outcome=worst.outcome, reason=worst.reason)
+    finding = dataclasses.replace(
+        least.finding or one.finding,
+        count=one.finding.count + two.finding.count,
+        first=min(firsts, default=None),
+        saved=tuple(dict.fromkeys((*one.finding.saved, *two.finding.saved))),
+    )
+    return least.replace(finding=finding, outcome=worst.outcome, reason=worst.reason)

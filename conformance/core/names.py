@@ -1,4 +1,4 @@
-"""The names that users write: oracles, dtypes, variants and layouts; and the nearest known one to a misspelt name.
+"""The names that users write: targets, oracles, dtypes, variants, layouts; and the nearest known one to a misspelt one.
 
 The key insight: planning, expectations and reports need names only, so this module must import neither torch nor a
 target. What the names stand for is defined where they are used, and tests hold the two together.
@@ -7,7 +7,23 @@ target. What the names stand for is defined where they are used, and tests hold 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+BUILTIN = {
+    "cpu": "conformance.targets.cpu:CpuTarget",
+    "tiny": "conformance.targets.tiny:TinyTarget",
+    "tinygrad-upstream": "conformance.targets.tinygrad_upstream:TinygradUpstreamTarget",
+    "device": "conformance.targets.device:DeviceTarget",
+    "meta": "conformance.targets.meta:MetaTarget",
+    "fake": "conformance.targets.fake:FakeTarget",
+    "functionalize": "conformance.targets.functionalize:FunctionalizeTarget",
+    "compile": "conformance.targets.compiler:CompileTarget",
+    "aot_eager": "conformance.targets.aot_eager:AotEagerTarget",
+    "inductor": "conformance.targets.inductor:InductorTarget",
+    "mutant": "conformance.selftest.mutants:MutantTarget",
+}
+"""Built-in targets, by the word before the colon of a spec, and where their classes are."""
 
 ORACLES = (
     "structure",
@@ -60,6 +76,11 @@ DTYPES = (
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
 )
 """The names that torch has for dtypes, so that a misspelt one is noticed without importing torch."""
+
+
+def without_features(spec: str) -> str:
+    """A target's spec as a user writes it: what a probe found lacking is no part of its name."""
+    return re.sub(r",without=[^,]*", "", spec) if spec.startswith("device:") else spec
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

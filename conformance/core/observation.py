@@ -50,7 +50,7 @@ class Raised:
 @dataclass(frozen=True)
 class Seen:
     """One tensor on the host. `value` is detached and has the original's geometry; `alias` is the first name seen with
-    the same storage; `version` counts in-place writes since the start that was given to `observe`, if one was."""
+    the same storage; `version` counts in-place writes since the start that was given to `observe`, None without one."""
 
     value: torch.Tensor
     dtype: torch.dtype
@@ -167,7 +167,7 @@ def _seen(
             contiguity(tensor),
             alias,
             tensor.requires_grad,
-            version_of(tensor) - versions.get(id(tensor), 0) if versions is not None else None,
+            version_of(tensor) - versions[id(tensor)] if versions and id(tensor) in versions else None,
         )
         if name in kept:
             storages.setdefault(alias, _flat(host))

@@ -9,8 +9,8 @@ an operator that fails is a finding all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -52,9 +52,23 @@ class Probe:
         """The features that are not there, or not right."""
         return frozenset(row.name for row in self.rows if row.name in FEATURES and row.answer is not Answer.YES)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, as a result keeps it."""
-        return {"rows": [asdict(row) for row in self.rows], "dtypes": list(self.dtypes)}
+    def described(self) -> dict[str, str]:
+        """The table as a result keeps it, among what is said of the environment."""
+        rows = {f"device: {row.name}": f"{row.answer}{': ' if row.detail else ''}{row.detail}" for row in self.rows}
+        return rows | {"device: dtypes": ", ".join(self.dtypes)}
+
+    def consequences(self) -> Iterator[str]:
+        """What follows from what is lacking, a sentence each."""
+        lacks = self.lacks
+        ways = {"set_": not {"set_", "storages"} & lacks, "as_strided": not {"as_strided", "data"} & lacks}
+        way = next((name for name, there in ways.items() if there), "chains of ordinary views, or copies")
+        yield f"inputs are made by {way}"
+        oracles = sorted({oracle for name in lacks for oracle in FEATURES[name].oracles})
+        if oracles:
+            yield f"not judged: {', '.join(oracles)}"
+        steps = sorted({step for name in lacks for step in FEATURES[name].steps})
+        if steps:
+            yield f"not drawn: {', '.join(steps)}"
 
 
 class Differs(Exception):
@@ -115,7 +129,10 @@ def _set(target: Target) -> None:
 
 def _as_strided(target: Target) -> None:
     _same(_flat(target).as_strided((2, 2), (1, 2), 1), [[1, 3], [2, 4]])
+    _same(_flat(target).as_strided((2, 2), (1, 1), 2), [[2, 3], [3, 4]], "cells that overlap, read")
     _written_through(target, lambda base: base.as_strided((2, 2), (1, 2), 1), [1, 2, 3, 4])
+    _written_through(target, lambda base: base.as_strided((2, 1), (4, 1), 1), [1, 5])
+    _written_through(target, lambda base: base.as_strided((2, 2), (3, 1), 1), [1, 2, 4, 5])
 
 
 def _view_dtype(target: Target) -> None:

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from conformance.core import drawn as totals
+from conformance.core import plain
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
+from conformance.core.names import without_features
 
 SCHEMA = 2
 KIND = "conformance"
@@ -61,9 +62,9 @@ class Failure:
     """
 
     oracle: str
-    where: str
-    expected: str
-    actual: str
+    where: str = ""
+    expected: str = ""
+    actual: str = ""
     detail: str = ""
     sample: int = 0
     call: str = ""
@@ -71,6 +72,10 @@ class Failure:
     values: tuple[tuple[str, str, str, bool], ...] = ()
     differing: str = ""
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.oracle} of {self.where}: expected {self.expected}, got {self.actual}{detail}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class Finding:
     error: str = ""
     first_wrong_step: str = ""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    WRITTEN: ClassVar = ("kind", "count")
 
 
 class Named:
@@ -248,6 +254,7 @@ class Run:
     expectations: str = ""
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
     drawn: Drawn | None = None
+    WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 
     def counts(self) -> Counter[str]:
         """Results by outcome word."""
@@ -320,66 +327,31 @@ def counted(number: int, noun: str) -> str:
 
 def file_name(target: str) -> str:
     """A target's name as a file name: letters, digits, dot, dash and underscore only."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", target).strip("-") or "target"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", without_features(target)).strip("-") or "target"
 
 
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Result) if f.default is not dataclasses.MISSING}
-_NUMBERS = ("count", "first", "program", "steps")
+HEAD = (*("target", "command", "started", "seconds", "calibration", "complete", "environment"),
+        *("interrupted", "expectations", "budgets", "drawn"))  # fmt: skip
+"""What a file says of a run before its notes and results."""
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
     """A result as plain data; fields that hold their default are left out."""
-    data: dict[str, Any] = {}
-    for item in dataclasses.fields(Result):
-        value = getattr(result, item.name)
-        if item.name == "failures":
-            value = [{k: v for k, v in vars(f).items() if v or k == "oracle"} for f in value]
-        elif item.name in ("fallbacks", "hosts"):
-            value = dict(value)
-        elif item.name == "finding" and value is not None:
-            value = {k: v for k, v in vars(value).items() if v not in (None, "", {}, ())}
-        elif item.name == "seconds":
-            value = round(value, 4)
-        if value == _DEFAULTS.get(item.name) or value in ([], {}):
-            continue
-        data[item.name] = value
+    data: dict[str, Any] = plain.dump(result.replace(seconds=round(result.seconds, 4)))
     return data
 
 
-def result_from_json(data: Mapping[str, Any]) -> Result:
+def result_from_json(data: Any) -> Result:
     """The inverse of `result_to_json`. Raises KeyError, TypeError or ValueError on data that is no result."""
-    values = dict(data)
-    values["outcome"] = Outcome(values["outcome"])
-    blank = {"expected": "", "actual": ""}  # a baseline leaves them out
-    values["failures"] = tuple(
-        Failure(**{**blank, **f, "values": tuple(tuple(row) for row in f.get("values", ()))})
-        for f in values.get("failures", ())
-    )
-    for name in ("op", "dtype", "variant", "layout"):
-        totals.text(values[name])
-    if "finding" in values:
-        values["finding"] = _finding(values["finding"])
-    return Result(**values)
-
-
-def _finding(data: Mapping[str, Any]) -> Finding:
-    values: dict[str, Any] = dict(data)
-    elsewhere = {str(target): totals.text(answer) for target, answer in values.pop("elsewhere", {}).items()}
-    saved = tuple(map(totals.text, totals.listed(values.pop("saved", []))))
-    for name, value in values.items():
-        (totals.whole if name in _NUMBERS else totals.text)(value)
-    return Finding(**values, saved=saved, elsewhere=elsewhere)
+    result: Result = plain.load(Result, data)
+    return result
 
 
 def run_to_json(run: Run) -> dict[str, Any]:
     """A run as plain data, with the schema's version first."""
-    head = {"schema": SCHEMA, "kind": KIND, "target": run.target, "command": run.command, "started": run.started}
-    head |= {"seconds": round(run.seconds, 3), "calibration": round(run.calibration, 6)}
-    head |= {"complete": run.complete, "environment": run.environment}
-    head |= {name: value for name in ("interrupted", "expectations", "budgets") if (value := getattr(run, name))}
-    head |= {"drawn": run.drawn.to_json()} if run.drawn else {}
+    seconds, calibration = round(run.seconds, 3), round(run.calibration, 6)
+    data = plain.dump(dataclasses.replace(run, results=[], seconds=seconds, calibration=calibration))
+    head = {"schema": SCHEMA, "kind": KIND, **{name: data[name] for name in HEAD if name in data}}
     return {**head, "notes": run.notes, "totals": dict(run.counts()), "results": list(map(result_to_json, run.results))}
 
 
@@ -403,22 +375,18 @@ def run_from_json(data: Any, source: str) -> Run:
         raise ReportError(
             f"{source} has result schema {data.get('schema')!r} and this version reads {SCHEMA}; run again to renew it."
         )
-    kinds = {"target": str, "environment": dict, "notes": list, "results": list, "budgets": dict}
-    odd = [name for name, kind in kinds.items() if name in data and not isinstance(data[name], kind)]
-    if odd:
-        raise ReportError(f"{source} is damaged ({odd[0]!r} is no {kinds[odd[0]].__name__}).")
-    results = []
-    for position, item in enumerate(data.get("results", ())):
+    known = {field.name for field in dataclasses.fields(Run)} & data.keys()
+    results, held = [], data.get("results", [])
+    for position, item in enumerate(held if isinstance(held, list) else ()):
         try:
             results.append(result_from_json(item))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ReportError(f"{source}: result number {position + 1} is damaged ({error!r}).") from None
     try:
-        names = [item.name for item in dataclasses.fields(Run) if item.name not in ("results", "drawn")]
-        drawn = totals.from_json(data["drawn"]) if "drawn" in data else None
-        return Run(results=results, drawn=drawn, **{name: data[name] for name in names if name in data})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        run: Run = plain.load(Run, {**{name: data[name] for name in known}, "results": [] if results else held})
+    except (KeyError, TypeError, ValueError) as error:
         raise ReportError(f"{source} is damaged ({str(error)[:200]}).") from None
+    return dataclasses.replace(run, results=results)
 
 
 def load(path: Path | str) -> Run:
@@ -435,13 +403,10 @@ def save(run: Run, path: Path | str) -> None:
 
 def slim(run: Run) -> Run:
     """The run as a baseline keeps it: failures without scripts, values and pictures, seconds to the tenth."""
-    keep = ("oracle", "where", "sample")
     results = [
         result.replace(
             seconds=round(result.seconds, 1),
-            failures=tuple(
-                Failure(**{k: getattr(f, k) for k in keep}, expected="", actual="") for f in result.failures
-            ),
+            failures=tuple(Failure(f.oracle, f.where, sample=f.sample) for f in result.failures),
         )
         for result in run.results
     ]

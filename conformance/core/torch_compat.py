@@ -7,9 +7,10 @@ and `torch.testing._internal` must not be imported before a target has registere
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +118,14 @@ def has_cpp_compiler() -> bool:
         return False
 
 
+def keep_eager_draws() -> None:
+    """Inductor's random numbers come from eager kernels, so that one seed gives torch CPU's own: otherwise it draws by
+    generators of its own."""
+    from torch._inductor import config
+
+    config.fallback_random = True
+
+
 def reset_dynamo() -> None:
     """Forget all that was compiled, so that memory stays flat and an answer follows from its own calls alone."""
     import torch._dynamo
@@ -179,3 +188,21 @@ def op_db() -> SimpleNamespace:
         tolerance_override=toleranceOverride,
         decorate_info=DecorateInfo,
     )
+
+
+@contextlib.contextmanager
+def op_db_unseeded() -> Iterator[None]:
+    """Within, op_db's entries that draw random numbers call the op itself. Otherwise they set a seed around it, in a
+    wrapper that Dynamo cannot trace, so that no compiler is ever handed the op; who calls them sets the seed then."""
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    wrapper = invocations.wrapper_set_seed
+    invocations.wrapper_set_seed = _plain_call
+    try:
+        yield
+    finally:
+        invocations.wrapper_set_seed = wrapper
+
+
+def _plain_call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,20 +20,23 @@ from conformance.core import result as model
 from conformance.core.errors import TargetError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
-from conformance.fuzzing.campaign import Campaign, Plan
+from conformance.core.names import without_features
+from conformance.core.probe import Probe
+from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
-from conformance.fuzzing.isolation import SHARD
 from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
+from conformance.fuzzing.plan import SHARD, Plan
 from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
 from conformance.fuzzing.results import run_of
 from conformance.fuzzing.terminal import summarize
 from conformance.program.steps.table import FAMILIES
 from conformance.program.unsupported import unsupported_steps
 from conformance.report import __main__ as report
-from conformance.report import compare
+from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
-from conformance.run.messages import COMPILE_LIMIT
+from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.probe import resolve
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
@@ -50,9 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stop.deferred():
             if given.replay or given.minimize:
                 return replay(given, TARGET)
-            given.target = given.target or TARGET
+            given.target, seen = resolve(
+                given.target or TARGET, Limits(compiling=given.compile_limit, memory=given.memory)
+            )
             record = (given.kernels or BASELINE) if given.record_kernels else None
-            return campaign(plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations)
+            return campaign(
+                plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen
+            )
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
@@ -60,104 +67,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted: the saved programs are as they were", file=sys.stderr)
         return 128 + stop.signal_number()
     except OSError as error:
-        print(
-            f"conformance.fuzz: {error.filename or given.reports} cannot be written or read ({error.strerror}); "
-            "make room or choose another --reports",
-            file=sys.stderr,
-        )
+        said = f"{error.filename or given.reports} cannot be written or read ({error.strerror})"
+        print(f"conformance.fuzz: {said}; make room or choose another --reports", file=sys.stderr)
         return 2
 
 
 def arguments_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser("python -m conformance.fuzz", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
-    parser.add_argument("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
-    parser.add_argument(
-        "--minutes",
-        type=positive,
-        metavar="M",
-        help="end after so many minutes, shrinking included, with the target loaded",
-    )
-    parser.add_argument(
-        "--shard",
-        type=shard,
-        default=(1, 1),
-        metavar="i/n",
-        help=f"only the i-th of every n blocks of {SHARD} programs",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
+    add("--programs", type=natural, metavar="K", help="how many programs (default: 200)")
+    minutes = "end after so many minutes, shrinking included, with the target loaded"
+    add("--minutes", type=positive, metavar="M", help=minutes)
+    blocks = f"only the i-th of every n blocks of {SHARD} programs"
+    add("--shard", type=shard, default=(1, 1), metavar="i/n", help=blocks)
+    add(
         "--target",
-        help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, "
-        "functionalize, aot_eager, inductor, device:NAME[,import=MODULE], tinygrad-upstream:PATH, "
-        f"mutant:FAULT, class:MODULE.CLASS (default: {TARGET}; of a saved finding the "
-        "target that it was found on)",
+        help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, "
+        "device:NAME[,import=MODULE], tinygrad-upstream:PATH, mutant:FAULT, class:MODULE.CLASS "
+        f"(default: {TARGET}; of a saved finding the target that it was found on)",
     )
-    parser.add_argument("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
-    parser.add_argument(
-        "--steps",
-        type=steps_range,
-        default=STEPS,
-        metavar="MIN..MAX",
-        help=f"steps of a program (default: {STEPS[0]}..{STEPS[1]})",
+    add("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
+    many = "steps of a program (default: {}..{})".format(*STEPS)
+    add("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX", help=many)
+    add("--only", action="append", default=[], metavar="FAMILY", help="only these families, beside views")
+    add("--without", action="append", default=[], metavar="FAMILY", help="not these families")
+    add("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
+    limit = "that a program may take (default: 60)"
+    add("--limit", "--timeout", type=positive, default=60.0, metavar="SECONDS", help=limit)
+    building = (
+        "that building kernels may take within a program, not counted in --limit: in the first run of an op on its "
+        f"dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})"
     )
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="FAMILY", help="only these families, beside views"
-    )
-    parser.add_argument("--without", action="append", default=[], metavar="FAMILY", help="not these families")
-    parser.add_argument("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
-    parser.add_argument(
-        "--limit",
-        "--timeout",
-        type=positive,
-        default=60.0,
-        metavar="SECONDS",
-        help="that a program may take (default: 60)",
-    )
-    parser.add_argument(
-        "--compile-limit",
-        type=positive,
-        default=COMPILE_LIMIT,
-        metavar="SECONDS",
-        help="that building kernels may take within a program, not counted in --limit: in the first run of an op on "
-        f"its dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})",
-    )
-    parser.add_argument(
-        "--memory",
-        type=positive,
-        default=8.0,
-        metavar="GIB",
-        help="that a worker may take; more is a finding (default: 8; Linux only)",
-    )
-    parser.add_argument("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on where the campaign in --reports stopped, with the same options"
-    )
-    parser.add_argument("--stop-at-first-failure", action="store_true", help="end with the first program that fails")
-    parser.add_argument("--reports", default="reports", metavar="DIR", help="where results go (default: reports)")
-    parser.add_argument(
-        "--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a folder, again"
-    )
-    parser.add_argument("--minimize", type=Path, metavar="FILE", help="make the failing program in a JSON file smaller")
-    parser.add_argument(
-        "--kernels",
-        type=Path,
-        metavar="FILE",
-        help=f"the kernels that programs took before: more is a finding (default: {BASELINE}, where it is there)",
-    )
-    parser.add_argument(
-        "--record-kernels",
-        action="store_true",
-        help="write the kernels of this run's programs to the file of --kernels, and compare with none",
-    )
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="a fuzz.json to compare with")
-    parser.add_argument(
-        "--expectations", type=Path, metavar="FILE", help="what is known to fail: reports/expectations/<target>.toml"
-    )
-    parser.add_argument(
-        "--update-expectations", action="store_true", help="declare the findings of this run in that file, knowingly"
-    )
-    parser.add_argument("--families", action="store_true", help="list the step families")
+    add("--compile-limit", type=positive, default=COMPILE_LIMIT, metavar="SECONDS", help=building)
+    memory = "that a worker may take; more is a finding (default: 8; Linux only)"
+    add("--memory", type=positive, default=8.0, metavar="GIB", help=memory)
+    add("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
+    resume = "go on where the campaign in --reports stopped, with the same options"
+    add("--resume", action="store_true", help=resume)
+    add("--stop-at-first-failure", action="store_true", help="end with the first program that fails")
+    add("--reports", default="reports", metavar="DIR", help="where results go (default: reports)")
+    add("--replay", type=Path, metavar="FILE", help="run the program in a JSON file, or all in a folder, again")
+    add("--minimize", type=Path, metavar="FILE", help="make the failing program in a JSON file smaller")
+    before = f"the kernels that programs took before: more is a finding (default: {BASELINE}, where it is there)"
+    add("--kernels", type=Path, metavar="FILE", help=before)
+    record = "write the kernels of this run's programs to the file of --kernels, and compare with none"
+    add("--record-kernels", action="store_true", help=record)
+    add("--baseline", type=Path, metavar="FILE", help="a fuzz.json to compare with")
+    known = "what is known to fail: reports/expectations/<target>.toml"
+    add("--expectations", type=Path, metavar="FILE", help=known)
+    update = "declare the findings of this run in that file, knowingly"
+    add("--update-expectations", action="store_true", help=update)
+    add("--families", action="store_true", help="list the step families")
     return parser
 
 
@@ -212,23 +174,20 @@ def dtypes(text: str) -> tuple[str, ...]:
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
-    """The plan that the options describe."""
-    programs = given.programs if given.programs is not None or given.minutes is not None else 200
+    """The plan that the options describe. Raises TargetError for options that cannot go together."""
     declared = unsupported_steps(describe_target(given.target))
     for family in given.only:
         if family in (*given.without, *declared):
             by = "--without" if family in given.without else f"target {given.target}"
             raise TargetError(f"--only asks for the family {family!r}, which {by} leaves out, so none of it would run")
-    without = (*given.without, *declared)
-    drawing = Drawing(given.steps, tuple(given.only), without, given.dtype)
     if given.jobs < 1:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
     return Plan(
         given.target,
         given.seed,
-        programs,
+        given.programs if given.programs is not None or given.minutes is not None else 200,
         given.minutes,
-        drawing,
+        Drawing(given.steps, tuple(given.only), (*given.without, *declared), given.dtype),
         given.jobs,
         Path(given.reports),
         given.limit,
@@ -243,22 +202,24 @@ def plan_of(given: argparse.Namespace) -> Plan:
     )
 
 
-def campaign(plan: Plan, record: Path | None, baseline_file: Path | None, expected: Path, update: bool) -> int:
+def campaign(
+    plan: Plan, record: Path | None, baseline_file: Path | None, expected: Path, update: bool, seen: Probe | None
+) -> int:
     """Run a campaign, write its report, and its kernels to `record`, and print its findings; `update` declares them in
-    the file `expected`. Raises ReportError for files that are damaged, before anything is run."""
+    the file `expected`; `seen` is what a probe of the device showed. Raises ReportError for files that are damaged,
+    before anything is run."""
     baseline = model.load(baseline_file) if baseline_file else None
     known = expectations.findings(expected)
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    if seen is not None:
+        probe.show(console, without_features(plan.target), seen)
     running, interrupted = Campaign(plan), 0
     try:
-        if console.is_terminal:
-            show_bar(running, console)
-        else:
-            running.tell = plain_lines(console)
-            running.run()
+        run_shown(running, console)
     except KeyboardInterrupt:
         interrupted = stop.signal_number()
-    made = run_of(running, interrupted, plan.part)
+    made = run_of(running, interrupted)
+    made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
         known, done = known_findings.update(known, made)
         write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
@@ -288,24 +249,20 @@ def line(running: Campaign) -> str:
     )
 
 
-def plain_lines(console: Console) -> Callable[[Campaign], None]:
-    """Says where the campaign is, at most every five seconds."""
-    last = [0.0]
-
-    def tell(running: Campaign) -> None:
-        if time.monotonic() - last[0] >= 5:
-            last[0] = time.monotonic()
-            console.print(line(running))
-
-    return tell
-
-
-def show_bar(running: Campaign, console: Console) -> None:
-    """Run the campaign under a progress bar."""
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+def run_shown(running: Campaign, console: Console) -> None:
+    """Run the campaign under a progress bar; where nobody watches, with a line at most every five seconds."""
+    columns, last = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()), time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=running.plan.wanted)
-        running.tell = lambda at: progress.update(task, completed=at.result.done, description=line(at))
+
+        def tell(at: Campaign) -> None:
+            nonlocal last
+            progress.update(task, completed=at.result.done, description=line(at))
+            if not console.is_terminal and time.monotonic() - last >= 5:
+                last = time.monotonic()
+                console.print(line(at))
+
+        running.tell = tell
         running.run()
 
 

@@ -17,11 +17,13 @@ It knows programs and the step table; targets, oracles and reports are not its b
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from hypothesis import strategies as st
@@ -81,20 +83,8 @@ STEPS = (1, 8)
 
 
 Cell = tuple[str, str, str]
-CLASSES = (
-    "contiguous",
-    "window",
-    "permuted",
-    "gaps",
-    "permuted gaps",
-    "expanded",
-    "overlapping",
-    "non-divisible",
-    "0-d",
-    "empty",
-)
-"""The layout classes of `layout_class`, all of them names in the catalogue too."""
-
+CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
+"""The layout classes of `layout_class`; a channels-last input is in "permuted", one of size 1 in several."""
 
 TRIED = 20
 """So many layouts of a class are tried to see whether a row takes one of them: two were enough for every cell."""
@@ -121,26 +111,24 @@ class Tally:
     cells: Counter[Cell] = field(default_factory=Counter)
     """Steps drawn by (family, layout class of the first tensor, its dtype)."""
 
-    def add(self, other: Tally) -> None:
-        """Take in another shard's tally."""
-        self.programs, self.steps = self.programs + other.programs, self.steps + other.steps
-        self.avoided += other.avoided
-        self.cells += other.cells
+    def add(self, other: Self) -> None:
+        """Take in another shard's counts."""
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, mine | value if type(value) is dict else mine + value)
 
     def to_json(self) -> dict[str, Json]:
-        """The tally as JSON."""
-        return {
-            "programs": self.programs,
-            "steps": self.steps,
-            "avoided": dict(self.avoided),
-            "cells": [[*cell, count] for cell, count in self.cells.items()],
-        }
+        """The counts as JSON."""
+        return {**vars(self), "cells": [[*cell, count] for cell, count in self.cells.items()]}
 
     @classmethod
-    def from_json(cls, data: Json) -> Tally:
-        """The tally that `to_json` wrote."""
-        cells = Counter({(family, layout, dtype): count for family, layout, dtype, count in data["cells"]})
-        return cls(data["programs"], data["steps"], Counter(data["avoided"]), cells)
+    def from_json(cls, data: Json) -> Self:
+        """The counts that `to_json` wrote."""
+        cells = {(family, layout, dtype): count for family, layout, dtype, count in data["cells"]}
+        made = cls()
+        for name, empty in vars(cls()).items():
+            setattr(made, name, type(empty)({**data, "cells": cells}[name]))
+        return made
 
 
 def programs(
@@ -171,21 +159,6 @@ def programs(
 @functools.cache
 def _integers(low: int, high: int) -> st.SearchStrategy[int]:
     return st.integers(low, high)
-
-
-@functools.cache
-def _families(only: tuple[str, ...], without: tuple[str, ...], biased: bool) -> dict[str, list[Op]]:
-    drawn = {
-        family: [
-            op
-            for op in OPS.values()
-            if op.family == family and op.name not in without
-            for _ in range(op.weight if biased else 1)
-        ]
-        for family in FAMILIES
-        if (not only or family in only or family == "view") and family not in without
-    }
-    return {family: ops for family, ops in drawn.items() if ops}
 
 
 @dataclass(frozen=True)
@@ -224,17 +197,17 @@ class Drawing:
         missing = list(self.only)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for number in range(PROBED if missing else 0):
-                drawn = {OPS[step.op].family for step in self.numbered(0, number).steps}
-                missing = [family for family in missing if family not in drawn]
+            for number in range(PROBED):
                 if not missing:
                     break
+                drawn = {OPS[step.op].family for step in self.numbered(0, number).steps}
+                missing = [family for family in missing if family not in drawn]
         return missing
 
     @property
     def families(self) -> dict[str, list[Op]]:
         """The rows to draw from, by family; a row of weight n occurs n times."""
-        return _families(self.only, self.without, self.biased)
+        return _families(self)
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
         """Program `number` of this seed: the same on every machine, for one version of this package."""
@@ -244,7 +217,7 @@ class Drawing:
     def cells(self) -> tuple[Cell, ...]:
         """Every cell that a step can be aimed at: family, layout class of its first tensor, dtype, of which some row of
         the family takes a tensor."""
-        return _cells(self.only, self.without, self.biased, tuple(dict.fromkeys(self.dtypes)))
+        return _cells(self)
 
     def aim(self, seed: int, number: int) -> Cell | None:
         """The cell that a program of this seed is aimed at: every second program, and each cell once before any is
@@ -264,9 +237,6 @@ class Drawing:
         shadow = Shadow(program)
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         aimed = d.integer(1, self.steps[1]) if aim else 0
-        weighted = [
-            family for family in self.families for _ in range(FAMILY_WEIGHT.get(family, 1) if self.biased else 1)
-        ]
         least, most = self.steps
         for _ in range(4 * most):
             drawn = len(shadow.steps)
@@ -274,12 +244,12 @@ class Drawing:
             if drawn >= most or (ends and aim is None):
                 break
             try:
-                if aim and (ends or drawn + 1 >= aimed) and draw_aimed(k, self.families, aim, tally):
+                if aim and (ends or drawn + 1 >= aimed) and draw_aimed(k, self.families[aim[0]], aim, tally):
                     aim = None
                 elif ends:
                     break
                 else:
-                    draw_step(k, self.families, weighted, tally)
+                    draw_step(k, self.families, tally)
             except Broken:
                 break
         if tally is not None:
@@ -289,27 +259,23 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
 
-def draw_aimed(k: Situation, by_family: dict[str, list[Op]], aim: Cell, tally: Tally | None) -> bool:
-    """Draw a step of the cell's family whose first tensor is in the cell; False when there is none now."""
-    family, layout, dtype = aim
-
-    def in_cell(t: torch.Tensor) -> bool:
-        return dtype_name(t.dtype) == dtype and layout_class(t) == layout
-
-    k.only = in_cell
-    ops = list(dict.fromkeys(op for op in by_family[family] if op.fits is not None and k.holds(op.fits)))
-    found = bool(ops)
-    if found:
-        offer(k, k.choice(ops), tally)
+def draw_aimed(k: Situation, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:
+    """Draw a step of the cell's family, `ops`, whose first tensor is in the cell; False when there is none now."""
+    k.only = lambda t: dtype_name(t.dtype) == aim[2] and layout_class(t) == aim[1]
+    fitting = list(dict.fromkeys(op for op in ops if op.fits is not None and k.holds(op.fits)))
+    if fitting:
+        offer(k, k.choice(fitting), tally)
     k.only = None
-    return found
+    return bool(fitting)
 
 
-def draw_step(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str], tally: Tally | None) -> None:
+def draw_step(k: Situation, by_family: dict[str, list[Op]], tally: Tally | None) -> None:
     """Draw one step and offer it to the shadow; where nothing fits, another is drawn by the caller."""
     following = FOLLOWS.get(OPS[k.shadow.steps[-1].op].family, ()) if k.shadow.steps and k.biased else ()
-    likely = [family for family in following if family in by_family]
-    offer(k, choose(k, by_family, likely if likely and k.chance(1, 2) else weighted), tally)
+    families = [family for family in following if family in by_family]
+    if not families or not k.chance(1, 2):
+        families = [one for one in by_family for _ in range(FAMILY_WEIGHT.get(one, 1) if k.biased else 1)]
+    offer(k, choose(k, by_family, families), tally)
 
 
 def offer(k: Situation, op: Op, tally: Tally | None) -> None:
@@ -325,9 +291,8 @@ def offer(k: Situation, op: Op, tally: Tally | None) -> None:
         tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
 
 
-def choose(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str]) -> Op:
+def choose(k: Situation, by_family: dict[str, list[Op]], families: list[str]) -> Op:
     """A row that something in the program fits: a family is chosen, then one of its rows, until one does."""
-    families = list(weighted)
     while families:
         family = k.choice(families)
         ops = by_family[family]
@@ -341,17 +306,24 @@ def choose(k: Situation, by_family: dict[str, list[Op]], weighted: Sequence[str]
 
 
 @functools.cache
-def _cells(only: tuple[str, ...], without: tuple[str, ...], biased: bool, dtypes: tuple[str, ...]) -> tuple[Cell, ...]:
+def _families(drawing: Drawing) -> dict[str, list[Op]]:
+    families: dict[str, list[Op]] = {}
+    for op in OPS.values():
+        wanted = not drawing.only or op.family in (*drawing.only, "view")
+        if wanted and not {op.family, op.name} & {*drawing.without}:
+            families.setdefault(op.family, []).extend([op] * (op.weight if drawing.biased else 1))
+    return families
+
+
+@functools.cache
+def _cells(drawing: Drawing) -> tuple[Cell, ...]:
     d = Draw(random.Random(0).randint)
-    tried = {
-        (layout, dtype): [_laid_out(LAYOUTS[layout](d), dtype) for _ in range(TRIED)]
-        for layout in CLASSES
-        for dtype in dtypes
-    }
+    places = itertools.product(CLASSES, dict.fromkeys(drawing.dtypes))
+    tried = {(name, dtype): [_laid_out(LAYOUTS[name](d), dtype) for _ in range(TRIED)] for name, dtype in places}
     return tuple(
-        (family, layout, dtype)
-        for family, ops in _families(only, without, biased).items()
-        for (layout, dtype), tensors in tried.items()
+        (family, *place)
+        for family, ops in drawing.families.items()
+        for place, tensors in tried.items()
         if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
     )
 
@@ -381,18 +353,9 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None
             storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
         else:
             at = len(storages)
-            values = d.choice(
-                (
-                    "arange",
-                    {"seed": d.integer(0, 99)},
-                    {"seed": d.integer(0, 99)},
-                    "arange",
-                    "arange",
-                    {"seed": d.integer(0, 99)},
-                    {"seed": d.integer(0, 99)},
-                    {"special": d.integer(0, 99)},
-                )
-            )
+            seeds = [{"seed": d.integer(0, 99)} for _ in range(4)]
+            special = {"special": d.integer(0, 99)}
+            values = d.choice(("arange", *seeds[:2], "arange", "arange", *seeds[2:], special))
             storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
         grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
 
 from conformance.fuzzing import worker
-from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result, Shard
+from conformance.fuzzing.plan import SHARD, Shard
+from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result
 from conformance.program.model import Program, ProgramError
 from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
@@ -24,11 +25,8 @@ CRASH_TRIALS, MOST_DEATHS = 60, 4
 TO_ANSWER = 1.0
 """Seconds before its deadline at which a worker tries no smaller program, but judges the smallest and answers."""
 
-SHARD = 20
-"""Programs a shard. A worker's death costs at most so many."""
 
-
-class Workers:
+class Workers(LocalPool):
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
 
     `limit`: seconds that a program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB
@@ -42,36 +40,28 @@ class Workers:
         jobs: int = 1,
         compile_limit: float = COMPILE_LIMIT,
     ) -> None:
-        self.target, self.limit = target, limit
         limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
-        preload = [worker.__name__, "torch._dynamo"]
-        self.pool = LocalPool(target, limits, jobs, preload, preload)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:  # fmt: skip
-        self.pool.close()
+        modules = [worker.__name__, "torch._dynamo"]
+        super().__init__(target, limits, jobs, modules, preload=modules)
 
     def load(self) -> dict[str, str]:
         """Load the target, in a worker, and say what it runs on. Raises TargetError."""
         try:
-            environment: dict[str, str] = self.pool.ask(worker.environment, self.target)
+            environment: dict[str, str] = self.ask(worker.environment, self.target)
             return environment
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
 
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
-        self.pool.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
+        self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
-    def ended(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
+    def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
         """Each shard as it ends, for at most so many seconds: its result, and what is left of it to run. Raises
         TargetError where no worker can be started, and Stopped."""
-        for task, answer in self.pool.ended(seconds):
+        for task, answer in self.ended(seconds):
             (shard,) = task.args
             if isinstance(answer, Death):
                 if answer.fate is Fate.NEVER_STARTED:
@@ -88,37 +78,35 @@ class Workers:
         """Run one shard, with a new worker after each death, to its end."""
         whole = Result()
         self.begin(shard)
-        for _, result, rest in self.ended():
+        for _, result, rest in self.results():
             whole.add(result)
             if rest is not None:
                 self.begin(rest)
         return whole
 
-    def fate(self, program: Program, until: float | None = None) -> str:
+    def fate(self, program: Program, until: float = math.inf) -> str:
         """What becomes of a worker that runs a program: CRASH, TIMEOUT, MEMORY, or nothing, the empty string. Raises
         OutOfTime when it is `until`, and what fails in the harness itself."""
         try:
-            return "" if self.pool.ask(worker.survives, self.target, program, until=until) else MEMORY
+            return "" if self.ask(worker.survives, self.target, program, until=until) else MEMORY
         except WorkerDied as died:
             return str(died.death.fate)
         except ProgramError:  # it means nothing on torch CPU, so it shows nothing
             return ""
 
-    def shrink(self, finding: Finding, trials: int, until: float | None = None) -> Finding:
+    def shrink(self, finding: Finding, trials: int, until: float = math.inf) -> Finding:
         """The finding on a smaller program, as small as it became by `until` (seconds since the epoch); FLAKY where a
         death does not come again. Raises what fails in the harness itself."""
         if finding.kind in (CRASH, TIMEOUT, MEMORY):
             return self._shrink_death(finding, until)
-        seconds, early = 60 + trials * 10.0, None if until is None else until - TO_ANSWER
+        seconds, early = 60 + trials * 10.0, until - TO_ANSWER
         try:
-            small: Finding = self.pool.ask(
-                worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until
-            )
+            small: Finding = self.ask(worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until)
             return small
         except (WorkerDied, OutOfTime):
             return finding
 
-    def _shrink_death(self, finding: Finding, until: float | None) -> Finding:
+    def _shrink_death(self, finding: Finding, until: float) -> Finding:
         """Reduce a crash or a hang, each candidate in a worker that may die of it."""
         if not finding.program.inputs:
             return finding
@@ -147,16 +135,16 @@ class Workers:
 def recover_dead_worker(shard: Shard, death: Death) -> Result:
     """What a dead worker left: its findings, and the program that it died of."""
     kind, number, note = str(death.fate), shard.first, death.note
-    finding = Finding(kind, shard.seed, number, f"{kind.lower()} / starting", NOTHING)
+    finding = Finding(kind, shard.plan.seed, number, f"{kind.lower()} / starting", NOTHING)
     with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
         unit = json.loads(note.unit if note is not None else "")
         number = int(unit["number"])
-        finding = Finding(kind, shard.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
+        finding = Finding(kind, shard.plan.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
         step = int(note.steps[-1]) if note is not None and note.steps else 0
-        finding = worker.ended(kind, shard.seed, number, Program.from_json(unit["program"]), step)
+        finding = worker.ended(kind, shard.plan.seed, number, Program.from_json(unit["program"]), step)
     left = Result(done=number + 1 - shard.first)
     for earlier in range(shard.first, number):
-        worker.program_of(shard, earlier, left.tally)
+        worker.program_of(shard, earlier, left)
     left.findings = [*found_by(shard, shard.first, number), finding]
     return left
 

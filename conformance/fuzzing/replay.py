@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,11 +19,11 @@ from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
 from conformance.core.replay import Replayed, show, show_all
 from conformance.core.result import Outcome
-from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
+from conformance.fuzzing.plan import Plan, Shard, again
 from conformance.fuzzing.results import replayed, result_of
-from conformance.fuzzing.worker import INVALID, Finding, Shard
+from conformance.fuzzing.worker import INVALID, Finding
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
 from conformance.report import summary
@@ -67,7 +66,8 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
         workers.load()
 
         def rerun(path: Path) -> tuple[Finding | None, str]:
-            result = workers.run(Shard(spec, Drawing(), 0, -1, 1, notes, (str(path),), kernels))
+            plan = Plan(spec, reports=Path(notes), corpus=(str(path),), kernels=kernels)
+            result = workers.run(Shard(plan, -1, 1))
             finding = result.findings[0] if result.findings else None
             if finding is not None and finding.kind == INVALID:
                 raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
@@ -145,9 +145,8 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
     steps = f"all {len(read_program(path).steps)} steps"
     if finding is None:
         return Replayed(str(path), given.target, steps, lacks=lacks)
-    saved = str(_minimal(path, given) if given.minimize else path)
-    again = shlex.join(["python", "-m", "conformance.fuzz", "--target", given.target, "--replay", saved])
-    notes = [f"{finding.kind}: {finding.group}", f"Again: {again}"]
+    saved = _minimal(path, given) if given.minimize else path
+    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(given.target, saved)}"]
     text = script(finding.program, describe_target(given.target), finding.mismatches, notes, finding.step)
     about = [str(mismatch) for mismatch in finding.mismatches] or [finding.group]
     return Replayed(str(path), given.target, steps, finding.kind, about, text)

@@ -63,9 +63,8 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     """A finding as a result; `more` are fields of the model's finding."""
     steps = finding.program.steps
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
-    found = finding_of(finding.group, finding.kind)
     known = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
-    found = Found(**{**vars(found), **known})
+    found = Found(**{**vars(finding_of(finding.group, finding.kind)), **known})
     failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.mismatches]
     failures = failures or [Failure(found.oracle, "the program", "an answer", DEATHS.get(finding.kind, "none"))]
     first = Failure(**{**vars(failures[0]), "script": script})
@@ -77,15 +76,15 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     )
 
 
-def run_of(campaign: Campaign, interrupted: int = 0, part: tuple[int, int] = (1, 1)) -> Run:
-    """A campaign's results and totals; `interrupted` by the signal of this number, and only the `part` i of n."""
-    plan, done, tally = campaign.plan, campaign.result, campaign.result.tally
+def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
+    """A campaign's results and totals; `interrupted` by the signal of this number."""
+    plan, done = campaign.plan, campaign.result
     corpus = tuple(Path(path).stem for path in plan.corpus)
     options = shlex.join(plan.options)
     drawn = Drawn(
         seeds=(plan.seed,),
         programs=done.done,
-        steps=tally.steps,
+        steps=done.steps,
         kernels=done.kernels,
         kernels_allowed=done.allowed,
         kernels_compared=done.compared,
@@ -93,13 +92,13 @@ def run_of(campaign: Campaign, interrupted: int = 0, part: tuple[int, int] = (1,
         options=options,
         corpus=corpus,
         unsupported=dict(done.unsupported.most_common()),
-        avoided=dict(tally.avoided.most_common()),
-        cells=dict(tally.cells),
+        avoided=dict(done.avoided.most_common()),
+        cells=dict(done.cells),
         **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
     words = [f"seed {plan.seed}", limit, f"corpus {len(corpus)}" if corpus else "", options]
-    words += ["shard {}/{}".format(*part)] if part != (1, 1) else []
+    words += ["shard {}/{}".format(*plan.part)] if plan.part != (1, 1) else []
     return Run(
         plan.target,
         [_result(campaign, group, corpus) for group in campaign.groups.values()],

@@ -42,7 +42,7 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
         if found.elsewhere:
             console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
         console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
-    tally, done, drawn = running.result.tally, running.result, made.drawn
+    done, drawn = running.result, made.drawn
     kernels = (
         f"kernels {done.kernels} (torch CPU's ops and transfers: {done.allowed}; programs compared with the "
         f"baseline: {done.compared}); "
@@ -51,8 +51,8 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
     )
     unsupported = ", ".join(f"{name} ({count})" for name, count in drawn.unsupported.items()) if drawn else ""
     console.print(
-        f"{where}; {tally.steps} steps, {len(tally.cells)} cells of family x layout x dtype; "
-        f"{kernels}{undefined(tally)} undefined or rejected steps not run"
+        f"{where}; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; "
+        f"{kernels}{undefined(done)} undefined or rejected steps not run"
         + (
             f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
             if unsupported

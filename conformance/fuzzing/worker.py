@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conformance.core.errors import TargetError, UserError
@@ -21,9 +22,9 @@ from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
 from conformance.core.result import write_atomic
-from conformance.core.target import Target
-from conformance.fuzzing.drawing import Drawing, Tally
+from conformance.fuzzing.drawing import Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
+from conformance.fuzzing.plan import Shard
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
@@ -64,62 +65,25 @@ class Finding:
             "number": self.number,
             "signature": self.group,
             "first_bad_step": self.step,
-            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
+            "mismatches": [vars(mismatch) for mismatch in self.mismatches],
             "program": self.program.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: Json) -> Finding:
         """The finding that `to_json` wrote."""
-        return cls(
-            data["kind"],
-            data["seed"],
-            data["number"],
-            data["signature"],
-            Program.from_json(data["program"]),
-            tuple(Mismatch(**mismatch) for mismatch in data["mismatches"]),
-            data["first_bad_step"],
-        )
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Some programs of a seed, to be run by one worker. `notes` is the folder that it writes findings to, under the
-    name of its campaign."""
-
-    target: str
-    drawing: Drawing
-    seed: int
-    first: int
-    count: int
-    notes: str
-    corpus: tuple[str, ...] = ()
-    """Files of programs that are run first, under the numbers -1, -2, ... counted from the end."""
-    kernels: str = ""
-    """The file with the kernels that programs took before, if there is one."""
-    record: bool = False
-    """Whether the kernels of each program are kept, for such a file."""
-    campaign: str = ""
-    stop_at_first: bool = False
-    """Whether the shard ends with the first program that fails."""
-    until: float | None = None
-    """Seconds since the epoch from which on the shard begins no program; the rest is left to the campaign."""
-
-    def found(self, number: int) -> Path:
-        """The file of a failure that no campaign has taken over yet."""
-        return Path(self.notes) / f"found-{self.campaign}-{number}.json"
+        kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
+        mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
+        return cls(kind, seed, number, group, Program.from_json(data["program"]), mismatches, data["first_bad_step"])
 
 
 @dataclass
-class Result:
-    """What a shard did: how many programs ran, what was drawn and found, kernels run and allowed, seconds each."""
+class Result(Tally):
+    """What a shard did: what was drawn, how many programs ran, their kernels and those allowed, and what was found."""
 
     done: int = 0
-    tally: Tally = field(default_factory=Tally)
-    findings: list[Finding] = field(default_factory=list)
     kernels: int = 0
     allowed: int = 0
-    seconds: list[float] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
     """Programs that were not run, by what the target had declared that it leaves out."""
     arbitrated: int = 0
@@ -128,48 +92,11 @@ class Result:
     """Programs whose kernels were compared with a baseline."""
     counts: dict[str, int] = field(default_factory=dict)
     """The kernels of programs by digest, where they are recorded."""
-
-    def add(self, other: Result) -> None:
-        """Put another's programs beside one's own."""
-        self.done += other.done
-        self.tally.add(other.tally)
-        self.findings += other.findings
-        self.kernels += other.kernels
-        self.allowed += other.allowed
-        self.seconds += other.seconds
-        self.unsupported += other.unsupported
-        self.arbitrated += other.arbitrated
-        self.compared += other.compared
-        self.counts |= other.counts
+    findings: list[Finding] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Json]:
         """The counts; findings have files of their own."""
-        return {
-            "done": self.done,
-            "kernels": self.kernels,
-            "allowed": self.allowed,
-            "unsupported": dict(self.unsupported),
-            "tally": self.tally.to_json(),
-            "compared": self.compared,
-            "counts": self.counts,
-            "arbitrated": self.arbitrated,
-        }
-
-    @classmethod
-    def from_json(cls, data: Json) -> Result:
-        """The counts that `to_json` wrote."""
-        return cls(
-            data["done"],
-            Tally.from_json(data["tally"]),
-            [],
-            data["kernels"],
-            data["allowed"],
-            [],
-            Counter(data["unsupported"]),
-            data.get("arbitrated", 0),
-            data.get("compared", 0),
-            data.get("counts", {}),
-        )
+        return {**super().to_json(), "findings": []}
 
 
 @functools.cache
@@ -188,7 +115,7 @@ def run_shard(shard: Shard) -> Result:
     stops at the first failure, or at its time, leaves the rest to the campaign: `done` says how many ran."""
     result = Result()
     for number in range(shard.first, shard.first + shard.count):
-        if (shard.stop_at_first and result.findings) or (shard.until is not None and time.time() >= shard.until):
+        if (shard.plan.stop_at_first and result.findings) or time.time() >= shard.until:
             break
         found = _run_program(shard, number, result)
         if found is not None:
@@ -205,24 +132,22 @@ def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
     try:
         with unit(json.dumps({"number": number})):
             try:
-                program = program_of(shard, number, result.tally)
+                program = program_of(shard, number, result)
             except Exception as error:
-                return Finding(INVALID, shard.seed, number, f"invalid / drawing: {error}", NOTHING)
-        began = time.perf_counter()
+                return Finding(INVALID, shard.plan.seed, number, f"invalid / drawing: {error}", NOTHING)
         verdict = _judged(shard, number, program, locate=True)
-        result.seconds.append(time.perf_counter() - began)
         result.kernels += verdict.kernels or 0
         result.allowed += verdict.allowed or 0
         result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
         result.arbitrated += verdict.arbitrated
         result.compared += verdict.baseline is not None
-        if shard.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
+        if shard.plan.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
             result.counts[digest(program)] = verdict.kernels
         if exhausted(verdict):
             raise MemoryError
         return confirmed(shard, number, program, verdict) if verdict.mismatches else None
     except ProgramError as error:
-        return Finding(INVALID, shard.seed, number, f"invalid / {error}", program)
+        return Finding(INVALID, shard.plan.seed, number, f"invalid / {error}", program)
     except (MemoryError, OSError, UserError):  # the worker's, the disk's and the user's, not the program's
         raise
     except Exception as error:
@@ -230,16 +155,15 @@ def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
         wrong = Mismatch("harness", "the harness itself", "no error", said, where)
-        return Finding(HARNESS, shard.seed, number, f"harness / {said[:200]}", program, (wrong,))
+        return Finding(HARNESS, shard.plan.seed, number, f"harness / {said[:200]}", program, (wrong,))
 
 
 def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdict:
     """The verdict on a program, within the time that a program may take, each of its steps noted before it runs."""
 
+    target, baseline = loaded(shard.plan.target), counted(shard.plan.kernels, shard.plan.target)
     with unit(json.dumps({"number": number, "program": program.to_json()})):
-        return judge_program(
-            program, loaded(shard.target), locate=locate, watch=watch, baseline=counted(shard.kernels, shard.target)
-        )
+        return judge_program(program, target, locate=locate, watch=watch, baseline=baseline)
 
 
 def watch(number: int, builds: bool) -> None:
@@ -251,15 +175,13 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     """The shard's program of this number: from its corpus, or drawn, and then with writes at its end that show who
     shares memory with whom where the target does not."""
     if number < 0:
-        return read_program(Path(shard.corpus[number]))
-    program, target = shard.drawing.numbered(shard.seed, number, tally), described(shard.target)
+        return read_program(Path(shard.plan.corpus[number]))
+    program, target = shard.plan.drawing.numbered(shard.plan.seed, number, tally), described(shard.plan.target)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported)
 
 
-@functools.cache
-def described(spec: str) -> Target:
-    """The target, not prepared, made once a process."""
-    return describe_target(spec)
+described = functools.cache(describe_target)
+"""The target of a spec, not prepared, made once a process."""
 
 
 def exhausted(verdict: Verdict) -> bool:
@@ -271,28 +193,23 @@ def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> 
     """The failure after a second run."""
     kind = FLAKY if _judged(shard, number, program, locate=False).passed else FAIL
     group = f"{kind.lower() + ' / ' if kind == FLAKY else ''}{signature(program, verdict)}"
-    return Finding(kind, shard.seed, number, group, program, verdict.mismatches, verdict.bad_step)
+    return Finding(kind, shard.plan.seed, number, group, program, verdict.mismatches, verdict.bad_step)
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
     """A crash or a hang in this step, and the program up to it; step 0 is the move of the inputs, and one past the
     last the observation."""
-    if step == 0:
-        where = "the move of the inputs"
-    else:
-        where = program.steps[step - 1].op if step <= len(program.steps) else "the observation"
+    where = ["the move of the inputs", *(one.op for one in program.steps), "the observation"][step]
     return Finding(kind, seed, number, f"{kind.lower()} / {where}", program.with_steps(program.steps[:step]), step=step)
 
 
-def reduce_until(
-    program: Program, fails: Callable[[Program], bool], trials: int, until: float | None = None
-) -> Program:
+def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
     """The smallest failing program after so many trials, or when it is `until`, in seconds since the epoch."""
     smallest = program
 
     def still_fails(candidate: Program) -> bool:
         nonlocal smallest
-        if until is not None and time.time() >= until:
+        if time.time() >= until:
             raise OutOfTime
         failed = fails(candidate)
         smallest = candidate if failed else smallest
@@ -303,7 +220,7 @@ def reduce_until(
     return smallest
 
 
-def shrink(spec: str, finding: Finding, trials: int, until: float | None = None) -> Finding:
+def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) -> Finding:
     """The failure on a smaller program that is wrong in the same way, with its group worked out anew. From `until` on,
     in seconds since the epoch, no smaller one is tried.
 
@@ -312,7 +229,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float | None = None)
 
     def verdict_of(candidate: Program) -> Verdict:
         try:
-            with at_most(LONGEST_TRIAL if until is None else min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
+            with at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
                 return judge_program(candidate, target, locate=False, watch=watch)
         except UnitTimeout:
             return Verdict()
@@ -332,15 +249,8 @@ def shrink(spec: str, finding: Finding, trials: int, until: float | None = None)
     verdict = judge_program(small, target)
     if not verdict.mismatches:
         return finding
-    return Finding(
-        finding.kind,
-        finding.seed,
-        finding.number,
-        str(signature(small, verdict)),
-        small,
-        verdict.mismatches,
-        verdict.bad_step,
-    )
+    group, wrong = str(signature(small, verdict)), verdict.mismatches
+    return replace(finding, group=group, program=small, mismatches=wrong, step=verdict.bad_step)
 
 
 def _alike(one: Mismatch, two: Mismatch) -> bool:

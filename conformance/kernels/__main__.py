@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,7 +27,7 @@ WHY = {
 }
 
 
-def kinds(kernels: tuple[str, ...]) -> str:
+def kinds(kernels: Sequence[str]) -> str:
     """Kernels by what bounds them: reductions (tinygrad's r_), elementwise work (E_), copies."""
     names = {"r": "reduction", "E": "elementwise"}
     found = Counter(names.get(kernel.split("_")[0], kernel) for kernel in kernels)
@@ -50,14 +50,12 @@ def tables(counted: Count) -> Iterator[Table]:
         why = event.why if isinstance(event, trace.Schedule) else type(event).__name__.lower()
         why += f" {event.direction}" if isinstance(event, trace.Copy) else ""
         lines.setdefault((place, why), []).append(event)
+    ran = {key: [k for e in found if isinstance(e, trace.Schedule) for k in e.kernels] for key, found in lines.items()}
     table = Table("line", "why", "times", "kernels", "of which", title="Boundaries")
-    rows = []
-    for (place, why), events in lines.items():
-        kernels = tuple(k for e in events if isinstance(e, trace.Schedule) for k in e.kernels)
-        rows.append((len(kernels), len(events), place, why, kernels))
-    for n, times, place, why, kernels in sorted(rows, key=lambda row: (-row[0], -row[1])):
+    for key in sorted(lines, key=lambda key: (-len(ran[key]), -len(lines[key]))):
+        place, why = key
         where = f"{Path(place.file).name}:{place.line}  {place.code}"
-        table.add_row(escape(where), WHY.get(why, why), str(times), str(n), kinds(kernels))
+        table.add_row(escape(where), WHY.get(why, why), str(len(lines[key])), str(len(ran[key])), kinds(ran[key]))
     yield table
 
 
@@ -85,10 +83,6 @@ def main(arguments: list[str] | None = None) -> int:
     for table in tables(counted):
         console.print(table)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ This module decides nothing about what equal means; that is the oracle's.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections import Counter
@@ -19,11 +20,13 @@ import torch
 from conformance.core.aten_ops import AtenOps, ValueDependence
 from conformance.core.errors import UserError
 from conformance.core.executor import Execution, Executor
+from conformance.core.judge import first_line
 from conformance.core.moving import tensors
 from conformance.core.observation import Observation
 from conformance.core.oracles import compare
 from conformance.core.result import Failure, Outcome, Result
 from conformance.core.target import COMPILED, NOT_COMPILED, PARTLY, Target
+from conformance.core.torch_compat import op_db_unseeded
 from conformance.opinfo import catalog
 from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge_call
@@ -47,6 +50,15 @@ class _Tally:
     eager: int | None = None
     allowed: int | None = None
 
+    def skip(self, reason: str, excused: bool = False) -> None:
+        """Leave a sample out; `excused` where that is no failure, even of all samples."""
+        self.skipped[reason] += 1
+        self.excused += excused
+
+    def fail(self, failure: Failure) -> None:
+        """Keep the first failure of each oracle."""
+        self.failures.setdefault(failure.oracle, failure)
+
     def count(self, kernels: int, eager: int, moved: int, call: Call) -> None:
         """Add what one call ran and what it may have run; remember the call that went furthest beyond."""
         self.kernels = (self.kernels or 0) + kernels
@@ -69,7 +81,9 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     target.reset_state()
     tally, before, scheduled = _Tally(), target.counted_calls(), target.scheduled()
-    with warnings.catch_warnings():
+    # A compiler must see the op and not a wrapper that sets a seed; each run of a call begins with the seed anyway.
+    unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
+    with warnings.catch_warnings(), unseeded:
         warnings.simplefilter("ignore")
         try:
             for sample in samples(op, case.variant, dtype, case.layout, case.samples):
@@ -80,17 +94,15 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
             raise
         except Exception as error:
             tally.failed += 1
-            text = f"{type(error).__name__}: {error}"
-            tally.failures.setdefault(
-                "harness", Failure("harness", "the harness itself", "no error", text[:LONGEST_TEXT])
-            )
+            text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+            tally.fail(Failure("harness", "the harness itself", "no error", text))
     _judge_kernels(case, target, dtype, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
     if not (tally.compared or tally.failures or _excused(tally)):
         # Only what the target declares beforehand may be skipped whole; anything else must be among the expectations.
-        tally.failures["skip"] = Failure("skip", "the whole case", "a comparison", "none", reason)
-    counted = _difference(before, target.counted_calls())
-    now = target.scheduled()
+        tally.fail(Failure("skip", "the whole case", "a comparison", "none", reason))
+    calls, now = _since(before, target.counted_calls()), target.scheduled()
+    extents = {"compiled": COMPILED, "partly_compiled": PARTLY, "not_compiled": NOT_COMPILED}
     return case.result(
         _outcome(tally),
         samples=tally.compared,
@@ -102,15 +114,10 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
         kernels=tally.kernels,
         eager=tally.eager,
         allowed=tally.allowed,
-        native=None if counted is None else sum(counted["native"].values()),
-        decomposed=None if counted is None else sum(counted["decomposed"].values()),
-        fallback=None if counted is None else sum(counted["fallback"].values()),
-        fallbacks={} if counted is None else dict(sorted(counted["fallback"].items())),
-        compiled=tally.extent[COMPILED] if target.transforms_program else None,
-        partly_compiled=tally.extent[PARTLY] if target.transforms_program else None,
-        not_compiled=tally.extent[NOT_COMPILED] if target.transforms_program else None,
-        host=None if counted is None else sum(counted["host"].values()),
-        hosts={} if counted is None else dict(sorted(counted["host"].items())),
+        **{kind: counted.total() for kind, counted in calls.items()},
+        fallbacks=dict(sorted(calls.get("fallback", Counter()).items())),
+        hosts=dict(sorted(calls.get("host", Counter()).items())),
+        **{name: tally.extent[extent] for name, extent in extents.items() if target.transforms_program},
         scheduled=None if scheduled is None or now is None else now - scheduled,
         seconds=time.perf_counter() - begin,
     )
@@ -125,7 +132,7 @@ def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally
     for mismatch in compare(allowed, ran, oracles=target.oracles & {"kernels"}):
         assert tally.worst is not None  # the sum can only be too large where a part is
         found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
-        tally.failures["kernels"] = failure_of(case, target, tally.worst, found, allowed, ran, dtype)
+        tally.fail(failure_of(case, target, tally.worst, found, allowed, ran, dtype))
 
 
 def _excused(tally: _Tally) -> bool:
@@ -142,28 +149,25 @@ def _outcome(tally: _Tally) -> Outcome:
     return Outcome.PASS if tally.compared else Outcome.SKIP
 
 
-def _difference(
+def _since(
     before: Mapping[str, Mapping[str, int]] | None, after: Mapping[str, Mapping[str, int]] | None
-) -> dict[str, Counter[str]] | None:
-    if before is None or after is None:
-        return None
-    return {kind: Counter(after[kind]) - Counter(before[kind]) for kind in after}
+) -> dict[str, Counter[str]]:
+    """The calls of each kind by op, in between; nothing where the target cannot count."""
+    return {kind: Counter(after[kind]) - Counter(before[kind]) for kind in after} if before and after else {}
 
 
 def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
     try:
         yield from VARIANTS[case.variant](op, sample)
     except Skip as reason:
-        tally.skipped[str(reason)] += 1
+        tally.skip(str(reason))
 
 
 def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Note) -> None:
     index = call.sample.index
     reason = _undeclared(target, call)
     if reason:
-        tally.skipped[reason] += 1
-        tally.excused += 1
-        return
+        return tally.skip(reason, excused=True)
     note(index, "CPU")
     expected = Executor(reference()).run(call)
     error = expected.last.error
@@ -171,18 +175,13 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
         # Nothing declares this skip, so it fails until the expectations do.
         tally.failed += 1
         text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
-        failure = Failure("skip", "an input", "a comparison", "none", f"it cannot be moved: {text}", index)
-        tally.failures.setdefault("skip", failure)
-        return
+        return tally.fail(Failure("skip", "an input", "a comparison", "none", f"it cannot be moved: {text}", index))
     if error is not None and error.not_implemented:
-        tally.skipped[f"the CPU does not implement it either: {_first_line(error.text)}"] += 1
-        return
+        return tally.skip(f"the CPU does not implement it either: {first_line(error.text)}")
     if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
-        tally.skipped["it writes to an expanded input, which is undefined"] += 1
-        return
+        return tally.skip("it writes to an expanded input, which is undefined")
     if case.variant == "error_inputs" and error is None:
-        tally.skipped["the CPU accepts this input"] += 1
-        return
+        return tally.skip("the CPU accepts this input")
 
     def watch(number: int, builds: bool) -> None:
         note(index, "target", builds)
@@ -190,27 +189,21 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     # On the CPU itself counting means a dispatch mode, under which some composite ops take other paths.
     actual = Executor(target).run(call, count=target.name != reference().name, watch=watch)
     if actual.unavailable:
-        tally.skipped[f"the device has no way to make {actual.unavailable}"] += 1
-        tally.excused += 1
-        return
+        return tally.skip(f"the device has no way to make {actual.unavailable}", excused=True)
     if actual.last.kernels is not None:
         tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
     found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
     reached = _reached(actual, error is not None, tally)
     if not found and not reached:
         # Counted apart, and never a pass: torch CPU would be compared with itself.
-        tally.skipped[f"{NOT_COMPILED}: the compiler was handed nothing"] += 1
-        tally.excused += 1
-        return
+        return tally.skip(f"{NOT_COMPILED}: the compiler was handed nothing", excused=True)
     tally.compared += 1
     tally.arbitrated += arbitrated
-    if not found:
-        return
-    tally.failed += 1
+    tally.failed += bool(found)
     for mismatch in found:
         if mismatch.oracle not in tally.failures:
-            failure = failure_of(case, target, call, mismatch, expected.last, actual.last, dtype)
-            tally.failures[mismatch.oracle] = failure
+            tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last, dtype))
+    return None
 
 
 def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
@@ -254,7 +247,8 @@ def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 
 class _Watched(Target):
-    """Torch CPU with a mode around the call alone, not around the moves."""
+    """Torch CPU with a mode around the call alone, not around the moves. In a run of its own: a mode that counts ops
+    changes what some of them do."""
 
     name = "cpu"
 
@@ -268,7 +262,7 @@ class _Watched(Target):
 
 
 def _eager_ops(call: Call) -> int:
-    """How many aten ops the call takes on torch CPU. In a run of its own: what counts them changes what some ops do."""
+    """How many aten ops the call takes on torch CPU."""
     ops = AtenOps()
     Executor(_Watched(ops)).run(call)
     return ops.total
@@ -279,7 +273,3 @@ def depends_on_values(call: Call) -> bool:
     ops = ValueDependence()
     Executor(_Watched(ops)).run(call)
     return ops.found
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]

@@ -10,89 +10,44 @@ from __future__ import annotations
 import functools
 import random
 import re
-import warnings
+import tomllib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from torch.testing._comparison import default_tolerances
 
+from conformance.core.torch_compat import default_tolerances, op_db
 from conformance.opinfo.plan import Case, Entry
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_utils import SEED
-    from torch.testing._internal.opinfo.core import DecorateInfo
-
-__all__ = ["SEED", "entries", "find", "has_value", "seed", "tolerances"]
+_op_db = op_db()
+SEED: int = _op_db.seed
 
 # PyTorch's tests that run an op twice, in two ways, and compare the values: their tolerances are for what we do.
-COMPARISONS = frozenset(
-    {
-        ("TestCommon", None),
-        ("TestCommon", "test_compare_cpu"),
-        ("TestCommon", "test_noncontiguous_samples"),
-        ("TestCommon", "test_numpy_refs"),
-        ("TestCommon", "test_out"),
-        ("TestCommon", "test_variant_consistency_eager"),
-        ("TestUnaryUfuncs", None),
-        ("TestUnaryUfuncs", "test_reference_numerics_normal"),
-        ("TestBinaryUfuncs", "test_reference_numerics"),
-        ("TestReductions", "test_reference_masked"),
-        (None, None),
-    }
-)
+COMPARISONS = {
+    "TestCommon": (None, "test_compare_cpu", "test_noncontiguous_samples", "test_numpy_refs", "test_out",
+                   "test_variant_consistency_eager"),
+    "TestUnaryUfuncs": (None, "test_reference_numerics_normal"),
+    "TestBinaryUfuncs": ("test_reference_numerics",),
+    "TestReductions": ("test_reference_masked",),
+    None: (None,),
+}  # fmt: skip
 
 # OpInfos whose results hold uninitialized memory without saying so by `has_nondeterministic_output`.
 UNDEFINED = frozenset({"resize_", "resize_as_"})
 
-FAMILIES: tuple[tuple[str, str], ...] = (
-    (r"^linalg\.|^(cholesky|lu|qr|svd|pinverse|geqrf|ormqr|orgqr|triangular_solve|logdet)", "linalg"),
-    (r"^fft\.|^(stft|istft)$", "fft"),
-    (r"^masked\.", "masked"),
-    (r"^special\.", "special"),
-    (r"^_foreach", "foreach"),
-    (r"^sparse\.|to_sparse", "sparse"),
-    (r"^signal\.", "signal windows"),
-    (r"^nn\.functional\.(.*conv|.*fold)", "convolution"),
-    (r"^nn\.functional\.(.*pool|.*interpolate|.*upsample|grid_sample)|^grid_sampler", "pooling and resampling"),
-    (r"norm$|_norm\b|normalize", "normalization"),
-    (r"loss|cross_entropy|nll|kl_div|binary_cross", "losses"),
-    (r"dropout|^(rand|normal|bernoulli|uniform|cauchy|exponential|geometric|log_normal|multinomial|poisson)", "random"),
-    (r"embedding|one_hot|attention|linear$|bilinear|pixel_|channel_shuffle|^nn\.functional\.(pad|pairwise)", "layers"),
-    (r"^nn\.functional\.", "activations"),
-    (
-        r"matmul|^(mm|mv|bmm|addmm|addmv|addbmm|baddbmm|addr|dot|vdot|inner|outer|ger|einsum|tensordot|kron|chain|cdist)",
-        "matrix products",
-    ),
-    (
-        r"gather|scatter|index|take|put|masked_|where|nonzero|argwhere|select|__getitem__|searchsorted|bucketize",
-        "indexing",
-    ),
-    (r"sort|topk|kthvalue|median|mode|unique|quantile|histc|histogram|bincount", "sorting and counting"),
-    (r"^cum|logcumsumexp|^diff|trapezoid|trapz|gradient", "scans"),
-    (
-        r"^(empty|zeros|ones|full|new_|arange|linspace|logspace|eye|tri[lu]_indices|scalar_tensor|complex|polar)",
-        "factories",
-    ),
-    (
-        r"view|reshape|expand|permute|transpose|^t$|squeeze|split|chunk|unbind|diag|narrow|slice|as_strided|movedim|unfold|"
-        r"swap|flatten|unravel|broadcast|stack|^cat$|concat|flip|roll|rot90|tile|repeat|meshgrid|block_diag|cartesian|"
-        r"^(real|imag|conj|resolve|contiguous|clone|alias|detach|tri[lu]|resize|atleast|ravel|H|T|mT|mH)",
-        "shape and views",
-    ),
-    (r"^(float|double|half|bfloat16|int|long|short|byte|char|bool|cfloat|cdouble|chalf|to)$|type_as|item", "casts"),
-)
+FAMILIES = {
+    name: re.compile(one if isinstance(one, str) else "|".join(one))
+    for name, one in tomllib.loads((Path(__file__).parent / "families.toml").read_text()).items()
+}
 CLASS_FAMILY = {"UnaryUfuncInfo": "unary", "BinaryUfuncInfo": "binary", "ReductionOpInfo": "reductions"}
 
 
 def family(op: Any) -> str:
     """A word for the kind of operator, for grouping in the report: by OpInfo's class, else by its name."""
     by_class = CLASS_FAMILY.get(type(op).__name__)
-    by_name = next((name for pattern, name in FAMILIES if re.search(pattern, op.name)), None)
+    by_name = next((name for name, pattern in FAMILIES.items() if pattern.search(op.name)), None)
     if by_class and (by_name is None or by_name in ("activations", "casts", "shape and views", "linalg")):
         return by_class
     return by_name or by_class or "other"
@@ -117,7 +72,7 @@ def _by_name() -> dict[tuple[str, str], Any]:
     """OpInfos by (name, overload); of several with one name the second is `#2` and so on: none hides another."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
-    for op in op_db:
+    for op in _op_db.ops:
         key = (op.name, op.variant_test_name)
         seen[key] += 1
         found[op.name, op.variant_test_name + (f"#{seen[key]}" if seen[key] > 1 else "")] = op
@@ -172,14 +127,14 @@ def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]
     granted = False
     for decorator in op.decorators:
         inner = [decorator]
-        if isinstance(decorator, DecorateInfo):
-            active = decorator.active_if and (decorator.cls_name, decorator.test_name) in COMPARISONS
+        if isinstance(decorator, _op_db.decorate_info):
+            active = decorator.active_if and decorator.test_name in COMPARISONS.get(decorator.cls_name, ())
             here = decorator.device_type in (None, "cpu") and (decorator.dtypes is None or dtype in decorator.dtypes)
             inner = decorator.decorators if active and here else []
         for each in inner:
-            if isinstance(each, toleranceOverride) and dtype in each.d:
+            if isinstance(each, _op_db.tolerance_override) and dtype in each.d:
                 rtol, atol, granted = max(rtol, each.d[dtype].rtol), max(atol, each.d[dtype].atol), True
-            elif isinstance(each, precisionOverride) and dtype in each.d:
+            elif isinstance(each, _op_db.precision_override) and dtype in each.d:
                 atol, granted = max(atol, each.d[dtype]), True
     return (rtol, atol) if granted else (None, None)
 

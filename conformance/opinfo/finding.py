@@ -6,6 +6,7 @@ worker. Nothing is decided here; the oracle has decided.
 
 from __future__ import annotations
 
+import numpy
 import torch
 
 from conformance.core.observation import Observation
@@ -35,12 +36,12 @@ def failure_of(
         rows = _rows(want.value, got.value, *catalog.tolerances(catalog.find(case), dtype))
     elif mismatch.oracle == "storage" and mismatch.where in expected.storages and mismatch.where in actual.storages:
         rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
-    layouts = {}
-    if want is not None and got is not None and mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity"):
-        layouts = {
-            name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
-            for name, seen in (("expected", want), ("actual", got))
-        }
+    geometry = mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity")
+    layouts = {
+        name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
+        for name, seen in (("expected", want), ("actual", got))
+        if geometry and seen is not None
+    }
     where = mismatch.where if not call.note else f"{mismatch.where} ({call.note})"
     return Failure(
         oracle=mismatch.oracle,
@@ -87,14 +88,6 @@ def _rows(
     stop = wrong.numel() if wrong.numel() <= MAX_SHOWN else start + MAX_SHOWN // 2
     rows = []
     for flat, bad in zip(range(start, stop), wrong[start:stop].tolist(), strict=True):
-        index = _index(flat, tuple(want.shape))
+        index = tuple(map(int, numpy.unravel_index(flat, want.shape)))
         rows.append((str(list(index)), str(want[index].item()), str(got[index].item()), bad))
     return tuple(rows)
-
-
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, rest = divmod(flat, size)
-        index.append(rest)
-    return tuple(reversed(index))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterable, Iterator
-from types import TracebackType
 
 from conformance.core.errors import UserError
 from conformance.core.result import Failure, Outcome, Result
@@ -27,30 +26,19 @@ FATES = {
 """The outcome and the oracle of a case whose worker died."""
 
 
-class Cases:
+class Cases(LocalPool):
     """Workers that run cases on one target, as many at a time as `jobs`. Use as a context manager."""
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1) -> None:
-        self.target, self.limits, self.setup = target, limits, "DEVICE = 'cpu'"
+        super().__init__(target, limits, jobs, [worker.__name__, "conformance.opinfo.case"])
+        self.setup = "DEVICE = 'cpu'"
         self.loops: list[float] = []
-        self.pool = LocalPool(target, limits, jobs, [worker.__name__, "conformance.opinfo.case"])
-
-    def __enter__(self) -> Cases:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:  # fmt: skip
-        self.close()
-
-    def close(self) -> None:
-        """End the workers."""
-        self.pool.close()
 
     def catalog(self, variants: Collection[str] = ()) -> tuple[list[Entry], dict[str, str]]:
         """All of op_db as the workers see it, and the target's environment. Raises TargetError, also where the target
         cannot show one of the `variants`."""
         try:
-            entries, environment, self.setup = self.pool.ask(worker.catalog, self.target, frozenset(variants))
+            entries, environment, self.setup = self.ask(worker.catalog, self.target, frozenset(variants))
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
         return entries, environment
@@ -64,8 +52,8 @@ class Cases:
         """The results of the cases, in the order in which they finish; they begin in the order given. Raises
         TargetError where no worker can be started, and Stopped."""
         for case in cases:
-            self.pool.submit(Task(case.id, worker.run, (self.target, case)))
-        for task, answer in self.pool.ended():
+            self.submit(Task(case.id, worker.run, (self.target, case)))
+        for task, answer in self.ended():
             case = task.args[1]
             if isinstance(answer, Death):
                 if answer.fate is Fate.NEVER_STARTED:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from conformance.core.executor import Execution
-from conformance.core.judge import Judgement, Policy, judge
+from conformance.core.judge import Judgement, Policy, first_line, judge
 from conformance.core.moving import MARKER, leaves, storage_key, tensors
 from conformance.core.observation import Observation, observe
 from conformance.core.oracles import Mismatch, compare
@@ -102,7 +102,7 @@ def _misworded(
     pattern = call.sample.error_regex or ""
     if not re.search(pattern, expected.error.text) or re.search(pattern, actual.error.text):
         return []
-    want, got = _first_line(expected.error.text), _first_line(actual.error.text)
+    want, got = first_line(expected.error.text), first_line(actual.error.text)
     return [Mismatch("message", "the error", want, got, f"OpInfo's pattern is {pattern!r}")]
 
 
@@ -121,7 +121,3 @@ def _misplaced(target: Target, call: Call, wrong: Any) -> list[Mismatch]:
     allowed = {"cpu", target.device.type} if on_cpu else {target.device.type}
     odd = [t for t in tensors(wrong) if t.device.type not in allowed]
     return [Mismatch("device", "result", target.device.type, odd[0].device.type)] if odd else []
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]

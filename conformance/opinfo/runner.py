@@ -33,11 +33,12 @@ from conformance.opinfo.journal import Journal
 from conformance.opinfo.plan import Case, Selection
 from conformance.opinfo.replay import replay
 from conformance.report import __main__ as report
-from conformance.report import budgets, compare, history
+from conformance.report import budgets, compare, history, probe
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
 from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.probe import resolve
 
 LIMITS = Limits(unit=120.0, memory=8.0)
 """Of a case, where the user does not say otherwise."""
@@ -197,6 +198,9 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         baseline.budgets = budgets.load(baseline_file.parent / budgets.NAME)
     history.check(options.reports / report.HISTORY)
     console = Console()
+    target, seen = resolve(options.target, chosen["limits"])
+    if seen is not None:
+        probe.show(console, options.target, seen)
     identity = {
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),
@@ -204,7 +208,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     }
     with Journal(options.reports, identity, options.resume) as journal, terminal.progress(console) as progress:
         made = run(
-            options.target,
+            target,
             **chosen,
             expected=expected,
             times={result.id: result.seconds for result in baseline.results} if baseline else {},
@@ -215,13 +219,15 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         )
         made.seconds += journal.seconds
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
+        made.environment |= seen.described() if seen is not None else {}
         made.environment |= {**_environment(), "selection": _selection(options.suite, chosen)}
         made.budgets = counted
         if not made.complete and not made.results:
             print("opinfo_runner: interrupted before anything was compared; no report is written.", file=sys.stderr)
             return made.exit_code()
         if options.update_expectations and made.complete:
-            _declare(made, expected_file)
+            print("\n".join(map(escape_control_characters, expectations.declare(made, expected_file))))
+            made.results = expectations.accept(made.results, expectations.expected(expected_file))
         made.expectations = str(expected_file) if expected_file.exists() else ""
         changes = compare.diff(baseline, made) if baseline else None
         _write(made, options.reports, baseline)
@@ -232,14 +238,6 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             model.write_atomic(baseline_file.parent / budgets.NAME, budgets.dumps(counted))
     terminal.summarize(console, made, changes, options.reports)
     return made.exit_code(changes.regressions if changes and not options.update_baseline else 0)
-
-
-def _declare(made: Run, path: Path) -> None:
-    """Write what fails in the run into the file of expectations, and apply them to it. Raises ReportError."""
-    entries, done = expectations.update(expectations.load(path), made, "")
-    model.write_atomic(path, expectations.dumps(entries, made.target, expectations.findings(path)))
-    print("\n".join(map(escape_control_characters, done)))
-    made.results = expectations.accept(made.results, expectations.expected(path))
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:

@@ -124,13 +124,14 @@ def _strided_copy(values: torch.Tensor, stride: list[int], offset: int, rest: in
     return base.as_strided(values.shape, stride, offset).copy_(values)
 
 
-def _contiguous_stride(shape: Iterable[int], step: int = 1) -> list[int]:
+def contiguous_stride(shape: Iterable[int], step: int = 1) -> list[int]:
+    """The strides of this shape without gaps, or with every `step`th element of the storage taken."""
     sizes = [max(size, 1) for size in shape]
     return [step * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 
 
 def _transposed(values: torch.Tensor) -> torch.Tensor:
-    return _strided_copy(values, _contiguous_stride(reversed(values.shape))[::-1], 0)
+    return _strided_copy(values, contiguous_stride(reversed(values.shape))[::-1], 0)
 
 
 def _expanded(values: torch.Tensor) -> torch.Tensor:
@@ -146,8 +147,8 @@ def _channels_last(values: torch.Tensor) -> torch.Tensor:
 
 _LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": _transposed,
-    "gaps": lambda values: _strided_copy(values, _contiguous_stride(values.shape, 2), 0, 1),
-    "offset": lambda values: _strided_copy(values, _contiguous_stride(values.shape), 3, 2),
+    "gaps": lambda values: _strided_copy(values, contiguous_stride(values.shape, 2), 0, 1),
+    "offset": lambda values: _strided_copy(values, contiguous_stride(values.shape), 3, 2),
     "expanded": _expanded,
     "channels_last": _channels_last,
 }

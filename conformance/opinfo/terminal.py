@@ -33,33 +33,12 @@ _STYLE = {
 }
 
 
-class Lines:
-    """Progress as plain lines: each failure, and every tenth of the way."""
+class Watched:
+    """Progress as a bar with failures above it; where nobody watches, as lines: each failure, and every tenth of the
+    way."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.planned, self.done, self.bad = console, 0, 0, 0
-
-    def start(self, run: Run, planned: int) -> None:
-        self.planned = planned
-        self.line(f"{planned} cases on {run.target}")
-
-    def add(self, result: Result) -> None:
-        self.done += 1
-        if result.outcome in UNEXPECTED:
-            self.bad += 1
-            self.line(f"{result.outcome} {result.id} ({', '.join(result.oracles)})")
-        if self.done % max(self.planned // 10, 1) == 0:
-            self.line(f"{self.done}/{self.planned} cases, {self.bad} failed")
-
-    def line(self, text: str) -> None:
-        print(text, flush=True)
-
-
-class Bar(Lines):
-    """Progress as a bar, failures above it."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -68,30 +47,39 @@ class Bar(Lines):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        self.bar = Progress(*columns, console=console, transient=True)
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.task = self.bar.add_task("starting workers", total=None, bad=0)
 
     def start(self, run: Run, planned: int) -> None:
+        """Say what runs, and how many cases there are."""
         self.planned = planned
         self.bar.update(self.task, description=escape(run.target), total=planned)
+        self._line(f"{planned} cases on {run.target}")
 
     def add(self, result: Result) -> None:
-        super().add(result)
+        """Count a result."""
+        self.done += 1
+        if result.outcome in UNEXPECTED:
+            self.bad += 1
+            said = f"{result.outcome} {result.id} ({', '.join(result.oracles)})"
+            if self.console.is_terminal:
+                self.console.print(f"[red]{escape(said)}", highlight=False)
+            self._line(said)
         self.bar.update(self.task, advance=1, bad=self.bad)
+        if self.done % max(self.planned // 10, 1) == 0:
+            self._line(f"{self.done}/{self.planned} cases, {self.bad} failed")
 
-    def line(self, text: str) -> None:
-        if not text[:1].isdigit():
-            self.bar.console.print(f"[red]{escape(text)}", highlight=False)
+    def _line(self, text: str) -> None:
+        if not self.console.is_terminal:
+            print(text, flush=True)
 
 
 @contextlib.contextmanager
-def progress(console: Console) -> Iterator[Lines]:
-    if not console.is_terminal:
-        yield Lines(console)
-        return
-    bar = Bar(console)
-    with bar.bar:
-        yield bar
+def progress(console: Console) -> Iterator[Watched]:
+    """Shows the run in the block."""
+    watched = Watched(console)
+    with watched.bar:
+        yield watched
 
 
 def summarize(console: Console, made: Run, changes: compare.Diff | None, folder: Path) -> None:

@@ -26,7 +26,7 @@ def test_op(opinfo_case: Case, pytestconfig: pytest.Config, record_property: Cal
     record_property("outcome", str(result.outcome))
     if result.outcome in UNEXPECTED:
         lines = [f"{result.outcome} {result.reason}".rstrip()]
-        lines += [f"{f.oracle} of {f.where}: expected {f.expected}, got {f.actual} {f.detail}" for f in result.failures]
+        lines += map(str, result.failures)
         lines += [failure.script for failure in result.failures[:1]]
         pytest.fail(escape_control_characters("\n".join(lines)), pytrace=False)
     if result.outcome is Outcome.XFAIL:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,7 @@ from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
 from conformance.core.torch_compat import is_zerotensor
 from conformance.opinfo import catalog, script
-from conformance.opinfo.sampling import Sample
+from conformance.opinfo.sampling import Sample, contiguous_stride
 
 OUT_FORMS = ("right-sized", "empty", "with gaps")
 
@@ -147,18 +146,11 @@ def _function(op: Any, sample: Sample) -> Iterator[Call]:
     yield Call(sample, sample.tree, _named(op.op), script.function_name(op))
 
 
-def _method(op: Any, sample: Sample) -> Iterator[Call]:
-    yield Call(sample, sample.tree, _named(_on_tensor(op.method_variant, sample)), script.method_name(op, ""))
-
-
-def _inplace(op: Any, sample: Sample) -> Iterator[Call]:
-    yield Call(sample, sample.tree, _named(_on_tensor(op.inplace_variant, sample)), script.method_name(op, "_"))
-
-
-def _on_tensor(method: Any, sample: Sample) -> Any:
+def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
+    """The call of a tensor method that the OpInfo holds under this attribute."""
     if not isinstance(sample.input, torch.Tensor):
         raise Skip("the first argument is no tensor, so there is no method to call")
-    return method
+    yield Call(sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
 
 
 def _out(op: Any, sample: Sample) -> Iterator[Call]:
@@ -188,77 +180,72 @@ def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
     if form == "empty":
         return torch.empty(0, dtype=like.dtype)
     step = 2 if form == "with gaps" else 1
-    stride = list(
-        itertools.accumulate([*reversed([max(n, 1) for n in like.shape[1:]])], lambda a, b: a * b, initial=step)
-    )
     # Sevens, so that an element that was not written shows, and so that a write into a gap shows.
     base = torch.full((max(like.numel(), 1) * step + 1,), 7, dtype=torch.uint8).to(like.dtype)
-    return base.as_strided(like.shape, stride[::-1][: like.dim()] if like.dim() else (), 0)
+    return base.as_strided(like.shape, contiguous_stride(like.shape, step))
 
 
-def _backward(op: Any, sample: Sample) -> Iterator[Call]:
-    leaf = any(tensor.requires_grad for tensor in tensors(sample.tree))
-    if not leaf:
-        raise Skip("no input requires a gradient")
-    drawn = Draws()
-
-    forward = _named(op.op)
-
-    def run(tree: dict[str, Any], apply: Apply) -> Any:
-        drawn.start()
-        result = forward(tree, apply)
-        processed = result if sample.process is None else sample.process(result)
-        found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
-        if not found:
-            return result
-        catalog.seed()
-        torch.autograd.backward(found, list(map(drawn, found)))
-        for tensor in tensors(tree):
-            # The gradient of sgn is a tensor without memory, which nothing may read before it is made real.
-            if tensor.grad is not None and is_zerotensor(tensor.grad):
-                tensor.grad = tensor.grad.clone()
-        return result
-
-    yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
+Derive = Callable[[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, list[torch.Tensor]]], Draws], Any]
+"""Runs the function on a tree, which gives its result and the parts of it that have gradients, and differentiates."""
 
 
-def _forward_over_backward(op: Any, sample: Sample) -> Iterator[Call]:
+def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:
     if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
         raise Skip("no input requires a gradient")
-
     drawn, forward = Draws(), _named(op.op)
 
     def run(tree: dict[str, Any], apply: Apply) -> Any:
-        drawn.start()
-        duals: list[torch.Tensor] = []
-
-        def dual(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-                return leaf
-            duals.append(forward_ad.make_dual(leaf, drawn(leaf)))
-            return duals[-1]
-
-        with forward_ad.dual_level():
-            result = forward(map_leaves(tree, dual), apply)
+        def function(inputs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+            result = forward(inputs, apply)
             processed = result if sample.process is None else sample.process(result)
-            found = [tensor for tensor in tensors(processed) if tensor.requires_grad]
-            if not found:
-                return []
-            gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
-            tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradients]
-        # A tangent that is known to be zero may be a tensor without memory, which nothing may read.
-        return [t.clone() if t is not None and is_zerotensor(t) else t for t in tangents]
+            return result, [tensor for tensor in tensors(processed) if tensor.requires_grad]
+
+        drawn.start()
+        return derive(tree, function, drawn)
 
     yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
+
+
+def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
+    result, found = function(tree)
+    if found:
+        catalog.seed()
+        torch.autograd.backward(found, list(map(drawn, found)))
+        for tensor in tensors(tree):
+            tensor.grad = _with_memory(tensor.grad)
+    return result
+
+
+def _forward_over_backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
+    duals: list[torch.Tensor] = []
+
+    def dual(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        duals.append(forward_ad.make_dual(leaf, drawn(leaf)))
+        return duals[-1]
+
+    with forward_ad.dual_level():
+        _, found = function(map_leaves(tree, dual))
+        if not found:
+            return []
+        gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
+        return [_with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
+
+
+def _with_memory(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient of sgn, or a tangent known to be zero, is a tensor without memory, which nothing may read before it
+    is made real."""
+    return tensor.clone() if tensor is not None and is_zerotensor(tensor) else tensor
 
 
 VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
     "forward": _function,
     "reference_inputs": _function,
     "error_inputs": _function,
-    "method": _method,
-    "inplace": _inplace,
+    "method": functools.partial(_on_tensor, "method_variant", ""),
+    "inplace": functools.partial(_on_tensor, "inplace_variant", "_"),
     "out": _out,
-    "backward": _backward,
-    "forward_over_backward": _forward_over_backward,
+    "backward": functools.partial(_differentiated, _backward),
+    "forward_over_backward": functools.partial(_differentiated, _forward_over_backward),
 }

@@ -1,7 +1,7 @@
 """Writes at the end of a program that show who shares memory with whom, for targets that show no storages.
 
-Defines `probed`. The key insight: two tensors share memory exactly if a write to one is seen in the other. So each is
-written in turn, each with another number, and what all of them hold at the end tells which of them were one.
+The key insight: two tensors share memory exactly if a write to one is seen in the other. So each is written in turn,
+each with another number, and what all of them hold at the end tells which of them were one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ def with_alias_probes(program: Program, without: Collection[str] = ()) -> Progra
         shadow.step(step)
     shadow.steps = list(program.steps)
     for number, (name, value) in enumerate(list(shadow.env.items())):
-        write = Step("add_", (tensor(name), number + 1))
-        if value.dtype is torch.bool:
-            write = Step("logical_not_", (tensor(name),))
+        flips = value.dtype is torch.bool
+        write = Step("logical_not_", (tensor(name),)) if flips else Step("add_", (tensor(name), number + 1))
         if write.op not in without and not value.requires_grad and not overlaps_itself(value):
             shadow.offer(write)
     return program.with_steps(tuple(shadow.steps))

@@ -58,9 +58,7 @@ class RunningProgram:
         # A view whose base has come to require grad learns of it only when somebody looks, and until then torch rejects
         # in-place writes to it: look, so that a program means the same whoever watches.
         try:
-            for tensor in self.env.values():
-                if isinstance(tensor, torch.Tensor):
-                    _ = tensor.grad_fn
+            _ = [tensor.grad_fn for tensor in self.env.values() if isinstance(tensor, torch.Tensor)]
         except RuntimeError as error:
             raise Broken(self.done, step.op) from error
 
@@ -71,14 +69,20 @@ class RunningProgram:
                 for inner in step.body:
                     self.perform(inner, turn)
             return
-        args = [decode(arg, self.env, self.device, i) for arg in step.args]
-        kwargs = {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
-        result = self.call(OPS[step.op], args, kwargs)
+        result = self.call(OPS[step.op], *self.arguments(step, i))
         results = result if isinstance(result, (tuple, list)) else (result,)
         if step.out:
-            self.env.update(zip(step.out, results, strict=False))
+            made, known = dict(zip(step.out, results, strict=False)), {id(tensor) for tensor in self.env.values()}
+            self.env.update(made)
+            # How often a kernel wrote to its own fresh result is nobody's promise: writes count from here on.
+            self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
+
+    def arguments(self, step: Step, i: int = 0) -> tuple[list[Any], dict[str, Any]]:
+        """What the step is called with, in turn `i` of a loop."""
+        args = [decode(arg, self.env, self.device, i) for arg in step.args]
+        return args, {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call torch."""

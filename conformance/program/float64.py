@@ -12,7 +12,6 @@ What the answer decides is `arbitrate`'s business; how a target is run is the ex
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,29 +53,37 @@ def differences(program: Program, expected: Reference, actual: Observation, orac
 def truth_of(program: Program) -> tuple[Observation, Observation]:
     """What is seen of the program on the CPU, as it is and in float64, before the first step that goes another way in
     float64 or has no answer there."""
-    steps = _steps_that_go_the_same_way(program)
-    narrow, wide = RunningProgram(program), _in_float64(program)
-    for step in program.steps[:steps]:
+    alike = sum(1 for _ in _while_alike(program, *_begun(program)))
+    narrow, wide = _begun(program)
+    for step in program.steps[:alike]:
         _both(narrow, wide, step)
     return narrow.observe(), wide.observe()
 
 
-def _steps_that_go_the_same_way(program: Program) -> int:
-    narrow, wide = RunningProgram(program), _in_float64(program)
-    for number, step in enumerate(program.steps):
+def _begun(program: Program) -> tuple[RunningProgram, RunningProgram]:
+    return RunningProgram(program), _InFloat64(program, Float64Reference().send(make_inputs(program)))
+
+
+def _while_alike(program: Program, narrow: RunningProgram, wide: RunningProgram) -> Iterator[Step]:
+    """The steps as they run on both, as long as they go the same way."""
+    for step in program.steps:
         try:
             _both(narrow, wide, step)
         except Exception:  # whatever it is, from here on it says nothing about the target: the finding stands
-            return number
+            return
         if not _went_the_same_way(narrow, wide):
-            return number
-    return len(program.steps)
+            return
+        yield step
 
 
 def _both(narrow: RunningProgram, wide: RunningProgram, step: Step) -> None:
     narrow.step(step)
-    with _new_floats_are_wide():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of new floats
+    try:
         wide.step(step)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bool:
@@ -87,10 +94,6 @@ def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bo
         and (before.dtype, before.shape) == (at_the_end.dtype, at_the_end.shape)
         and not bool(differing(before, at_the_end, True, None, None).any())
     )
-
-
-def _in_float64(program: Program) -> _InFloat64:
-    return _InFloat64(program, Float64Reference().send(make_inputs(program)))
 
 
 class _InFloat64(RunningProgram):
@@ -108,16 +111,6 @@ def _widened(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _widened(part) for key, part in tree.items()}
     return type(tree)(_widened(part) for part in tree) if type(tree) in (list, tuple) else tree
-
-
-@contextmanager
-def _new_floats_are_wide() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _went_the_same_way(narrow: RunningProgram, wide: RunningProgram) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import random
+import string
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,18 +26,14 @@ from conformance.program.steps.table import OPS
 
 SCHEMA = 1
 
-
 LOOP = "loop"
 """The op of a step that runs its body several times."""
-
 
 LONGEST_LOOP = 1000
 """A longer loop is refused; drawn ones run over a dimension of at most 256 elements."""
 
-
 LARGEST_STORAGE = 1_000_000
 """A larger storage is refused; drawn ones have some hundred cells."""
-
 
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
 """Floats that kernels treat apart."""
@@ -68,8 +65,8 @@ class Storage:
         if self.values == "arange":
             numbers: list[int] = [k % 100 for k in range(self.size)]
         else:
-            special = "special" in self.values
-            rng = random.Random(self.values["special" if "special" in self.values else "seed"])
+            ((kind, seed),) = self.values.items()
+            special, rng = kind == "special", random.Random(seed)
             low = 0 if not dtype.is_signed else -8
             numbers = [rng.randint(low, 8) for _ in range(self.size)]
             if special and dtype.is_floating_point:
@@ -110,10 +107,7 @@ class Program:
             "schema": SCHEMA,
             **({"note": self.note} if self.note else {}),
             "storages": [vars(storage) for storage in self.storages],
-            "inputs": [
-                {key: list(value) if isinstance(value, tuple) else value for key, value in vars(one).items()}
-                for one in self.inputs
-            ],
+            "inputs": [{**vars(one), "size": list(one.size), "stride": list(one.stride)} for one in self.inputs],
             "steps": [step.to_json() for step in self.steps],
         }
 
@@ -175,14 +169,13 @@ def _is_whole(value: Json) -> bool:
 def _check_storage(storage: Storage) -> None:
     if not _is_whole(storage.size) or not 0 <= storage.size <= LARGEST_STORAGE:
         raise ProgramError(f"a storage has {storage.size!r} cells: give a whole number of at most {LARGEST_STORAGE}")
-    seeded = isinstance(storage.values, dict) and storage.values.keys() in ({"seed"}, {"special"})
-    if not (
-        storage.values == "arange"
-        or isinstance(storage.values, list)
-        or (seeded and all(map(_is_whole, storage.values.values())))
-    ):
+    values = storage.values
+    seeded = (
+        isinstance(values, dict) and values.keys() in ({"seed"}, {"special"}) and all(map(_is_whole, values.values()))
+    )
+    if not (values == "arange" or isinstance(values, list) or seeded):
         raise ProgramError(
-            f'a storage has the values {str(storage.values)[:80]}: give "arange", a list, or '
+            f'a storage has the values {str(values)[:80]}: give "arange", a list, or '
             '{"seed": n} or {"special": n} with a whole number n'
         )
     if len(storage.make()) != storage.size:
@@ -250,8 +243,7 @@ def read_program(path: Path) -> Program:
 
 def dump(program: Program) -> str:
     """The program as JSON text, a line for each input and step."""
-    data = program.to_json()
-    return "{\n" + ",\n".join(_field(key, value) for key, value in data.items()) + "\n}\n"
+    return "{\n" + ",\n".join(_field(key, value) for key, value in program.to_json().items()) + "\n}\n"
 
 
 def _field(key: str, value: Json) -> str:
@@ -262,8 +254,6 @@ def _field(key: str, value: Json) -> str:
 
 def fresh_names(used: Mapping[str, Any]) -> Iterator[str]:
     """a, b, ..., z, a1, b1, ... without those in use."""
-    for round_ in range(1000):
-        for letter in "abcdefghijklmnopqrstuvwxyz":
-            name = letter + (str(round_) if round_ else "")
-            if name not in used and name not in ("i",):
-                yield name
+    for number in ("", *range(1, 1000)):
+        names = (f"{letter}{number}" for letter in string.ascii_lowercase)
+        yield from (name for name in names if name not in used and name != "i")

@@ -25,24 +25,26 @@ def reduce_program(program: Program, fails: Callable[[Program], bool], trials: i
     """A smaller program for which `fails` still holds; at most `trials` are tried, all with a meaning on CPU."""
     seen = {repr(program.to_json())}
     left = trials
-    best, improved = program, True
-    while improved and left > 0:
-        improved = False
+
+    def smaller(candidates: Iterator[Program]) -> Program | None:
+        """The first of the candidates that fails, and was not tried before."""
+        nonlocal left
+        for settled in map(settle, candidates):
+            if left <= 0:
+                return None
+            if settled is not None and repr(settled.to_json()) not in seen:
+                seen.add(repr(settled.to_json()))
+                left -= 1
+                if fails(settled):
+                    return settled
+        return None
+
+    best, before = program, None
+    while best is not before:
+        before = best
         for propose in PASSES:
-            restart = True
-            while restart and left > 0:
-                restart = False
-                for candidate in propose(best):
-                    settled = settle(candidate)
-                    if settled is None or repr(settled.to_json()) in seen:
-                        continue
-                    seen.add(repr(settled.to_json()))
-                    left -= 1
-                    if fails(settled):
-                        best, improved, restart = settled, True, True
-                        break
-                    if left <= 0:
-                        break
+            while (found := smaller(propose(best))) is not None:
+                best = found
     return best
 
 
@@ -98,14 +100,8 @@ def rename(step: Step, names: dict[str, str]) -> Step:
             return {key: names.get(part, part) if key == "t" else swap(part) for key, part in value.items()}
         return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
 
-    if not names:
-        return step
-    return replace(
-        step,
-        args=tuple(swap(list(step.args))),
-        kwargs=swap(dict(step.kwargs)),
-        body=tuple(rename(inner, names) for inner in step.body),
-    )
+    body = tuple(rename(inner, names) for inner in step.body)
+    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)), body=body) if names else step
 
 
 def fewer_inputs(program: Program) -> Iterator[Program]:
@@ -117,13 +113,10 @@ def fewer_inputs(program: Program) -> Iterator[Program]:
     for number, storage in enumerate(program.storages):
         for size in (storage.size // 2, storage.size - 1):
             if size >= 0:
-                yield with_storage(program, number, replace(storage, size=size, values=_cut(storage.values, size)))
+                values = storage.values[:size] if isinstance(storage.values, list) else storage.values
+                yield with_storage(program, number, replace(storage, size=size, values=values))
         if storage.values != "arange":
             yield with_storage(program, number, replace(storage, values="arange"))
-
-
-def _cut(values: Json, size: int) -> Json:
-    return values[:size] if isinstance(values, list) else values
 
 
 def with_storage(program: Program, number: int, storage: Storage) -> Program:
@@ -148,11 +141,9 @@ def plainer_inputs(program: Program) -> Iterator[Program]:
             yield replace(program, inputs=(*program.inputs[:at], plainer, *program.inputs[at + 1 :]))
         if one.dtype != "float32":
             for dtype in ("float32", "int64"):
-                storage = program.storages[one.storage]
-                inputs = tuple(
-                    replace(other, dtype=dtype) if other.storage == one.storage else other for other in program.inputs
-                )
-                yield with_storage(replace(program, inputs=inputs), one.storage, replace(storage, dtype=dtype))
+                storage = replace(program.storages[one.storage], dtype=dtype)
+                inputs = (replace(two, dtype=dtype) if two.storage == one.storage else two for two in program.inputs)
+                yield with_storage(replace(program, inputs=tuple(inputs)), one.storage, storage)
 
 
 def plainer_input(one: Input) -> Iterator[Input]:
@@ -167,10 +158,9 @@ def plainer_input(one: Input) -> Iterator[Input]:
     for dim, n in enumerate(one.size):
         others, strides = (*one.size[:dim], *one.size[dim + 1 :]), (*one.stride[:dim], *one.stride[dim + 1 :])
         yield replace(one, size=others, stride=dense(others) if one.stride == dense(one.size) else strides)
-        if n > 1:
-            for fewer in {2, n - 1} - {n}:
-                size = (*one.size[:dim], fewer, *one.size[dim + 1 :])
-                yield replace(one, size=size, stride=dense(size) if one.stride == dense(one.size) else one.stride)
+        for fewer in {2, n - 1} - {n} if n > 1 else ():
+            size = (*one.size[:dim], fewer, *one.size[dim + 1 :])
+            yield replace(one, size=size, stride=dense(size) if one.stride == dense(one.size) else one.stride)
 
 
 def plainer_steps(program: Program) -> Iterator[Program]:
@@ -215,20 +205,18 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
         yield from ({"tuple": plainer} for plainer in plainer_argument(parts))
     elif isinstance(arg, dict) and "slice" in arg:
         start, stop, step = arg["slice"]
-        yield from (
-            {"slice": parts}
-            for parts in ([None, stop, step], [start, None, step], [start, stop, None])
-            if parts != arg["slice"]
-        )
+        simpler = ([None, stop, step], [start, None, step], [start, stop, None])
+        yield from ({"slice": parts} for parts in simpler if parts != arg["slice"])
     elif isinstance(arg, dict) and "tensor" in arg:
         if "host" in arg:
             yield {key: value for key, value in arg.items() if key != "host"}
-        if isinstance(arg["tensor"], list) and arg["tensor"]:
-            yield {**arg, "tensor": arg["tensor"][0]}
-        if isinstance(arg["tensor"], list) and len(arg["tensor"]) > 1:
-            yield {**arg, "tensor": arg["tensor"][:-1]}
-        if not isinstance(arg["tensor"], list) and dtype_of(arg["dtype"]).is_signed:
-            yield arg["tensor"]
+        values = arg["tensor"]
+        if isinstance(values, list):
+            yield from (
+                {**arg, "tensor": fewer} for fewer in (*values[:1], *([values[:-1]] if len(values) > 1 else []))
+            )
+        elif dtype_of(arg["dtype"]).is_signed:
+            yield values
 
 
 PASSES = (fewer_steps, fewer_inputs, plainer_steps, plainer_inputs)

@@ -9,7 +9,6 @@ numbers computed exactly, or rounded. Drawing, shrinking and replaying all use t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,22 +21,13 @@ from conformance.core.observation import Observation
 from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import LOOP, Program, ProgramError, fresh_names
 from conformance.program.steps import layouts
-from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, decode
+from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError
 from conformance.program.steps.table import OPS
 
 MOVED, EXACT, ROUNDED = 0, 1, 2
 """Levels of a storage: its bits were only moved; whole numbers were computed exactly; rounding may have happened."""
 
 LEVEL = {COMPUTE: EXACT, LOSSY: ROUNDED}
-WHOLE = {
-    torch.float64: 2.0**53,
-    torch.float32: 2.0**24,
-    torch.float16: 2.0**11,
-    torch.bfloat16: 2.0**8,
-    torch.complex64: 2.0**24,
-    torch.complex128: 2.0**53,
-}
-"""Up to here each dtype holds every whole number."""
 
 
 class Undefined(StepError):
@@ -52,19 +42,16 @@ class Shadow(RunningProgram):
         self.ops = ops
         self.levels: dict[int, int] = {}
         self.kept: list[Any] = [tensor.untyped_storage() for tensor in self.env.values()]
-        self.written: list[str] = []
         self.has_pieces = False
         self.avoided: Counter[str] = Counter()
         self.steps: list[Step] = []
         self.names = fresh_names(self.env)
 
+    overlaps = staticmethod(layouts.overlaps_itself)
+
     def level(self, tensor: torch.Tensor) -> int:
         """MOVED, EXACT or ROUNDED."""
         return self.levels.get(storage_key(tensor), MOVED)
-
-    def overlaps(self, tensor: torch.Tensor) -> bool:
-        """Whether two elements of the tensor lie in one cell."""
-        return layouts.overlaps_itself(tensor)
 
     def fresh(self, count: int) -> tuple[str, ...]:
         """Names that no tensor has yet."""
@@ -94,22 +81,18 @@ class Shadow(RunningProgram):
             self.avoided["torch cannot say whether a view requires grad"] += 1
             raise
         except StepFailed as failed:
-            raised = failed.__cause__
-            op = OPS.get(step.op)
+            raised, after, op, why = failed.__cause__, self.cells(), OPS.get(step.op), ""
+            self.rollback()
             if op is None or not op.may_raise or isinstance(raised, NotImplementedError) or raised is None:
-                self.avoided[f"error not asked for: {step.op}"] += 1
-                self.rollback()
-                return None
-            if "INTERNAL ASSERT" in str(raised):  # a bug of torch, which no device need share
-                self.avoided[f"torch fails an internal assertion: {step.op}"] += 1
-                self.rollback()
+                why = "error not asked for"
+            elif "INTERNAL ASSERT" in str(raised):  # a bug of torch, which no device need share
+                why = "torch fails an internal assertion"
+            elif self.cells() != after:
+                why = "a refused call that had written"
+            if why:
+                self.avoided[f"{why}: {step.op}"] += 1
                 return None
             declared = replace(step, raises=type(raised).__name__, out=())
-            after = self.cells()
-            self.rollback()
-            if self.cells() != after:
-                self.avoided[f"a refused call that had written: {step.op}"] += 1
-                return None
             self.done += 1
             self.answers[f"step {self.done}"] = "raised"
         self.steps.append(declared)
@@ -139,12 +122,11 @@ class Shadow(RunningProgram):
             self.dry_run(step)
             return step
         op = OPS[step.op]
-        args = [decode(arg, self.env, self.device) for arg in step.args]
-        kwargs = {key: decode(value, self.env, self.device) for key, value in step.kwargs.items()}
+        args, kwargs = self.arguments(step)
         hazard = self.hazard(op, args, kwargs)
         if hazard is None:
             return step
-        args, kwargs = rebuild(map_tensors((args, kwargs), torch.Tensor.detach), _cloned)
+        args, kwargs = _copied((args, kwargs))
         try:
             op.run(args, kwargs)
         except RuntimeError as error:
@@ -158,23 +140,17 @@ class Shadow(RunningProgram):
     def dry_run(self, loop: Step) -> None:
         """Run a loop on copies, looking at each turn. Raises Undefined when any of its calls has no defined meaning."""
         copy = Shadow(replace(self.program, storages=(), inputs=(), steps=()))
-        copy.env = rebuild(map_tensors(self.env, torch.Tensor.detach), _cloned)
+        copy.env = _copied(self.env)
         copy.levels = {storage_key(copy.env[name]): self.level(tensor) for name, tensor in self.env.items()}
         for turn in range(loop.times):
             for inner in loop.body:
-                copy.look(inner, turn)
+                hazard = copy.hazard(OPS[inner.op], *copy.arguments(inner, turn))
+                if hazard:
+                    raise Undefined(hazard)
                 try:
                     copy.perform(inner, turn)
                 except (RuntimeError, IndexError, TypeError, ValueError) as error:
                     raise Undefined(f"error not asked for: {inner.op} in a loop") from error
-
-    def look(self, step: Step, i: int) -> None:
-        """Raises Undefined when this call would have no defined meaning in turn `i`."""
-        args = [decode(arg, self.env, self.device, i) for arg in step.args]
-        kwargs = {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
-        hazard = self.hazard(OPS[step.op], args, kwargs)
-        if hazard:
-            raise Undefined(hazard)
 
     def hazard(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> str | None:
         """Why the call's result is not defined, or None."""
@@ -185,20 +161,13 @@ class Shadow(RunningProgram):
             reads = _tensors([args, kwargs])
             own = next((at for at, read in enumerate(reads) if read is written), None)
             for at, read in enumerate(reads):
-                if at == own or storage_key(read) != storage_key(written):
-                    continue
-                if op.form in (SETITEM, AUGMENT) and at == 0:
-                    continue
-                if op.pointwise and layouts.same_geometry(read, written):
-                    continue
-                if layouts.overlap(read, written):
+                itself = at == own or (op.form in (SETITEM, AUGMENT) and at == 0)
+                harmless = itself or (op.pointwise and layouts.geometry(read) == layouts.geometry(written))
+                if not harmless and layouts.overlap(read, written):
                     return "write over what is read"
-            for read in _tensors([args, kwargs]):
-                if (
-                    read.dtype.is_floating_point
-                    and not written.dtype.is_floating_point
-                    and (not written.dtype.is_complex and not self.converts(read, written.dtype))
-                ):
+            for read in reads:
+                to_integer = not (written.dtype.is_floating_point or written.dtype.is_complex)
+                if read.dtype.is_floating_point and to_integer and not self.converts(read, written.dtype):
                     return "float to integer"
         return None
 
@@ -217,8 +186,7 @@ class Shadow(RunningProgram):
             super().perform(step, i)
             return
         op = OPS[step.op]
-        args = [decode(arg, self.env, self.device, i) for arg in step.args]
-        kwargs = {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
+        args, kwargs = self.arguments(step, i)
         before = [(tensor, storage_key(tensor)) for tensor in _tensors([args, kwargs])]
         level = max((self.levels.get(key, MOVED) for _, key in before), default=MOVED)
         level = max(level, LEVEL.get(op.effect, MOVED))
@@ -244,12 +212,6 @@ class Shadow(RunningProgram):
                 other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()
             ):
                 raise Undefined("rounded values, or nan, seen as bits of another dtype")
-        if op.writes is not None:
-            self.written += [
-                name
-                for name in step.names()
-                if name in self.env and any(storage_key(self.env[name]) == storage_key(to) for to in written)
-            ][:1]
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call torch, counting its aten ops."""
@@ -283,21 +245,21 @@ def precision(tensor: torch.Tensor) -> float:
 
 def exactly_whole(tensor: torch.Tensor) -> bool:
     """Whether all values are whole numbers or halves that the dtype holds exactly, with their neighbours."""
-    if tensor.dtype not in WHOLE:
-        return not tensor.dtype.is_floating_point
+    if not precision(tensor):
+        return True
     parts = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    return bool(((2 * parts == (2 * parts).round()) & (parts.abs() < WHOLE[tensor.dtype] / 2)).all())
+    # Up to 2 / eps a dtype holds every whole number.
+    return bool(((2 * parts == (2 * parts).round()) & (parts.abs() < 1 / precision(tensor))).all())
+
+
+def _copied(tree: Any) -> Any:
+    return rebuild(map_tensors(tree, torch.Tensor.detach), lambda flats: [flat.clone() for flat in flats])
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    collect: Callable[[torch.Tensor], None] = found.append
-    map_tensors(tree, collect)
+    map_tensors(tree, found.append)
     return found
-
-
-def _cloned(flats: Any) -> list[torch.Tensor]:
-    return [flat.clone() for flat in flats]
 
 
 @dataclass(frozen=True)
@@ -321,7 +283,7 @@ def reference(program: Program, *, count: bool = False) -> Reference:
     try:
         for number, step in enumerate(program.steps, 1):
             judged = shadow.judge(step)
-            if judged.raises != step.raises and judged.raises is not None:
+            if judged.raises not in (step.raises, None):
                 raise ProgramError(f"step {number} ({step.op}) raises {judged.raises} on CPU, which it does not say")
             shadow.step(step)
             answer = shadow.answers.get(f"step {number}")

@@ -18,9 +18,7 @@ from conformance.program.steps.table import FAMILIES, OPS
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),
-    "a write that raises": lambda program: any(
-        step.raises and OPS[step.op].writes is not None for step in program.steps
-    ),
+    "a write that raises": lambda program: any(s.raises and OPS[s.op].writes is not None for s in program.steps),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
@@ -68,7 +66,7 @@ def unsupported_steps(target: Target) -> tuple[str, ...]:
 def _check(target: Target) -> None:
     unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *VARIANTS, "sparse"}))
     if unknown:
+        known = ", ".join((*FAMILIES, *TRAITS))
         raise TargetError(
-            f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of "
-            f"{', '.join((*FAMILIES, *TRAITS))}"
+            f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of {known}"
         )

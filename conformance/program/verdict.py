@@ -8,12 +8,11 @@ and the last step of the first that is wrong is the first bad step.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from conformance.core.executor import Executor, Watch
 from conformance.core.observation import Observation
@@ -76,12 +75,8 @@ class CpuFunction(Target):
     name, transforms_program = "cpu function", True
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, called as it is."""
-
-        def call(*inputs: torch.Tensor) -> Any:
-            return function(*inputs)
-
-        return call
+        """The function, called as it is, in another: what gives its function back transforms nothing."""
+        return functools.partial(function)
 
 
 WATCHED = "a program that means something else when nobody looks between its steps"
@@ -113,13 +108,10 @@ def judge_program(
         return Verdict(unsupported=unsupported)
     count = "kernels" in target.oracles
     expected = reference(program, count=count)
-    if target.transforms_program and compare(
-        expected.observation,
-        Executor(CpuFunction()).run(ProgramSubject(program)).last,
-        oracles=CpuFunction.oracles,
-        exact=expected.exact,
-    ):
-        return Verdict(unsupported=WATCHED)
+    if target.transforms_program:
+        unwatched = Executor(CpuFunction()).run(ProgramSubject(program)).last
+        if compare(expected.observation, unwatched, oracles=CpuFunction.oracles, exact=expected.exact):
+            return Verdict(unsupported=WATCHED)
     execution = Executor(target).run(ProgramSubject(program), count=count, watch=watch)
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
@@ -128,30 +120,23 @@ def judge_program(
     if execution.capture is not None and not mismatches and not _reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
-        mismatches = [
-            replace(mismatch, where=f"step {execution.failed_step}") if mismatch.oracle == "error" else mismatch
-            for mismatch in mismatches
-        ]
+        where = f"step {execution.failed_step}"
+        mismatches = [replace(one, where=where) if one.oracle == "error" else one for one in mismatches]
     before = baseline.get(digest(program)) if baseline and count else None
     if before is not None and actual.kernels is not None and actual.kernels > before:
         detail = "more kernels than in the baseline"
         mismatches.append(Mismatch("kernels", "the whole run", f"at most {before}", str(actual.kernels), detail))
+    ran, allowed = actual.kernels, expected.observation.kernels
     verdict = Verdict(
-        tuple(mismatches),
-        execution.failed_step,
-        False,
-        actual.kernels,
-        expected.observation.kernels,
-        baseline=before,
-        arbitrated=arbitrated,
+        tuple(mismatches), execution.failed_step, False, ran, allowed, baseline=before, arbitrated=arbitrated
     )
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
-    found = first_bad_step(program, target, watch)
-    if found is not None:
-        return replace(verdict, bad_step=found[0], cause=found[1])
-    found = None if target.transforms_program else first_bad_beginning(program, target, watch)
-    return replace(verdict, bad_step=found and found[0], cause=found and found[1], lazy_only=True)
+    found, together = first_bad_step(program, target, watch), False
+    if found is None:
+        found, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
+    number, cause = found or (None, None)
+    return replace(verdict, bad_step=number, cause=cause, lazy_only=together)
 
 
 def _reached(program: Program, capture: Capture) -> bool:
@@ -173,12 +158,8 @@ def first_bad_step(
     program are functions of their own."""
     start = program.with_steps(())
     executor = Executor(target)
-    moved = compare(
-        reference(start).observation,
-        executor.run(ProgramSubject(start), watch=watch).last,
-        oracles=target.oracles - {"kernels"},
-        exact=True,
-    )
+    sent = executor.run(ProgramSubject(start), watch=watch).last
+    moved = compare(reference(start).observation, sent, oracles=target.oracles - {"kernels"}, exact=True)
     if moved:
         return 0, leading(moved)
     if target.transforms_program:
@@ -200,18 +181,12 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
     shadow = Shadow(program)
     for number, (step, actual) in enumerate(zip(program.steps, seen, strict=False), 1):
         shadow.step(step)
-        wrong = _differences(program, number, shadow, actual, target.oracles - {"kernels"})
+        expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
+        beginning = program.with_steps(program.steps[:number])
+        wrong = differences(beginning, expected, actual, target.oracles - {"kernels"}).mismatches
         if wrong:
             return number, leading(wrong)
     return None
-
-
-def _differences(
-    program: Program, number: int, shadow: Shadow, actual: Observation, oracles: Collection[str]
-) -> list[Mismatch]:
-    """How a run of the program's first steps differs from the shadow's."""
-    expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
-    return differences(program.with_steps(program.steps[:number]), expected, actual, oracles).mismatches
 
 
 def signature(program: Program, verdict: Verdict) -> Signature:

@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merger.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write")
     summarizer = commands.add_parser("summary", help="the GitHub job summary of a run, in Markdown")
     summarizer.add_argument("run", type=Path, metavar="FILE")
-    issue.add_command(commands)
+    issuer = commands.add_parser("issue", help="a finding as an issue that is ready to be filed, in Markdown")
+    issuer.add_argument("finding", metavar="FINDING", help="a finding's JSON under reports/failures/, or a case's id")
+    issuer.add_argument("--run", type=Path, default=issue.RUN, metavar="FILE", help=f"where the case failed (default: "
+                        f"{issue.RUN})")  # fmt: skip
     for command in (pager, merger, summarizer):
         command.add_argument("--baseline", type=Path, metavar="FILE", help="a run to compare with")
     for command in (pager, summarizer):
@@ -52,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                              "it is of the same target")  # fmt: skip
     pager.add_argument("-o", "--output", type=Path, metavar="HTML", help="default: conformance.html beside a run, "
                          "fuzz.html beside a fuzz.json")  # fmt: skip
-    options = parser.parse_args(issue.spelt_out(sys.argv[1:] if arguments is None else arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args([{"--issue": "issue"}.get(word, word) for word in words[:1]] + [*words[1:]])
     try:
         code = _COMMANDS[options.command](options)
         sys.stdout.flush()
@@ -81,6 +85,11 @@ def _html(options: argparse.Namespace) -> int:
     trends = [] if run.drawn else history.trends(folder / HISTORY, run)
     write_atomic(output, html.render(run, _baseline(options), fuzz, trends))
     print(output)
+    return 0
+
+
+def _issue(options: argparse.Namespace) -> int:
+    print(issue.issue(options.finding, options.run), end="")
     return 0
 
 
@@ -222,7 +231,7 @@ def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None)
     return text
 
 
-_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": issue.command}
+_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": _issue}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from conformance.core import plain
 from conformance.core.errors import ReportError
+from conformance.core.files import read
 
 NAME = "kernels.json"
 
@@ -19,20 +21,12 @@ def load(path: Path) -> dict[str, dict[str, int]]:
     """`{"workload": {"kernels": 3, "copies_in": 1, "copies_out": 1}}` from a file; empty when there is none. Raises
     ReportError for a file that is something else."""
     try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except json.JSONDecodeError as error:
-        raise ReportError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path} cannot be read ({error}).") from None
-    if not (isinstance(data, dict) and all(map(_counts, data.values()))):
-        raise ReportError(f"{path} holds no kernel budgets; write it with benchmarks/kernel_counts.py --json.")
-    return data
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(count, int) for count in value.values())
+        counts: dict[str, dict[str, int]] = plain.load(dict[str, dict[str, int]], read(path) if path.exists() else {})
+    except TypeError:
+        raise ReportError(
+            f"{path} holds no kernel budgets; write it with benchmarks/kernel_counts.py --json."
+        ) from None
+    return counts
 
 
 def dumps(counts: Mapping[str, Mapping[str, int]]) -> str:

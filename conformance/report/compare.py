@@ -99,9 +99,8 @@ def _drew_as_much(before: Run, after: Run) -> bool:
     a, b = before.drawn, after.drawn
     if a is None or b is None or not after.complete:
         return False
-    return (
-        {*a.seeds} <= {*b.seeds} and {*a.corpus} <= {*b.corpus} and a.options == b.options and a.programs <= b.programs
-    )
+    as_wide = a.options == b.options and a.programs <= b.programs
+    return as_wide and {*a.seeds} <= {*b.seeds} and {*a.corpus} <= {*b.corpus}
 
 
 def _comparable(old: Result, new: Result) -> bool:
@@ -152,46 +151,45 @@ def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mappin
     for workload in sorted(before.keys() | after.keys()):
         if workload not in after:
             yield Change("gone", f"workload {workload}", "counted", "not counted")
-        elif workload in before:
-            for name in sorted(before[workload].keys() & after[workload].keys()):
-                a, b = before[workload][name], after[workload][name]
-                if a != b:
-                    yield Change(f"budgets {'up' if b > a else 'down'}", f"{workload}: {name}", str(a), str(b))
+        for name in sorted(before.get(workload, {}).keys() & after.get(workload, {}).keys()):
+            yield from _counts("budgets", f"{workload}: {name}", before[workload][name], after[workload][name])
 
 
 def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
-    now_bad = new.outcome in FAILING
-    if old is None:
-        yield Change(
-            "new failures" if now_bad else "newly flaky" if new.outcome is Outcome.FLAKY else "new",
-            new.id,
-            "not in the baseline",
-            _words(new),
-        )
-        return
-    was_bad = old.outcome in FAILING
-    if now_bad and not was_bad:
-        yield Change("new failures", new.id, _words(old), _words(new))
-    elif now_bad and (old.outcome, old.oracles) != (new.outcome, new.oracles):
-        yield Change("fails otherwise", new.id, _words(old), _words(new))
-    elif now_bad:
-        yield Change("still failing", new.id, _words(old), _words(new))
-    elif (was_bad or old.outcome in BROKEN) and new.outcome is Outcome.PASS:
-        yield Change("fixed", new.id, _words(old), _words(new))
-    elif new.outcome is Outcome.FLAKY and old.outcome is not Outcome.FLAKY:
-        yield Change("newly flaky", new.id, _words(old), _words(new))
-    elif new.outcome is Outcome.XFAIL and old.outcome is Outcome.PASS:
-        yield Change("declared", new.id, _words(old), _words(new))
-    if not _comparable(old, new):
+    kind = _kind(old, new)
+    if kind:
+        yield Change(kind, new.id, _words(old) if old else "not in the baseline", _words(new))
+    if old is None or not _comparable(old, new):
         return
     if new.arbitrated > old.arbitrated:
         yield Change("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")
     if old.seconds and _as_warm(old, new) and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
         yield Change("slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that")
-    for attribute, kind in (("kernels", "kernels"), ("fallback", "fallbacks")):
-        a, b = getattr(old, attribute), getattr(new, attribute)
-        if a is not None and b is not None and a != b:
-            yield Change(f"{kind} {'up' if b > a else 'down'}", new.id, str(a), str(b))
+    yield from _counts("kernels", new.id, old.kernels, new.kernels)
+    yield from _counts("fallbacks", new.id, old.fallback, new.fallback)
+
+
+def _kind(old: Result | None, new: Result) -> str:
+    """What became of a case, or of a finding; empty for nothing worth a line."""
+    if new.outcome in FAILING and (old is None or old.outcome not in FAILING):
+        return "new failures"
+    if old is None:
+        return "newly flaky" if new.outcome is Outcome.FLAKY else "new"
+    if new.outcome in FAILING:
+        return "still failing" if (old.outcome, old.oracles) == (new.outcome, new.oracles) else "fails otherwise"
+    match new.outcome:
+        case Outcome.PASS if old.outcome in FAILING | BROKEN:
+            return "fixed"
+        case Outcome.FLAKY if old.outcome is not Outcome.FLAKY:
+            return "newly flaky"
+        case Outcome.XFAIL if old.outcome is Outcome.PASS:
+            return "declared"
+    return ""
+
+
+def _counts(noun: str, name: str, before: int | None, after: int | None) -> Iterator[Change]:
+    if before is not None and after is not None and before != after:
+        yield Change(f"{noun} {'up' if after > before else 'down'}", name, str(before), str(after))
 
 
 def _words(result: Result) -> str:

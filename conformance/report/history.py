@@ -25,7 +25,6 @@ LONGEST = 60
 """Runs in a trend."""
 _COUNTS = ("samples", "kernels", "native", "decomposed", "fallback", "seconds")
 _OUTCOMES = tuple(str(outcome) for outcome in Outcome)
-_COLUMNS = ("target", "selection", "started", "version", *_OUTCOMES, *_COUNTS)
 _TABLE = f"""CREATE TABLE runs (
     id INTEGER PRIMARY KEY, target TEXT NOT NULL, selection TEXT NOT NULL, started TEXT NOT NULL, version TEXT NOT NULL,
     {", ".join(f'"{word}" INTEGER NOT NULL' for word in _OUTCOMES)},

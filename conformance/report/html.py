@@ -11,17 +11,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import jinja2
+from urllib.parse import quote
 
 from conformance.core.drawn import AXES, Drawn
-from conformance.core.result import BROKEN, UNEXPECTED, Failure, Outcome, Result, Run, counted, summary_line
+from conformance.core.names import DTYPES, VARIANTS
+from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, summary_line
 from conformance.report import summary
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
+from conformance.report.rendering import rendered
 
 DETAIL_BUDGET = 3_000_000
 """Characters of failure details in one page; scripts, then values, are left out once they are spent."""
@@ -59,30 +60,13 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
     order = {outcome: rank for rank, outcome in enumerate(Outcome)}
     results = sorted(run.cases, key=lambda result: (order[result.outcome], result.id))
-    rows = [
-        [
-            names(r.name),
-            names(r.family),
-            names(r.dtype),
-            names(r.variant),
-            names(r.layout),
-            order[r.outcome],
-            r.samples,
-            r.skipped,
-            r.failed,
-            r.kernels,
-            _kernels_before(before.get(r.id), r),
-            r.eager,
-            r.fallback,
-            round(r.seconds * 1000),
-            names(", ".join(r.oracles)),
-            names(r.reason),
-            r.arbitrated,
-            r.host,
-            *(getattr(r, name) for name in summary.COMPILED),
-        ]
-        for r in results
-    ]
+    rows = []
+    for r in results:
+        texts = (r.name, r.family, r.dtype, r.variant, r.layout)
+        counts = (r.samples, r.skipped, r.failed, r.kernels, _kernels_before(before.get(r.id), r), r.eager, r.fallback)
+        more = (r.arbitrated, r.host, *(getattr(r, name) for name in summary.COMPILED))
+        said = (names(", ".join(r.oracles)), names(r.reason))
+        rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, *more])
     return {
         "rows": rows,
         "names": list(map(escape_control_characters, names.numbers)),
@@ -103,40 +87,29 @@ def _details(results: Sequence[Result]) -> dict[int, Any]:
     for number, result in enumerate(results):
         if not result.failures and not result.fallbacks and not result.hosts:
             continue
-        failures = [_failure(failure, left) for failure in result.failures]
+        failures = [_failure(failure, left > 0) for failure in result.failures]
+        left -= sum(len(str(failure)) for failure in failures)
         details[number] = {
             "failures": failures,
-            "fallbacks": [[escape_control_characters(k), v] for k, v in result.fallbacks.items()],
-            "hosts": [[escape_control_characters(k), v] for k, v in result.hosts.items()],
+            "fallbacks": _shown(list(result.fallbacks.items())),
+            "hosts": _shown(list(result.hosts.items())),
+            "calls": [result.native, result.decomposed, result.fallback, result.host],
         }
-        details[number]["calls"] = [result.native, result.decomposed, result.fallback, result.host]
-        left -= sum(len(str(failure)) for failure in failures)
     return details
 
 
-def _failure(failure: Failure, left: int) -> dict[str, Any]:
-    short = {
-        name: escape_control_characters(getattr(failure, name))[:4_000]
-        for name in ("oracle", "where", "expected", "actual", "detail", "call")
-    }
-    full = left > 0
-    return {
-        **short,
-        "sample": failure.sample,
-        "script": escape_control_characters(failure.script)[:60_000] if full else "",
-        "values": [
-            [
-                escape_control_characters(i),
-                escape_control_characters(a)[:200],
-                escape_control_characters(b)[:200],
-                int(bad),
-            ]
-            for i, a, b, bad in failure.values
-        ]
-        if full
-        else [],
-        "layouts": dict(failure.layouts),
-    }
+def _failure(failure: Failure, full: bool) -> dict[str, Any]:
+    scripts, values = _shown(failure.script if full else "", 60_000), _shown(failure.values if full else (), 200)
+    return {**_shown({**vars(failure), "script": "", "values": ()}), "script": scripts, "values": values}
+
+
+def _shown(data: Any, most: int = 4_000) -> Any:
+    """The data with every text in it made visible, and cut."""
+    if isinstance(data, str):
+        return escape_control_characters(data)[:most]
+    if isinstance(data, Mapping):
+        return {key: _shown(value, most) for key, value in data.items()}
+    return [_shown(value, most) for value in data] if isinstance(data, (list, tuple)) else data
 
 
 def render(
@@ -152,7 +125,7 @@ def render(
     counts, campaign = cases.counts(), run if run.drawn else fuzz
     verdicts = summary.verdicts(run, fuzz)
     title = [verdict.sentence for verdict in verdicts if verdict.half == "fuzz" and not verdict.good]
-    return _page(
+    return rendered(
         "report.html.j2",
         run=run,
         cases=bool(cases.results) or not run.drawn,
@@ -171,7 +144,8 @@ def render(
         difference=difference or (diff(baseline, run) if baseline else None),
         kinds=KINDS,
         regressions=REGRESSIONS,
-        budgets=_budgets(run, baseline),
+        budgets=dict(sorted(run.budgets.items())),
+        before=baseline.budgets if baseline else {},
         listed=LISTED_CHANGES,
         fallbacks=_fallbacks(run),
         campaign=campaign,
@@ -181,41 +155,15 @@ def render(
     )
 
 
-def _page(template: str, **values: Any) -> str:
-    loader = jinja2.PackageLoader("conformance.report")
-    environment = jinja2.Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: escape_control_characters(value) if type(value) is str else value,
-    )
-
-    def source(name: str) -> str:
-        return loader.get_source(environment, name)[0]
-
-    return environment.get_template(template).render(source=source, **values)
-
-
 def _worse_than_eager(run: Run) -> int | None:
     """How many cases ran more kernels than torch CPU runs ops; None when kernels are not counted."""
     counted = [(r.kernels, r.eager) for r in run.results if r.kernels is not None and r.eager is not None]
     return sum(kernels > eager for kernels, eager in counted) if counted else None
 
 
-def _budgets(run: Run, baseline: Run | None) -> list[tuple[str, dict[str, int], dict[str, int]]]:
-    """(workload, counts now, counts in the baseline) for each workload that was counted."""
-    before = baseline.budgets if baseline else {}
-    return [(name, run.budgets[name], before.get(name, {})) for name in sorted(run.budgets)]
-
-
 def _fallbacks(run: Run) -> list[tuple[str, int, int]]:
     """(op, calls, cases) for each op that ran on the CPU, most cases first."""
-    cases: Counter[str] = Counter()
-    for result in run.results:
-        cases.update(result.fallbacks.keys())
-    calls = run.fallbacks()
+    cases, calls = Counter(name for result in run.results for name in result.fallbacks), run.fallbacks()
     return sorted(((name, calls[name], cases[name]) for name in calls), key=lambda row: (-row[2], -row[1], row[0]))
 
 
@@ -226,23 +174,16 @@ def heat_map(results: Iterable[Result]) -> dict[str, Any]:
         key = (result.family or "other", (result.dtype, result.variant, result.layout))
         cells.setdefault(key, Counter())[str(result.outcome)] += 1
     columns = sorted(
-        {column for _, column in cells}, key=lambda c: (_rank(_VARIANTS, c[1]), c[2], _rank(_DTYPES, c[0]))
+        {column for _, column in cells}, key=lambda c: (_rank(tuple(VARIANTS), c[1]), c[2], _rank(DTYPES, c[0]))
     )
     varied = [part for part in range(3) if len({column[part] for column in columns}) > 1] or [0]
-    rows = []
-    for family in sorted({family for family, _ in cells}):
-        row = [_cell(family, column, cells.get((family, column), Counter())) for column in columns]
-        total = sum((Counter(cell["counts"]) for cell in row), Counter())
-        rows.append(
-            {"family": family, "cells": row, "bad": sum(total[str(o)] for o in BROKEN), "total": sum(total.values())}
-        )
+    families = sorted({family for family, _ in cells})
+    rows = [
+        {"family": family, "cells": [_cell(family, one, cells.get((family, one), Counter())) for one in columns]}
+        for family in families
+    ]
     labels = [" ".join(column[part] for part in varied) for column in columns]
     return {"columns": labels, "rows": rows, "narrow": len(columns) <= 2}
-
-
-_VARIANTS = ("forward", "method", "inplace", "out", "backward", "forward_over_backward", "error_inputs",
-             "reference_inputs")  # fmt: skip
-_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64")
 
 
 def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
@@ -250,30 +191,18 @@ def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
 
 
 def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> dict[str, Any]:
-    total, passed = sum(counts.values()), counts["PASS"]
-    bad = sum(counts[str(outcome)] for outcome in UNEXPECTED)
-    compared = total - counts["SKIP"]
-    share = passed / compared if compared else None
-    words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    compared, passed = counts.total() - counts["SKIP"], counts["PASS"]
     # Steps rather than a continuous scale: equal colours can be compared by eye.
-    step = "none" if share is None else "full" if share == 1 else str(min(4, int(share * 5)))
+    step = str(min(4, int(5 * passed / compared))) if compared else "none"
     keys = ("family", "dtype", "variant", "layout")
-    query = "&".join(f"{key}={_quoted(value)}" for key, value in zip(keys, (family, *column), strict=True))
     return {
-        "counts": dict(counts),
-        "total": total,
+        "counts": counts,
+        "total": counts.total(),
         "passed": passed,
-        "bad": bad,
-        "step": step,
-        "words": words,
-        "query": query,
+        "step": "full" if compared and passed == compared else step,
+        "words": ", ".join(f"{count} {word}" for word, count in counts.most_common()),
+        "query": "&".join(f"{key}={quote(value, safe='')}" for key, value in zip(keys, (family, *column), strict=True)),
     }
-
-
-def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
 
 
 def campaign_view(campaign: Run) -> dict[str, Any]:
@@ -295,18 +224,12 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         "facts": facts,
         "known": summary.known(campaign),
         "findings": findings,
-        "distinct": counted(
-            sum(bool(result.finding and result.finding.count) for result in findings), "distinct finding"
-        ),
+        "distinct": sum(bool(result.finding and result.finding.count) for result in findings),
         "unexpected": UNEXPECTED,
-        "not_run": [
-            (title, sorted(reasons.items(), key=lambda reason: -reason[1]))
-            for title, reasons in (
-                ("Programs not run, since the target leaves out", drawn.unsupported),
-                ("Steps drawn and not run, since", drawn.avoided),
-            )
-            if reasons
-        ],
+        "not_run": {
+            "Programs not run, since the target leaves out": Counter(drawn.unsupported).most_common(),
+            "Steps drawn and not run, since": Counter(drawn.avoided).most_common(),
+        },
         **_coverage(drawn),
     }
 
@@ -320,7 +243,6 @@ def _coverage(drawn: Drawn) -> dict[str, Any]:
     by_layout: Counter[tuple[str, str]] = Counter()
     for (family, layout, _), count in drawn.cells.items():
         by_layout[family, layout] += count
-    most, most_cell = max(by_layout.values(), default=0), max(drawn.cells.values(), default=0)
     return {
         "named": all(known),
         "reached": len(drawn.cells),
@@ -330,21 +252,14 @@ def _coverage(drawn: Drawn) -> dict[str, Any]:
         ],
         "layouts": layouts,
         "dtypes": dtypes,
-        "rows": [(family, [_heat(by_layout[family, layout], most) for layout in layouts]) for family in families],
-        "families": [
-            (
-                family,
-                counted(sum(cell[0] == family for cell in drawn.cells), "cell"),
-                [
-                    (layout, [_heat(drawn.cells.get((family, layout, dtype), 0), most_cell) for dtype in dtypes])
-                    for layout in layouts
-                ],
-            )
-            for family in families
-        ],
+        "families": families,
+        "cells": drawn.cells,
+        "by_layout": by_layout,
+        "step": _step,
     }
 
 
-def _heat(count: int, most: int) -> tuple[int, int]:
-    """A count and its step: 0 for none, else 1 to 4 on a logarithmic scale."""
-    return count, 1 + int(3 * (count.bit_length() - 1) / max(most.bit_length() - 1, 1)) if count else 0
+def _step(count: int, counts: Mapping[Any, int]) -> int:
+    """A count's place among others: 0 for none, else 1 to 4 on a logarithmic scale."""
+    most = max(counts.values(), default=0).bit_length() - 1
+    return 1 + int(3 * (count.bit_length() - 1) / max(most, 1)) if count else 0

@@ -7,17 +7,18 @@ drops characters that the form cannot hold at all.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree import ElementTree
 
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
 from conformance.report import summary
-from conformance.report.compare import KINDS, Diff
+from conformance.report.compare import Diff
 from conformance.report.escape import escape_control_characters
+from conformance.report.rendering import cell, code, rendered
 
 SUMMARY_LIMIT = 1_000_000
 """GitHub refuses a job summary of more than 1 MiB."""
@@ -27,25 +28,36 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def junit(run: Run) -> str:
     """The run as one JUnit test suite; XFAIL and SKIP are skipped tests with their reason."""
-    tests = _tests(run)
+    tests, root = _tests(run), ElementTree.Element("testsuites")
     counts = Counter(str(result.outcome) for result in tests)
-    failed, errors = counts["FAIL"] + counts["XPASS"] + counts["FLAKY"], counts["CRASH"] + counts["TIMEOUT"]
-    head = (
-        f'<testsuite name={_attribute(f"conformance {run.target}")} tests="{len(tests)}" failures="{failed}" '
-        f'errors="{errors}" skipped="{counts["SKIP"] + counts["XFAIL"]}" time="{run.seconds:.3f}" '
-        f"timestamp={_attribute(run.started)}>"
-    )
-    return "\n".join(
-        [
-            '<?xml version="1.0" encoding="UTF-8"?>',
-            "<testsuites>",
-            head,
-            *map(_case, tests),
-            "</testsuite>",
-            "</testsuites>",
-            "",
-        ]
-    )
+    numbers = {
+        "tests": len(tests),
+        "failures": counts["FAIL"] + counts["XPASS"] + counts["FLAKY"],
+        "errors": counts["CRASH"] + counts["TIMEOUT"],
+        "skipped": counts["SKIP"] + counts["XFAIL"],
+    }
+    suite = _element(root, "testsuite", name=f"conformance {run.target}", **numbers, time=f"{run.seconds:.3f}",
+                     timestamp=run.started)  # fmt: skip
+    for result in tests:
+        names = {"classname": f"{result.family}.{result.variant}", "name": _name(result)}
+        case = _element(suite, "testcase", **names, time=f"{result.seconds:.3f}")
+        if result.outcome in UNEXPECTED:
+            tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
+            shown = _element(case, tag, type=result.outcome, message=_headline(result))
+            shown.text = _xml("\n\n".join(f"{one}\n{one.call}\n\n{one.script}" for one in result.failures))
+        elif result.outcome in (Outcome.SKIP, Outcome.XFAIL):
+            _element(case, "skipped", message=f"{result.outcome}: {result.reason}")
+    ElementTree.indent(root, "")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _element(parent: ElementTree.Element, tag: str, **attributes: object) -> ElementTree.Element:
+    return ElementTree.SubElement(parent, tag, {name: _xml(str(value)) for name, value in attributes.items()})
+
+
+def _xml(text: str) -> str:
+    """The text without what XML cannot hold at all."""
+    return _NOT_XML.sub("\ufffd", text)
 
 
 def _tests(run: Run) -> list[Result]:
@@ -60,19 +72,6 @@ def _tests(run: Run) -> list[Result]:
 
 def _name(result: Result) -> str:
     return result.id if result.dtype or result.finding else result.op
-
-
-def _case(result: Result) -> str:
-    start = f"<testcase classname={_attribute(f'{result.family}.{result.variant}')} name={_attribute(_name(result))} "
-    start += f'time="{result.seconds:.3f}"'
-    if result.outcome in UNEXPECTED:
-        tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
-        body = "\n\n".join(f"{_finding(failure)}\n{failure.call}\n\n{failure.script}" for failure in result.failures)
-        message = _attribute(_headline(result))
-        return f"{start}><{tag} type={_attribute(result.outcome)} message={message}>{_xml(body)}</{tag}></testcase>"
-    if result.outcome in (Outcome.SKIP, Outcome.XFAIL):
-        return f"{start}><skipped message={_attribute(f'{result.outcome}: {result.reason}')}/></testcase>"
-    return f"{start}/>"
 
 
 # Outcomes in the words of the Common Test Report Format; all others have failed, a pass on a rerun with `flaky` set.
@@ -113,88 +112,36 @@ def _milliseconds(moment: str) -> int:
         return 0
 
 
-def _finding(failure: object) -> str:
-    oracle, where, expected, actual, detail = (
-        getattr(failure, name) for name in ("oracle", "where", "expected", "actual", "detail")
-    )
-    return f"{oracle} of {where}: expected {expected}, got {actual}" + (f" ({detail})" if detail else "")
-
-
 def _headline(result: Result) -> str:
-    return _finding(result.failures[0])[:300] if result.failures else f"{result.outcome}: {result.reason}"
-
-
-def _xml(text: str) -> str:
-    return escape(_NOT_XML.sub("\ufffd", text))
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_NOT_XML.sub("\ufffd", text), {"\n": "&#10;"})
+    return f"{result.failures[0]}"[:300] if result.failures else f"{result.outcome}: {result.reason}"
 
 
 def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     """A GitHub job summary under 1 MiB, of cases, programs or both: what fails, changes and failures first. `fuzz` is a
     campaign on the same target."""
-    counts, campaign = Counter(str(result.outcome) for result in run.cases), run if run.drawn else fuzz
-    word = "Conformance" if run.cases or not run.drawn else "Fuzzing"
-    lines = [f"## {word} of `{_code(run.target)}`", "", f"**{summary_line(run)}**", ""]
-    if not run.complete:
-        lines += ["The run was interrupted; these are the results so far.", ""]
-    if run.exit_code() == 2:
-        lines += ["**Nothing was compared.**", ""]
-    for note in run.notes:
-        lines += [_cell(note), ""]
-    lines += _findings(campaign) if campaign else []
-    if counts:
-        lines += [*_row(counts), "|" + " --- |" * len(counts), *_row(map(str, counts.values())), ""]
-    lines += [line for fact in summary.facts(run) for line in (f"{_cell(fact)}.", "")]
-    if changes is not None:
-        lines += ["### Changes since the baseline", ""]
-        lines += [f"- {kind}: {changes.count(kind)}" for kind in KINDS if changes.count(kind)] or ["No changes."]
-        lines += [""]
-    bad = [result for result in run.unexpected if not result.finding]
-    if bad:
-        lines += ["### Failures", "", "| case | outcome | oracles | first mismatch |", "| --- | --- | --- | --- |"]
-    size = sum(map(len, lines))
-    for position, result in enumerate(bad):
-        row = f"| `{_code(result.id)}` | {result.outcome} | {', '.join(result.oracles)} | {_cell(_headline(result))} |"
-        size += len(row.encode()) + 1
-        if size > SUMMARY_LIMIT:
-            lines.append(f"\n{len(bad) - position} more failures are in the HTML report.")
-            break
-        lines.append(row)
-    return "\n".join(lines) + "\n"
-
-
-def _findings(campaign: Run) -> list[str]:
-    """The verdict on a campaign and its findings, worst first."""
-    (verdict,) = [verdict for verdict in summary.verdicts(campaign) if verdict.half == "fuzz"]
-    lines, found = [f"**Fuzzing: {_cell(verdict.sentence)}**", ""], campaign.findings
-    if found:
-        lines += ["| finding | kind | programs | elsewhere |", "| --- | --- | --- | --- |"]
-    for result in found[:LISTED_FINDINGS]:
-        finding = result.finding
-        assert finding is not None  # it is among the findings
-        elsewhere = "; ".join(f"{target}: {answer}" for target, answer in finding.elsewhere.items())
-        kind = f"{finding.kind}, known: {result.reason}" if result.outcome is Outcome.XFAIL else finding.kind
-        lines += _row(_cell(text[:300]) for text in (finding.signature, kind, str(finding.count), elsewhere))
-    if len(found) > LISTED_FINDINGS:
-        lines.append(f"\n{len(found) - LISTED_FINDINGS} more findings are in fuzz.json.")
-    return [*lines, ""] if found else lines
-
-
-def _row(cells: Iterable[str]) -> list[str]:
-    return [f"| {' | '.join(cells)} |"]
-
-
-def _code(text: str) -> str:
-    return re.sub(r"[`|<>\x00-\x1f\x7f]", " ", text)
-
-
-def _cell(text: str) -> str:
-    """Text in a Markdown table cell: nothing in it is markup, a link or a mention."""
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|@~$&-])", lambda match: f"&#{ord(match[1])};", text)
+    campaign = run if run.drawn else fuzz
+    rows = [
+        f"| `{code(result.id)}` | {result.outcome} | {', '.join(result.oracles)} | {cell(_headline(result))} |\n"
+        for result in run.unexpected
+        if not result.finding
+    ]
+    text = rendered(
+        "summary.md.j2",
+        run=run,
+        word="Conformance" if run.cases or not run.drawn else "Fuzzing",
+        summary=summary_line(run),
+        campaign=campaign,
+        verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),
+        listed=LISTED_FINDINGS,
+        counts=Counter(str(result.outcome) for result in run.cases),
+        facts=summary.facts(run),
+        changes=changes,
+        failures=bool(rows),
+    )
+    sizes = itertools.accumulate((len(row.encode()) for row in rows), initial=len(text.encode()))
+    fitting = sum(size <= SUMMARY_LIMIT for size in sizes) - 1
+    left = len(rows) - fitting
+    return text + "".join(rows[:fitting]) + (f"\n{left} more failures are in the HTML report.\n" if left else "")
 
 
 def error_lines(run: Run, limit: int = 10) -> list[str]:

@@ -1,18 +1,22 @@
 """What passes between a pool and its workers: a task, the note of its progress, and how it ended.
 
-Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied` and `OutOfTime`. The key insight: a task ends in one of
-two ways, with an answer or with the death of its worker, and a death is told by the last note that the worker wrote
-*before* the step that killed it. All of these are plain picklable data, so that a pool may be on another machine.
+Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied`, `OutOfTime`, and `Pool`, the protocol that both halves
+of the harness work with. The key insight: a task ends in one of two ways, with an answer or with the death of its
+worker, and a death is told by the last note that the worker wrote *before* the step that killed it. All of these are
+plain picklable data, so that a pool may be on another machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from conformance.core.errors import TargetError, UserError
 
@@ -86,6 +90,13 @@ class Note:
         fate = next((Fate(line["fate"]) for line in lines[1:] if "fate" in line), None)
         return cls(pid, number, unit, steps, phase, fate)
 
+    @classmethod
+    def read(cls, path: Path) -> Note | None:
+        """The note in this file; None when there is none."""
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            return cls.parse(path.read_text(encoding="utf-8"))
+        return None
+
 
 @dataclass(frozen=True)
 class Done:
@@ -104,19 +115,6 @@ class Death:
     note: Note | None = None
 
 
-@dataclass(frozen=True)
-class Started:
-    """A worker's first message: its process id, and whether it found torch imported, as a fork does."""
-
-    pid: int
-    preloaded: bool
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A worker's second message: it has loaded the target, and takes tasks. Each answer to a task is a `Done`."""
-
-
 class OutOfTime(Exception):
     """What was asked had no answer by its deadline."""
 
@@ -127,6 +125,26 @@ class WorkerDied(UserError):
     def __init__(self, death: Death) -> None:
         super().__init__(f"the worker {death.said}")
         self.death = death
+
+
+class Pool(Protocol):
+    """Runs tasks in workers that have loaded one target. `with` ends the workers."""
+
+    def submit(self, task: Task) -> None:
+        """Run a task as soon as there is room. The first may raise Stopped, while torch is imported."""
+
+    def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
+        """Each submitted task as it ends, until none is left or so many seconds have passed; tasks may be submitted
+        meanwhile. Raises Stopped when a stop was asked for."""
+
+    def ask(
+        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
+    ) -> Any:
+        """A function's value in a worker, at once. Raises what it raises, WorkerDied, Stopped, and OutOfTime when it is
+        `until`, in seconds since the epoch."""
+
+    def close(self) -> None:
+        """End all workers."""
 
 
 def unusable(target: str, death: Death) -> TargetError:

@@ -1,7 +1,7 @@
 """Probing a device before anything runs on it: every trial in a worker, so that one that kills it is an answer, too.
 
-Defines `probe`. The key insight: a trial is a unit of its own with the limits of one, noted before it begins; after a
-death the probe is made anew without the trial that the worker died of.
+Defines `resolve` and `probe`. The key insight: a trial is a unit of its own with the limits of one, noted before it
+begins; after a death the probe is made anew without the trial that the worker died of.
 """
 
 from __future__ import annotations
@@ -10,12 +10,31 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from conformance.core.errors import TargetError
-from conformance.run.messages import COMPILING, WorkerDied, unusable
+from conformance.core.names import BUILTIN
+from conformance.run.messages import COMPILING, Limits, Pool, WorkerDied, unusable
+from conformance.run.pool import LocalPool
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
     from conformance.core.probe import Probe
-    from conformance.run.pool import Pool
+
+
+def resolve(spec: str, limits: Limits) -> tuple[str, Probe | None]:
+    """The spec that says what the device lacks, and the probe that found it out; a target that says so itself is not
+    probed. Raises TargetError, and Stopped."""
+    kind = spec.partition(":")[0]
+    if kind in BUILTIN and kind != "device":
+        return spec, None
+    from conformance.core.loading import describe_target
+
+    if not describe_target(spec).probed:
+        return spec, None
+    pool = LocalPool(spec, limits, 1, [])
+    try:
+        made = probe(pool, spec)
+    finally:
+        pool.close()
+    return f"{spec},without={'+'.join(sorted(made.lacks)) or 'nothing'}", made
 
 
 def probe(pool: Pool, spec: str) -> Probe:

@@ -1,8 +1,8 @@
 """The worker's side of the pool: its limits, its note, its alarm, and its end when the pool's owner is gone.
 
-Defines `main` for the pool, and for the functions that run in a worker `unit`, `step`, `at_most` and `loaded`. The key
-insight: a step is written down *before* it is taken and an alarm rings inside the worker, so a pool learns where a
-program died or hung without the program's help. This module imports torch only in a worker.
+Defines `start` and `perform` for the pool, and for the functions that run in a worker `unit`, `step`, `at_most` and
+`loaded`. The key insight: a step is written down *before* it is taken and an alarm rings inside the worker, so a pool
+learns where a program died or hung without the program's help. This module imports torch only in a worker.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ import resource
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from conformance.core.errors import TargetError
-from conformance.run.messages import COMPILING, Done, Fate, Limits, Ready, Started
+from conformance.run.messages import COMPILING, Done, Fate, Limits
 
 if TYPE_CHECKING:
     from conformance.core.target import Target
+
+STARTING, READY, TAKEN = "starting", "ready", "taken"
+"""The suffix of the file that says of a worker, by its process id, how far it is; and of a job that has a worker."""
+
+SPARE = "spare"
+"""The file that is there when the pool wants a worker more than it has jobs."""
 
 WATCHDOG = 120.0
 """Seconds after a pool should have ended a worker that hangs outside Python, when the worker ends by itself."""
@@ -50,34 +57,16 @@ class _State:
     """Seconds that are left, in this unit, of the limit that does not count now."""
 
 
-def main(link: connection.Connection, limits: Limits, target: str, modules: Sequence[str]) -> None:
-    """Load the target and what the tasks import, so that no unit's time is spent on it, and then run the tasks that
-    come by `link`, until it is closed. A target that cannot be loaded is reported by the first task that asks for it.
-    """
-    link.send(Started(os.getpid(), "torch" in sys.modules))
-    _prepare(limits)
-    import torch
-
-    torch.set_num_threads(1)
-    with contextlib.suppress(TargetError):
-        loaded(target)
-        for name in modules:  # after the target, which must register its device first
-            importlib.import_module(name)
-    link.send(Ready())
-    while True:
-        try:
-            asked = link.recv_bytes()
-        except (EOFError, OSError):  # the pool does not need it any longer
-            return
-        _send(link, perform(asked))
-
-
-def _prepare(limits: Limits) -> None:
-    """Set this process's signals and limits."""
+def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str]) -> None:
+    """Prepare this process: set its limits, and load the target and what the tasks import, so that no unit's time is
+    spent on it. A target that cannot be loaded is reported by the first task that asks for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner alone answers it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a device starts is not to inherit that
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_owner, daemon=True).start()
+    _wait_as_spare(folder, jobs)
+    mark = os.path.join(folder, f"{os.getpid()}.{STARTING}")
+    os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o600))
     sys.stdout.flush()
     os.dup2(2, 1)  # what a device prints is not the command's answer
     warnings.simplefilter("ignore")
@@ -88,16 +77,25 @@ def _prepare(limits: Limits) -> None:
         most = int(limits.memory * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     _State.limits = limits
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(TargetError):
+        loaded(target)
+        for name in modules:  # after the target, which must register its device first
+            importlib.import_module(name)
+    os.rename(mark, os.path.join(folder, f"{os.getpid()}.{READY}"))
 
 
-def _send(link: connection.Connection, answer: Done) -> None:
-    """Send an answer; of one that cannot be sent, why."""
-    try:
-        data = pickle.dumps(answer)
-    except Exception as error:
-        data = pickle.dumps(Done(error=_portable(error)))
-    with contextlib.suppress(OSError):  # the pool is gone, as the next look at the link says too
-        link.send_bytes(data)
+def _wait_as_spare(folder: str, jobs: int) -> None:
+    """Wait, where there is a worker for each job already, until the pool wants one more: a short run without a crash
+    needs none."""
+    for job in range(jobs):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.path.join(folder, f"{job}.{TAKEN}"), os.O_CREAT | os.O_EXCL, 0o600))
+            return
+    while not os.path.exists(os.path.join(folder, SPARE)):
+        time.sleep(0.05)
 
 
 @functools.cache
@@ -108,27 +106,25 @@ def loaded(target: str) -> Target:
     return load_target(target)
 
 
-def perform(asked: bytes) -> Done:
-    """Run a pickled task (the file of its note, its function, the arguments): its value, or what it raised. A task that
-    runs too long or out of memory, or that ends the interpreter, ends the process: what it interrupted, an import
-    perhaps, is half done."""
+def perform(asked: bytes) -> bytes:
+    """Run a pickled task (the file of its note, its function, the arguments): its value, or what it raised, pickled. A
+    task that runs too long or out of memory, or that ends the interpreter, ends the process: what it interrupted, an
+    import perhaps, is half done."""
     try:
         path, function, args = pickle.loads(asked)
-    except Exception as error:
-        return Done(error=_portable(error))
-    _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    try:
+        _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         _begin("")
-        return Done(function(*args))
+        return pickle.dumps(Done(function(*args)))
     except (UnitTimeout, MemoryError) as error:
         _write({"fate": Fate.TIMEOUT if isinstance(error, UnitTimeout) else Fate.MEMORY})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
-    except Exception as error:
-        return Done(error=_portable(error))
+    except Exception as error:  # the task's, or one of its pickling
+        return pickle.dumps(Done(error=_portable(error)))
     finally:
-        os.close(_State.note)
+        if _State.note is not None:
+            os.close(_State.note)
         _State.note = None
 
 

@@ -15,7 +15,7 @@ import torch
 
 from conformance.core.moving import storage_key
 from conformance.core.torch_compat import version_of
-from conformance.program.steps.layouts import dense
+from conformance.program.steps.layouts import dense, geometry
 
 
 @dataclass
@@ -68,22 +68,17 @@ def _gappy(t: torch.Tensor) -> bool:
     return not t.is_contiguous() and t.numel() > 1
 
 
+def _whole(t: torch.Tensor) -> bool:
+    return t.numel() * t.element_size() == t.untyped_storage().nbytes()
+
+
 def _moved(t: torch.Tensor, offset: int) -> torch.Tensor:
     return t.as_strided(t.size(), t.stride(), offset)
-
-
-def _drop_offset(call: Call) -> Any:
-    view = call.run()
-    return _moved(view, call.first.storage_offset())
 
 
 def _stale(call: Call) -> Any:
     view = call.run()
     return view.new_empty_strided(view.size(), view.stride()).copy_(view) if view.numel() else view
-
-
-def _stale_pieces(call: Call) -> Any:
-    return [piece.clone() for piece in call.run()]
 
 
 def _contiguous(call: Call) -> Any:
@@ -123,9 +118,8 @@ def _not_when(wrong: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any]:
 
 
 def _fill_at_start(call: Call) -> Any:
-    t = call.first
-    call.having(0, _moved(t, 0))
-    return t
+    call.having(0, _moved(call.first, 0))
+    return call.first
 
 
 def _whole_storage(call: Call) -> Any:
@@ -134,27 +128,16 @@ def _whole_storage(call: Call) -> Any:
     return t
 
 
-def _roll_mask(call: Call) -> Any:
-    return call.having(1, call.args[1].roll(1)) if call.args[1].dim() else call.run()
-
-
 def _step_lost(call: Call) -> Any:
     view = call.run()
-    step = call.args[4] if len(call.args) > 4 else 1
-    return view.as_strided(
-        view.size(),
-        tuple(st // step if dim == (call.args[1] % view.dim()) else st for dim, st in enumerate(view.stride())),
-    )
+    strides, dim = list(view.stride()), call.args[1]
+    strides[dim] //= call.args[4] if len(call.args) > 4 else 1
+    return view.as_strided(view.size(), strides)
 
 
 def _third_write_lost(call: Call) -> Any:
     count = call.memory[storage_key(call.first)] = call.memory.get(storage_key(call.first), 0) + 1
     return call.first if count % 3 == 0 else call.run()
-
-
-def view_key(t: torch.Tensor) -> tuple[Any, ...]:
-    """The identity of a view: two tensors of one geometry on one storage cannot be told apart."""
-    return storage_key(t), t.dtype, t.size(), t.stride(), t.storage_offset()
 
 
 def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
@@ -165,13 +148,13 @@ def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
         if not call.writes:
             view = call.run()
             if isinstance(view, torch.Tensor):
-                memory.setdefault(view_key(view), memory.get(storage_key(view), 0))
+                memory.setdefault(geometry(view), memory.get(storage_key(view), 0))
             return view
-        seen = memory.get(view_key(t))
+        seen = memory.get(geometry(t))
         if seen is not None and memory.get(storage_key(t), 0) > seen:
             return lost(call)
         memory[storage_key(t)] = memory.get(storage_key(t), 0) + 1
-        memory[view_key(t)] = memory[storage_key(t)] if seen is not None else memory.get(view_key(t))
+        memory[geometry(t)] = memory[storage_key(t)] if seen is not None else memory.get(geometry(t))
         return call.run()
 
     return act
@@ -183,10 +166,10 @@ def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
     def spoiled(call: Call) -> Any:
         if not call.writes:
             view = call.run()
-            if isinstance(view, torch.Tensor) and view_key(view) != view_key(call.first):
-                call.memory.setdefault(view_key(view), call.memory.get(view_key(call.first), 0) + 1)
+            if isinstance(view, torch.Tensor) and geometry(view) != geometry(call.first):
+                call.memory.setdefault(geometry(view), call.memory.get(geometry(call.first), 0) + 1)
             return view
-        return act(call) if call.memory.get(view_key(call.first), 0) >= deep else call.run()
+        return act(call) if call.memory.get(geometry(call.first), 0) >= deep else call.run()
 
     return spoiled
 
@@ -211,47 +194,36 @@ def _stale_read(call: Call) -> Any:
     t = call.first
     if not isinstance(t, torch.Tensor) or call.writes or not t.numel() or "out" in call.kwargs:
         return call.run()
-    whole = t.numel() * t.element_size() == t.untyped_storage().nbytes()
-    kept = call.memory.setdefault(view_key(t), t.clone())
-    return call.run() if whole or t.requires_grad else call.having(0, kept)
+    kept = call.memory.setdefault(geometry(t), t.clone())
+    return call.run() if _whole(t) or t.requires_grad else call.having(0, kept)
 
 
 def _old_strides_after_t(call: Call) -> Any:
     """A write right after the tensor was transposed in place still goes by the strides before."""
     t = call.first
     if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
-        call.memory[view_key(t)] = before = t.stride()
+        call.memory[geometry(t)] = before = t.stride()
         made = call.run()
-        call.memory[view_key(t)] = before
+        call.memory[geometry(t)] = before
         return made
-    before = call.memory.get(view_key(t))
+    before = call.memory.get(geometry(t))
     if before is None or sorted(before) != sorted(t.stride()) or before == t.stride():
         return call.run()
-    call.having(0, t.as_strided(t.size(), before)) if all(
-        n == m for n, m in zip(t.size(), reversed(t.size()), strict=True)
-    ) else None
+    if t.size() == t.size()[::-1]:
+        call.having(0, t.as_strided(t.size(), before))
     return t
 
 
 def _twice_through_one_view(call: Call) -> Any:
     """The second write in a row through one view replaces what the first wrote elsewhere: it is lost."""
     last = call.memory.get("last")
-    call.memory["last"] = view_key(call.first)
-    whole = call.first.numel() * call.first.element_size() == call.first.untyped_storage().nbytes()
-    return call.first if last == view_key(call.first) and not whole else call.run()
+    call.memory["last"] = geometry(call.first)
+    return call.first if last == geometry(call.first) and not _whole(call.first) else call.run()
 
 
 def _offset_unspecified(call: Call) -> Any:
     given = call.args[3] if len(call.args) > 3 else call.kwargs.get("storage_offset")
     return call.first.as_strided(*call.args[1:3]) if given == 0 else call.run()
-
-
-def _offset_ignored(call: Call) -> Any:
-    return call.func(*call.args[:3], 0)
-
-
-def _scalar_at_start(call: Call) -> Any:
-    return call.func(_moved(call.first, 0))
 
 
 def _strides_kept(call: Call) -> Any:
@@ -265,10 +237,6 @@ def _alias_when(aliases: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any
     return lambda call: torch.ops.aten.alias(call.first) if aliases(call.first) else call.run()
 
 
-def _without(name: str) -> Callable[[Call], Any]:
-    return lambda call: call.func(*call.args, **{key: value for key, value in call.kwargs.items() if key != name})
-
-
 def _wide_result(call: Call) -> Any:
     made = call.run()
     return made.to(torch.uint8) if made.dtype is torch.bool else made
@@ -278,12 +246,8 @@ def _saturate(call: Call) -> Any:
     t = call.first
     if t.dtype is not torch.uint8:
         return call.run()
-    wide = call.func(
-        t.to(torch.int64),
-        *[arg.to(torch.int64) if isinstance(arg, torch.Tensor) else arg for arg in call.args[1:]],
-        **call.kwargs,
-    )
-    return t.copy_(wide.clamp(0, 255))
+    wide = [arg.to(torch.int64) if isinstance(arg, torch.Tensor) else arg for arg in call.args]
+    return t.copy_(call.func(*wide, **call.kwargs).clamp(0, 255))
 
 
 def _size_one_stride(call: Call) -> Any:
@@ -309,7 +273,9 @@ def _last_row_missing(call: Call) -> Any:
 
 
 FAULTS: dict[str, Fault] = {
-    "slice drops the offset": Fault(SLICES, _drop_offset, "pytorch#187117"),
+    "slice drops the offset": Fault(
+        SLICES, lambda call: _moved(call.run(), call.first.storage_offset()), "pytorch#187117"
+    ),
     "narrow slice loses its step": Fault("slice", _step_lost, "tinygrad#17855"),
     "transpose is stale": Fault(VIEWS, _stale, "xla#7304"),
     "select is stale": Fault("select", _stale, "xla#7304"),
@@ -318,10 +284,12 @@ FAULTS: dict[str, Fault] = {
     "view is stale": Fault("view _unsafe_view", _stale, "xla#7304"),
     "expand is stale": Fault("expand", _stale, "pytorch#78642"),
     "as_strided is stale": Fault("as_strided", _stale, "pytorch#104505"),
-    "split does not alias": Fault("split split_with_sizes unbind", _stale_pieces, "xla#3072"),
+    "split does not alias": Fault(
+        "split split_with_sizes unbind", lambda call: [piece.clone() for piece in call.run()], "xla#3072"
+    ),
     "detach does not alias": Fault("detach", _stale, "stale view"),
     "as_strided takes offset 0 for unspecified": Fault("as_strided", _offset_unspecified, "tinygrad#17195"),
-    "as_strided ignores the offset": Fault("as_strided", _offset_ignored, "tinygrad#17195"),
+    "as_strided ignores the offset": Fault("as_strided", lambda call: call.func(*call.args[:3], 0), "tinygrad#17195"),
     "as_strided_ leaves stale strides": Fault("as_strided_ t_ transpose_ swapdims_", _strides_kept, "pytorch#185888"),
     "empty_strided is contiguous": Fault(
         "empty_strided", lambda call: torch.empty(call.first, **call.kwargs), "peer: empty_strided drops its strides"
@@ -341,12 +309,18 @@ FAULTS: dict[str, Fault] = {
         lambda call: _onto_contiguous(call) if isinstance(call.kwargs.get("out"), torch.Tensor) else call.run(),
         "tinygrad#17210",
     ),
-    "mask is off by one": Fault("masked_fill_ masked_scatter_", _roll_mask, "mask write off by one"),
+    "mask is off by one": Fault(
+        "masked_fill_ masked_scatter_",
+        lambda call: call.having(1, call.args[1].roll(1)) if call.args[1].dim() else call.run(),
+        "mask write off by one",
+    ),
     "index_put_ does not accumulate": Fault("index_put_", lambda call: call.func(*call.args[:3]), "index_put_"),
     "scatter_add_ overwrites": Fault(
         "scatter_add_", lambda call: torch.ops.aten.scatter_.src(*call.args), "scatter_add_"
     ),
-    "item ignores the offset": Fault("_local_scalar_dense", _scalar_at_start, "pytorch#187117"),
+    "item ignores the offset": Fault(
+        "_local_scalar_dense", lambda call: call.func(_moved(call.first, 0)), "pytorch#187117"
+    ),
     "clone of a transpose aliases": Fault("clone", _alias_when(_gappy), "peer: a.t().contiguous() aliases"),
     "clone always aliases": Fault("clone", _alias_when(lambda t: True), "write after read"),
     "clone is always contiguous": Fault("clone", _contiguous, "pytorch#133512"),
@@ -359,7 +333,7 @@ FAULTS: dict[str, Fault] = {
     "comparison gives uint8": Fault("eq gt", _wide_result, "peer: bool + bool gives int32"),
     "uint8 saturates": Fault("add_ sub_ mul_", _saturate, "integer overflow"),
     "float to int rounds": Fault("_to_copy", _round_to_int, "casts truncate"),
-    "alpha is ignored": Fault("add_ sub_", _without("alpha"), "add_(alpha=)"),
+    "alpha is ignored": Fault("add_ sub_", lambda call: call.func(*call.args), "add_(alpha=)"),
     "tril_ is off by one": Fault(
         "tril_ triu_",
         lambda call: call.func(call.first, (call.args[1] if len(call.args) > 1 else 0) + 1),

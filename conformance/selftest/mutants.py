@@ -169,13 +169,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plain", action="store_true", help="draw without bias")
     parser.add_argument("--on", default="cpu", metavar="TARGET", help="what the faults are planted in (default: cpu)")
     given = parser.parse_args(arguments)
-    unknown = [name for name in given.fault if name not in FAULTS]
-    if unknown:
-        known = ", ".join(FAULTS)
-        print(f"conformance.mutants: there is no fault {unknown[0]!r}: choose from {known}", file=sys.stderr)
-        return 2
     warnings.simplefilter("ignore")
     try:
+        unknown = [name for name in given.fault if name not in FAULTS]
+        if unknown:
+            raise TargetError(f"there is no fault {unknown[0]!r}: choose from {', '.join(FAULTS)}")
         drawing = Drawing(biased=not given.plain, without=unsupported_steps(describe_target(given.on)))
         hunts = hunt(given.fault or list(FAULTS), drawing, given.seed, given.programs, beneath=given.on)
     except TargetError as error:
@@ -190,22 +188,15 @@ def print_table(hunts: dict[str, Hunt]) -> None:
     """One row a fault, and the medians."""
     table = Table("fault", "modelled on", "programs", "seconds", "oracle", "steps", "inputs")
     for name, one in hunts.items():
-        table.add_row(
-            name,
-            FAULTS[name].like,
-            str(one.programs or "not found"),
-            f"{one.seconds:.2f}",
-            one.oracle,
-            str(len(one.small.steps)) if one.small else "",
-            str(len(one.small.inputs)) if one.small else "",
-        )
+        size = [str(len(part)) for part in (one.small.steps, one.small.inputs)] if one.small else []
+        found = str(one.programs or "not found")
+        table.add_row(name, FAULTS[name].like, found, f"{one.seconds:.2f}", one.oracle, *size)
     console = Console(width=140)
     console.print(table)
-    found = [one for one in hunts.values() if one.programs and one.small]
-    if found:
-        programs = statistics.median(one.programs or 0 for one in found)
-        steps = statistics.median(len(one.small.steps) for one in found if one.small)
-        console.print(f"{len(found)} of {len(hunts)} found; median {programs:g} programs, {steps:g} steps when shrunk")
+    counts = [(one.programs, len(one.small.steps)) for one in hunts.values() if one.programs and one.small]
+    if counts:
+        programs, steps = map(statistics.median, zip(*counts, strict=True))
+        console.print(f"{len(counts)} of {len(hunts)} found; median {programs:g} programs, {steps:g} steps when shrunk")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
 
 
 class CompileTarget(Target):
-    """A program, or an op_db sample, as one compiled function of tensors on the CPU."""
+    """A program, or an op_db sample, as one compiled function of tensors on the CPU. Inductor draws its random numbers
+    by torch's own kernels (`fallback_random`), since no seed makes its own generators draw what torch CPU does."""
 
     name = "compile"
     transforms_program = True
@@ -60,10 +61,13 @@ class CompileTarget(Target):
                 f"torch.compile knows no backend {self.backend!r}{nearest(self.backend, known)}: choose one of "
                 f"{', '.join(sorted(known))}, or name the module that registers it with import=MODULE"
             )
-        if self.backend == "inductor" and not torch_compat.has_cpp_compiler():
-            raise TargetError(
-                "inductor needs a C++ compiler and finds none: install g++, or name one in the environment variable CXX"
-            )
+        if self.backend == "inductor":
+            if not torch_compat.has_cpp_compiler():
+                raise TargetError(
+                    "inductor needs a C++ compiler and finds none: install g++, or name one in the environment "
+                    "variable CXX"
+                )
+            torch_compat.keep_eager_draws()
         try:
             self._compile = torch_compat.compiler_backend(self.backend)
             self._attempt = torch_compat.run_eagerly(super().attempt)
@@ -122,6 +126,8 @@ class CompileTarget(Target):
         """What registers the backend, if anything, and the transform."""
         lines = [f"import {self.module}\n"] if self.module else []
         lines += [f"{self.module}.{self.function}()\n"] if self.function else []
+        if self.backend == "inductor":
+            lines.append("import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n")
         return "".join(lines) + (
             f"DEVICE = {self.backend!r}\n\n\ndef transform(function):\n"
             f"    return torch.compile(function, backend={self.backend!r}, dynamic={self.dynamic})"

@@ -13,7 +13,7 @@ from conformance.core import expectations
 from conformance.core import result as model
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
-from conformance.core.known_findings import KnownFinding, apply, block, check, update
+from conformance.core.known_findings import KnownFinding, apply, check, update
 from conformance.core.result import UNEXPLAINED, Outcome, Run
 from tests.report.runs import campaign, found, result, run
 
@@ -174,7 +174,7 @@ class TestCommand:
 
     def test_explain(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A signature's entries are shown, with the reason and when they must show."""
-        (tmp_path / "t.toml").write_text(block(dataclasses.replace(ENTRY, issue="https://example.org/1")))
+        (tmp_path / "t.toml").write_text(dataclasses.replace(ENTRY, issue="https://example.org/1").toml())
         file = ["--file", str(tmp_path / "t.toml")]
         assert command.main([*file, "explain", "value / copy_ / gaps"]) == 0
         told = capsys.readouterr().out

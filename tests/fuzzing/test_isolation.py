@@ -12,17 +12,18 @@ import pytest
 
 from conformance.core import result as model
 from conformance.fuzzing import isolation, worker
-from conformance.fuzzing.campaign import Campaign, Group, Plan
+from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
+from conformance.fuzzing.plan import Plan, Shard
 from conformance.fuzzing.results import run_of
-from conformance.fuzzing.worker import FAIL, Finding, Shard
+from conformance.fuzzing.worker import FAIL, Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.run.messages import Limits
 from tests.fuzzing.saved import fuzz_result
 
-SHARD = Shard("cpu", Drawing(), 0, 0, 20, "")
+SHARD = Shard(Plan("cpu"), 0, 20)
 PROGRAM = Program(
     (Storage("float32", 4, "arange"),),
     (Input("a", 0, "float32", (4,), (1,)),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from conformance.fuzzing import isolation, worker
-from conformance.fuzzing.campaign import Campaign, Group, Plan
+from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.isolation import Workers
+from conformance.fuzzing.plan import Plan
 from conformance.fuzzing.worker import FAIL, TIMEOUT, Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
@@ -73,21 +75,18 @@ class Clock:
         return self.now
 
 
-class SlowPool:
-    """A pool each of whose answers takes 40 s of a clock, or the time that is left."""
+class Slow:
+    """Answers each question to a pool in 40 s of a clock, or in the time that is left."""
 
-    def __init__(self, clock: Clock, answer: Any) -> None:
-        self.clock, self.answer, self.asked = clock, answer, list[float | None]()
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.answer, self.asked = clock, None, list[float]()  # type: tuple[Clock, Any, list[float]]
 
-    def ask(self, function: Any, *args: Any, seconds: float | None = None, until: float | None = None) -> Any:
+    def ask(self, function: Any, *args: Any, seconds: float | None = None, until: float = math.inf) -> Any:
         self.asked.append(until)
-        self.clock.now += 40 if until is None else max(min(40, until - self.clock.now), 0)
-        if until is not None and self.clock.now >= until:
+        self.clock.now += max(min(40, until - self.clock.now), 0)
+        if self.clock.now >= until:
             raise OutOfTime
         return self.answer
-
-    def close(self) -> None:
-        pass
 
 
 class TestMinutes:
@@ -101,46 +100,45 @@ class TestMinutes:
         return clock
 
     @pytest.fixture
-    def workers(self, clock: Clock) -> Workers:
-        workers = Workers("cpu", 60)
-        workers.pool.close()
-        workers.pool = SlowPool(clock, False)  # type: ignore[assignment]
-        return workers
+    def slow(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Slow:
+        slow = Slow(clock)
+        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: slow.ask(*args, **options))
+        return slow
 
     @pytest.mark.parametrize("kind", [isolation.MEMORY, TIMEOUT, FAIL])
     @pytest.mark.parametrize("left", [0.5, 30.0, 100.0])
-    def test_shrinking_ends_on_time(self, kind: str, left: float, clock: Clock, workers: Workers) -> None:
+    def test_shrinking_ends_on_time(self, kind: str, left: float, clock: Clock, slow: Slow) -> None:
         """Each question has the campaign's deadline, and after it there is none; the finding is kept, not FLAKY."""
         steps = [NEG] * 8
         finding = Finding(kind, 0, 7, "a group", program(*steps), step=8)
         until = clock.now + left
-        workers.pool.answer = False if kind != FAIL else finding  # type: ignore[attr-defined]
-        small = workers.shrink(finding, 200, until)
+        slow.answer = False if kind != FAIL else finding
+        with Workers("cpu", 60) as workers:
+            small = workers.shrink(finding, 200, until)
         assert clock.now <= until
-        assert workers.pool.asked  # type: ignore[attr-defined]
-        assert set(workers.pool.asked) == {until}  # type: ignore[attr-defined]
+        assert slow.asked
+        assert set(slow.asked) == {until}
         if left < 40:
             assert small == finding
 
     def test_a_worker_answers_before_the_deadline(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         """It has a second to judge what it has got so far."""
         given: list[Any] = []
-        workers = Workers("cpu", 60)
-        monkeypatch.setattr(workers.pool, "ask", lambda *args, **options: given.append((args, options)))
-        workers.shrink(Finding(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
+        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: given.append((args, options)))
+        with Workers("cpu", 60) as workers:
+            workers.shrink(Finding(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
         [((_, _, _, _, early), options)] = given
         assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)
 
-    def test_what_siblings_say_too(self, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
         """Loading a sibling, and running a finding on it, ends with the campaign."""
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
         campaign.began_at = clock.now
         for number in range(3):
             finding = Finding(FAIL, 0, number, f"group {number}", program(NEG))
             campaign.groups[finding.group] = Group(finding, {number}, set())
-        pool = SlowPool(clock, "agrees")
-        monkeypatch.setattr(isolation, "LocalPool", lambda *args: pool)
+        slow.answer = "agrees"
         campaign._compare("cpu")
         assert clock.now == campaign.began_at + 60
-        assert pool.asked == [clock.now] * 2
+        assert slow.asked == [clock.now] * 2
         assert [group.elsewhere for group in campaign.groups.values()] == [{"cpu": "agrees"}, {}, {}]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,8 +19,8 @@ import pytest
 from conformance.core.errors import UserError
 from conformance.run import pool as pool_module
 from conformance.run import processes, stop
-from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, OutOfTime, Task, WorkerDied
-from conformance.run.pool import Counters, LocalPool, Pool
+from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied
+from conformance.run.pool import Counters, LocalPool
 
 PLANTED = Path(__file__).parent.parent / "planted"
 sys.path.insert(0, str(PLANTED))
@@ -71,11 +72,16 @@ def trackers() -> set[int]:
     return {pid for pid in descendants(os.getpid()) if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
+def only_of_tracker(said: bytes) -> bool:
+    """Whether all that was said is the warning of multiprocessing's own process about a dead process's semaphores."""
+    return all(b"leaked semaphore" in line or b"warnings.warn(" in line for line in said.splitlines())
+
+
 def until_ready(pool: LocalPool, workers: int) -> None:
     """Wait until so many workers stand ready."""
-    pool.keep_spare()
+    pool._want_spare(True)
     deadline = time.monotonic() + 100
-    while pool.ready() < workers:
+    while pool._census() < workers:
         assert time.monotonic() < deadline, "the workers do not start"
         time.sleep(0.05)
 
@@ -138,12 +144,12 @@ class TestDeaths:
 
     @pytest.mark.parametrize("target", ["class:tasks.Dies", "class:tasks.Leaves"])
     def test_a_target_that_ends_its_process(self, target: str) -> None:
-        """NEVER_STARTED after a few tries, also with exit code 0."""
+        """NEVER_STARTED after a few tries, also with exit code 0, which pebble takes for a retired worker."""
         with LocalPool(target, Limits(), 1) as pool:
             answer = outcome(pool, tasks.pid)
         assert isinstance(answer, Death)
         assert answer.fate is Fate.NEVER_STARTED
-        assert pool.counters.started == pool_module.ATTEMPTS
+        assert pool.counters.started <= 2 * pool_module.ATTEMPTS + 2
 
 
 class TestSpare:
@@ -151,24 +157,23 @@ class TestSpare:
         """After each of three crashes the next task has a worker that is ready; only the first task of all waited."""
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             pool.ask(tasks.pid)
-            assert pool.counters == Counters(started=1, imports=1, waited=1)
+            assert pool.counters == Counters(started=1, waited=1)
             for crash in range(1, 4):
                 until_ready(pool, 2)
                 assert isinstance(outcome(pool, tasks.segfaults), Death)
                 assert isinstance(outcome(pool, tasks.pid), Done)
                 assert pool.counters.started >= 1 + crash
-                assert replace(pool.counters, started=0) == Counters(imports=1, waited=1, spares=crash)
+                assert replace(pool.counters, started=0) == Counters(waited=1)
 
     def test_without_forks_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each worker then imports torch, but no task waits for it."""
         monkeypatch.setattr(processes, "can_fork", lambda: False)
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
-            pool.ask(tasks.pid)
+            assert pool.ask(os.getppid) == os.getpid()
             until_ready(pool, 2)
             assert isinstance(outcome(pool, tasks.segfaults), Death)
             assert isinstance(outcome(pool, tasks.pid), Done)
-            assert (pool.counters.waited, pool.counters.spares) == (1, 1)
-            assert pool.counters.imports == pool.counters.started >= 2
+            assert (pool.counters.waited, pool.counters.restarted) == (1, 0)
 
     def test_the_spare_is_no_second_job(self, tmp_path: Path, shared: LocalPool) -> None:
         """At most `jobs` tasks run at a time."""
@@ -181,7 +186,7 @@ class TestSpare:
         """A worker is replaced after so many tasks, which is no death."""
         with LocalPool("cpu", Limits(recycle=1), 1, ["tasks"]) as pool:
             assert len({pool.ask(tasks.pid) for _ in range(3)}) == 3
-            assert not pool._spare, "replacing it was counted as a death"
+            assert pool.counters.restarted == 0
 
 
 class TestForks:
@@ -196,7 +201,7 @@ class TestForks:
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
         with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"], preload) as pool:
             assert pool.ask(tasks.looked) == {"targets": [], "devices": [], "tinygrad": False}
-            assert pool.counters == Counters(started=1, imports=1, waited=1)
+            assert pool.counters == Counters(started=1, waited=1)
             assert threads(pool.ask(os.getppid)) == 1
             assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
 
@@ -208,7 +213,7 @@ class TestForks:
         with LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", module]) as pool:
             assert pool.ask(os.getppid) == os.getpid()
             assert why in pool.counters.lost
-            assert replace(pool.counters, lost="") == Counters(started=1, imports=2, waited=1)
+            assert replace(pool.counters, lost="") == Counters(started=1, waited=1, restarted=1)
 
     def test_a_server_that_dies(self) -> None:
         """Its workers are ended, and the task runs again in one that needs no server."""
@@ -231,26 +236,35 @@ class TestForks:
 
     def test_a_pool_that_runs_nothing_starts_nothing(self) -> None:
         """No process is there before the first task, so a command that ends earlier has none to end."""
-        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
-            assert pool.ready() == 0
-            assert pool.counters == Counters()
-            assert pool._processes is None
-
-    def test_closed_while_it_imports(self) -> None:
-        """A pool that is closed at once does not wait for the imports, and leaves nobody behind."""
         before = set(descendants(os.getpid()))
-        began = time.monotonic()
-        with LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", "sleeps_at_import"]) as pool:
-            pool.submit(Task("it", tasks.pid))
-            left = set(descendants(os.getpid())) - before
-            assert left
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
+            assert pool.counters == Counters()
+            assert set(descendants(os.getpid())) == before
+
+    def test_stopped_while_it_imports(self) -> None:
+        """A stop does not wait for the imports of the server, and leaves nobody behind."""
+        before, left, began = set(descendants(os.getpid())), set[int](), time.monotonic()
+
+        def interrupts() -> None:
+            left.update(set(descendants(os.getpid())) - before)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        timer = threading.Timer(1.0, interrupts)
+        with stop.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", "sleeps_at_import"]) as pool:
+            timer.start()
+            with pytest.raises(stop.Stopped):
+                pool.submit(Task("it", tasks.pid))
+        with stop.deferred():  # the next test was asked for nothing
+            pass
         assert time.monotonic() - began < 10
+        assert left
         assert not any(alive(pid) for pid in left - trackers())
 
 
 class TestWorkers:
     def test_what_they_inherit(self, shared: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
         """The environment that their pool began to work in."""
+        shared.ask(tasks.pid)
         monkeypatch.setenv("CONFORMANCE_TEST", "now")
         assert shared.ask(os.getenv, "CONFORMANCE_TEST") is None
         with LocalPool("cpu", Limits(), 1) as pool:
@@ -288,7 +302,7 @@ class TestWorkers:
 
             if __name__ == "__main__":
                 with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
-                    pool.keep_spare()
+                    pool._want_spare(True)
                     pool.submit(Task("it", tasks.begun_then_sleeps, ({str(tmp_path / "mark")!r},)))
                     list(pool.ended())
         """
@@ -308,7 +322,7 @@ class TestWorkers:
         while any(map(alive, left)):
             assert time.monotonic() < deadline, "a worker goes on"
             time.sleep(0.05)
-        assert said == b""
+        assert only_of_tracker(said)
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     @pytest.mark.parametrize("after", [0.0, 0.3, 0.8, 1.5])
@@ -335,7 +349,7 @@ class TestWorkers:
         owner.send_signal(signal.SIGKILL)
         said = owner.communicate(timeout=60)[1]  # when all who have its stderr have ended
         assert not any(map(alive, left))
-        assert said == b""
+        assert only_of_tracker(said)
 
 
 class TestOverdue:
@@ -349,7 +363,7 @@ class TestOverdue:
 
     @staticmethod
     def running(tmp_path: Path) -> Any:
-        return pool_module._Job(Task("it", tasks.pid), tmp_path / "note")
+        return pool_module._Running(Task("it", tasks.pid), processes.Spawning(), tmp_path / "note")
 
     def test_slow_units_are_no_hang(self, tmp_path: Path, clock: list[float]) -> None:
         """Each of them within its limit, however many; one beyond it and the grace is a timeout."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -62,29 +62,29 @@ def broadcasts(source: Sequence[int], to: Sequence[int]) -> bool:
     return len(source) <= len(to) and all(a in (1, b) for a, b in zip(reversed(source), reversed(to)))
 
 
+def tensor_of(values: Any, dtype: torch.dtype = torch.int64) -> Json:
+    """A constant tensor."""
+    return {"tensor": values, "dtype": dtype_name(dtype)}
+
+
+def index_of(dim: int, at: Json) -> Json:
+    """`[:, :, at]`: an index of one dimension beside all of those before it."""
+    return {"tuple": [{"slice": [None, None, None]}] * dim + [at]}
+
+
 class Drawn(Protocol):
-    """The program so far, run on the CPU, as the drawing rules see it."""
+    """The program so far, run on the CPU, as the drawing rules see it; `Shadow` says what each is."""
 
     env: dict[str, torch.Tensor]
     steps: list[Step]
     avoided: Counter[str]
     has_pieces: bool
-    """Whether a step has made several views at once (`split`, `unbind`)."""
 
-    def converts(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether a conversion of these float values to this integer dtype is defined and free of rounding."""
-
-    def level(self, tensor: torch.Tensor) -> int:
-        """How exactly the tensor's storage was computed: 0 only moved, 1 exact, 2 rounded."""
-
-    def overlaps(self, tensor: torch.Tensor) -> bool:
-        """Whether two elements of the tensor lie in one cell."""
-
-    def fresh(self, count: int) -> tuple[str, ...]:
-        """Names that no tensor has yet."""
-
-    def offer(self, step: Step) -> Step | None:
-        """Run the step if it has a defined meaning; None otherwise."""
+    def converts(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool: ...
+    def level(self, tensor: torch.Tensor) -> int: ...
+    def overlaps(self, tensor: torch.Tensor) -> bool: ...
+    def fresh(self, count: int) -> tuple[str, ...]: ...
+    def offer(self, step: Step) -> Step | None: ...
 
 
 class Situation(Draw):
@@ -154,26 +154,42 @@ class Situation(Draw):
         values = torch.arange(start, start + max(1, int(torch.Size(size).numel())))[: torch.Size(size).numel()]
         values = values % (2 if dtype is torch.bool else 100)
         made = values.reshape(tuple(size)).to(torch.bool if dtype is torch.bool else torch.int64).tolist()
-        return {"tensor": made, "dtype": dtype_name(dtype), **({"host": True} if host else {})}
+        return {**tensor_of(made, dtype), **({"host": True} if host else {})}
 
     def divisor(self, size: Sequence[int], dtype: torch.dtype) -> Json:
         """A constant tensor of small whole numbers without 0."""
         count, start = int(torch.Size(size).numel()), self.integer(0, 4)
         values = (torch.arange(start, start + count) % 5 + 1) * (-1 if dtype.is_signed and self.chance(1, 3) else 1)
-        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": dtype_name(dtype)}
+        return tensor_of(values.reshape(tuple(size)).tolist(), dtype)
 
     def mask(self, size: Sequence[int]) -> Json:
         """A constant bool tensor."""
         count = int(torch.Size(size).numel())
         bits = self.integer(0, 2 ** min(count, 12) - 1)
         values = torch.tensor([bool(bits >> (k % 12) & 1) for k in range(count)], dtype=torch.bool)
-        return {"tensor": values.reshape(tuple(size)).tolist(), "dtype": "bool"}
+        return tensor_of(values.reshape(tuple(size)).tolist(), torch.bool)
+
+    def mask_for(self, t: torch.Tensor) -> Json:
+        """A mask that broadcasts to the tensor: a bool tensor of the program, or a constant."""
+        name = (
+            self.pick(lambda m: m.dtype is torch.bool and broadcasts(m.size(), t.size())) if self.chance(1, 3) else None
+        )
+        return tensor(name) if name else self.mask(self.subsize(t.size()))
 
     def indices(self, below: int, count: int, distinct: bool = False) -> list[int]:
         """Indices below `below`; distinct ones are no more than there are."""
         if distinct:
             return self.permutation(below)[:count]
         return [self.integer(0, below - 1) for _ in range(count)]
+
+    def along(self, t: torch.Tensor, distinct: bool = False) -> tuple[int, list[int]]:
+        """A dimension and indices into it."""
+        dim = self.dim(t)
+        return dim, self.indices(t.size(dim), self.integer(1, 3), distinct)
+
+    def factors(self, t: torch.Tensor) -> list[Json]:
+        """Two matrices whose product has the tensor's size."""
+        return [self.constant((t.size(0), 2), t.dtype), self.constant((2, t.size(1)), t.dtype)]
 
     def subsize(self, size: Sequence[int]) -> tuple[int, ...]:
         """A size that broadcasts to `size`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -63,15 +64,9 @@ def _bytes(tensor: torch.Tensor) -> set[int]:
     return {cell * width + byte for cell in cells_of(tensor) for byte in range(width)}
 
 
-def same_geometry(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether element k of one is element k of the other."""
-    return (storage_key(one), one.dtype, one.size(), one.stride(), one.storage_offset()) == (
-        storage_key(two),
-        two.dtype,
-        two.size(),
-        two.stride(),
-        two.storage_offset(),
-    )
+def geometry(t: torch.Tensor) -> tuple[Any, ...]:
+    """The identity of a view: of two tensors for which it is equal, element k of one is element k of the other."""
+    return storage_key(t), t.dtype, t.size(), t.stride(), t.storage_offset()
 
 
 def layout_class(tensor: torch.Tensor) -> str:
@@ -101,9 +96,9 @@ def draw_size(d: Draw, dims: int, most: int = 4) -> tuple[int, ...]:
     return tuple(d.choice((2, 3, 2, 3, 1, most)) for _ in range(dims))
 
 
-def _permuted(d: Draw, size: Sequence[int], strides: Sequence[int]) -> Layout:
+def _permuted(d: Draw, size: Sequence[int], strides: Sequence[int], offset: int = 0) -> Layout:
     order = d.permutation(len(size))
-    return Layout(tuple(size[k] for k in order), tuple(strides[k] for k in order))
+    return Layout(tuple(size[k] for k in order), tuple(strides[k] for k in order), offset)
 
 
 def _contiguous(d: Draw) -> Layout:
@@ -130,8 +125,7 @@ def _gaps(d: Draw) -> Layout:
 
 def _permuted_gaps(d: Draw) -> Layout:
     layout = _gaps(d)
-    permuted = _permuted(d, layout.size, layout.stride)
-    return Layout(permuted.size, permuted.stride, layout.offset)
+    return _permuted(d, layout.size, layout.stride, layout.offset)
 
 
 def _expanded(d: Draw) -> Layout:
@@ -161,10 +155,6 @@ def _channels_last(d: Draw) -> Layout:
     return Layout((n, c, h, w), (c * h * w, 1, c * w, c))
 
 
-def _zero_dim(d: Draw) -> Layout:
-    return Layout((), (), d.integer(0, 3))
-
-
 def _empty(d: Draw) -> Layout:
     size = d.choice(((0,), (2, 0), (0, 3), (2, 0, 3)))
     return Layout(size, dense(size))
@@ -186,7 +176,7 @@ LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
     "overlapping": _overlapping,
     "non-divisible": _non_divisible,
     "channels last": _channels_last,
-    "0-d": _zero_dim,
+    "0-d": lambda d: Layout((), (), d.integer(0, 3)),
     "empty": _empty,
     "size one": _size_one,
 }

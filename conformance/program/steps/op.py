@@ -16,6 +16,7 @@ import functools
 import inspect
 import keyword
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,11 @@ from conformance.program.steps import definitions
 
 Json = Any
 Env = Mapping[str, torch.Tensor]
+
+
+SHAPES: dict[str, Any] = {"op": str, "args": list, "kwargs": dict, "out": list, "raises": str | None, "times": int,
+                          "body": list}  # fmt: skip
+"""The fields of a step in JSON."""
 
 
 class StepError(UserError):
@@ -49,37 +55,27 @@ class Step:
 
     def to_json(self) -> dict[str, Json]:
         """The step as JSON; what is empty is left out."""
-        data: dict[str, Json] = {"op": self.op, "args": list(self.args)}
-        data |= {
-            key: value
-            for key, value in (("kwargs", dict(self.kwargs)), ("out", list(self.out)), ("raises", self.raises))
-            if value
-        }
-        return data | ({"times": self.times, "body": [step.to_json() for step in self.body]} if self.body else {})
+        data = {"op": self.op, "args": list(self.args)}
+        more: dict[str, Json] = {"kwargs": dict(self.kwargs), "out": list(self.out), "raises": self.raises}
+        if self.body:
+            more |= {"times": self.times, "body": [step.to_json() for step in self.body]}
+        return data | {key: value for key, value in more.items() if value or key == "times"}
 
     @classmethod
     def from_json(cls, data: Json) -> Step:
         """The step that `to_json` wrote. Raises StepError when the data has another shape."""
         if not isinstance(data, dict) or not isinstance(data.get("op"), str):
             raise StepError(f"a step is an object with an 'op', not {str(data)[:80]}")
-        unknown = data.keys() - {"op", "args", "kwargs", "out", "raises", "times", "body"}
+        unknown = data.keys() - SHAPES.keys()
         if unknown:
             raise StepError(f"step {data['op']!r} has unknown fields: {', '.join(sorted(unknown))}")
-        shapes = {"args": list, "kwargs": dict, "out": list, "raises": (str, type(None)), "times": int, "body": list}
-        for key, shape in shapes.items():
-            if key in data and not isinstance(data[key], shape):  # type: ignore[arg-type]
-                raise StepError(f"field {key!r} of step {data['op']!r} has the wrong type: {str(data[key])[:80]}")
+        for key, value in data.items():
+            if not isinstance(value, SHAPES[key]):
+                raise StepError(f"field {key!r} of step {data['op']!r} has the wrong type: {str(value)[:80]}")
         if not all(is_name(name) for name in data.get("out", [])):
             raise StepError(f"step {data['op']!r} names its results {data['out']}: each must be an identifier")
-        return cls(
-            data["op"],
-            tuple(data.get("args", ())),
-            data.get("kwargs", {}),
-            tuple(data.get("out", ())),
-            data.get("raises"),
-            tuple(cls.from_json(step) for step in data.get("body", ())),
-            data.get("times", 0),
-        )
+        given: dict[str, Any] = {key: tuple(part) if isinstance(part, list) else part for key, part in data.items()}
+        return cls(**{**given, "body": tuple(map(cls.from_json, data.get("body", ())))})
 
     def names(self) -> list[str]:
         """The tensors that the step names, in order, including its body's."""
@@ -211,18 +207,8 @@ def _render_slice(parts: list[Json]) -> str:
     return f"{start}:{stop}" + (f":{step}" if step else "")
 
 
-def _augment(args: list[Any], kwargs: dict[str, Any]) -> None:
-    target, index, value = args
+def _augment(target: torch.Tensor, index: Any, value: Any) -> None:
     target[index] += value
-
-
-def _setitem(args: list[Any], kwargs: dict[str, Any]) -> None:
-    target, index, value = args
-    target[index] = value
-
-
-def _set_data(args: list[Any], kwargs: dict[str, Any]) -> None:
-    args[0].data = args[1]
 
 
 @functools.cache
@@ -267,18 +253,18 @@ GETITEM = Form(
     2,
 )
 SETITEM = Form(
-    lambda name, args, kwargs: _setitem(args, kwargs),
+    lambda name, args, kwargs: operator.setitem(*args),
     lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] = {render(args[2])}",
     3,
 )
 AUGMENT = Form(
-    lambda name, args, kwargs: _augment(args, kwargs),
+    lambda name, args, kwargs: _augment(*args),
     lambda name, args, kwargs: f"{render(args[0])}[{render_index(args[1])}] += {render(args[2])}",
     3,
 )
 SET_DATA = Form(
-    lambda name, args, kwargs: _set_data(args, kwargs),
-    lambda name, args, kwargs: f"{render(args[0])}.data = {render(args[1])}",
+    lambda name, args, kwargs: setattr(args[0], name, args[1]),
+    lambda name, args, kwargs: f"{render(args[0])}.{name} = {render(args[1])}",
     2,
 )
 
@@ -332,11 +318,8 @@ class Op:
 
     def line(self, step: Step) -> str:
         """The call with its results' names before it, as a line of Python."""
-        return (
-            f"{', '.join(step.out)}{' = ' if self.results else ', = '}{self.show(step)}"
-            if step.out
-            else self.show(step)
-        )
+        made = f"{', '.join(step.out)}{' = ' if self.results else ', = '}" if step.out else ""
+        return made + self.show(step)
 
 
 def definitions_of(names: Iterable[str]) -> list[str]:

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
-from conformance.program.steps.draw import MOST_ELEMENTS, Situation
+from conformance.program.steps import fits
+from conformance.program.steps.draw import MOST_ELEMENTS, Situation, index_of, tensor_of
+from conformance.program.steps.fits import Fits
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
-from conformance.program.steps.views import Fits, Rest, always, draw_shape, has_dims, hide_one, on
-from conformance.program.steps.writes import (
-    draw_mask,
-    filled,
-    filled_numbers,
-    floating,
-    long_tensor,
-    matrix,
-    number_like,
-    numeric,
-    signed,
-    small_floats,
-)
-
-
-def decided(op: str, rest: Rest, fits: Fits = always) -> Callable[[Situation], Step | None]:
-    """A rule for ops whose answer would turn on a rounding error: only where nothing was rounded."""
-
-    def rule(k: Situation) -> Step | None:
-        name = k.pick(fits)
-        if name is None or k.shadow.level(k[name]) > 1:
-            return None
-        drawn = rest(k, k[name])
-        return None if drawn is None else Step(op, (tensor(name), *drawn))
-
-    return rule
+from conformance.program.steps.rows import Given, Rest, a_dim, a_number, an_operand, decided, masked, near_diagonal, row
+from conformance.program.steps.views import draw_shape, hide_one
 
 
 def _to(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -56,7 +35,7 @@ def _advanced(k: Situation, t: torch.Tensor) -> list[Json]:
     """A list or tensor of indices for one dimension, repeated and negative ones among them."""
     dim = k.integer(0, t.dim() - 1)
     at = [one - t.size(dim) if k.chance(1, 4) else one for one in k.indices(t.size(dim), k.integer(1, 3))]
-    return [{"tuple": [{"slice": [None, None, None]}] * dim + [at if k.chance(1, 2) else long_tensor(at)]}]
+    return [index_of(dim, at if k.chance(1, 2) else tensor_of(at))]
 
 
 def _scattered(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -81,15 +60,8 @@ def _reshape(k: Situation, t: torch.Tensor) -> list[Json]:
     return [hide_one(k, draw_shape(k, t.numel()))]
 
 
-def _two(op: str, fits: Fits) -> Callable[[Situation], Step | None]:
-    def rule(k: Situation) -> Step | None:
-        name = k.pick(fits)
-        if name is None:
-            return None
-        right: Json = k.number(k[name].dtype) if k.chance(1, 4) else k.operand(k[name].size(), k[name].dtype)
-        return Step(op, (tensor(name), right))
-
-    return rule
+def _right(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.number(t.dtype) if k.chance(1, 4) else k.operand(t.size(), t.dtype)]
 
 
 def _joined(op: str) -> Callable[[Situation], Step | None]:
@@ -119,12 +91,12 @@ def _gather(k: Situation, t: torch.Tensor) -> list[Json]:
     dim = k.dim(t)
     size = [k.integer(1, n) for n in t.size()]
     index = torch.tensor(k.indices(t.size(dim), int(torch.Size(size).numel()))).reshape(size)
-    return [dim, long_tensor(index.tolist())]
+    return [dim, tensor_of(index.tolist())]
 
 
 def _index_select(k: Situation, t: torch.Tensor) -> list[Json]:
-    dim = k.dim(t)
-    return [dim, long_tensor(k.indices(t.size(dim), k.integer(1, 3)))]
+    dim, at = k.along(t)
+    return [dim, tensor_of(at)]
 
 
 def _where(k: Situation) -> Step | None:
@@ -132,21 +104,17 @@ def _where(k: Situation) -> Step | None:
     if name is None:
         return None
     t = k[name]
-    return Step("where", (draw_mask(k, t), tensor(name), k.operand(t.size(), t.dtype, same=True)))
+    return Step("where", (k.mask_for(t), tensor(name), k.operand(t.size(), t.dtype, same=True)))
 
 
 def _multipliable(t: torch.Tensor) -> bool:
-    return numeric(t) and 1 <= t.dim() <= 3 and t.numel() > 0
+    return fits.numeric(t) and 1 <= t.dim() <= 3 and t.numel() > 0
 
 
-def _matmul(k: Situation) -> Step | None:
-    name = k.pick(_multipliable)
-    if name is None:
-        return None
-    t = k[name]
+def _second_factor(k: Situation, t: torch.Tensor) -> list[Json]:
     inner = t.size(-1)
     second = k.pick(lambda u: u.dtype == t.dtype and u.dim() in (1, 2) and u.size(0) == inner)
-    return Step("matmul", (tensor(name), tensor(second) if second else k.constant((inner, 2), t.dtype)))
+    return [tensor(second) if second else k.constant((inner, 2), t.dtype)]
 
 
 def _diag_embed(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -164,15 +132,7 @@ def _empty_filled(k: Situation) -> Step | None:
     return Step("empty_filled", ([*size], stride, {"dtype": k.choice(telling)}, {"device": 0}, k.integer(1, 3)))
 
 
-def _like(op: str, fits: Fits) -> Callable[[Situation], Step | None]:
-    def rule(k: Situation) -> Step | None:
-        name = k.pick(fits)
-        return Step(op, (tensor(name), k.operand(k[name].size(), k[name].dtype))) if name else None
-
-    return rule
-
-
-def images(dims: int) -> Fits:
+def _images(dims: int) -> Fits:
     """What a network's layer over so many dimensions takes: channels before them, and nothing but finite floats."""
 
     def fits(t: torch.Tensor) -> bool:
@@ -186,7 +146,7 @@ def images(dims: int) -> Fits:
     return fits
 
 
-def conv(dims: int) -> Rest:
+def _conv(dims: int) -> Rest:
     """A kernel, of the program's own tensors where one has the size, and at times stride, padding or dilation."""
 
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -208,7 +168,7 @@ def conv(dims: int) -> Rest:
     return rest
 
 
-def pool(dims: int) -> Rest:
+def _pool(dims: int) -> Rest:
     """A kernel, a stride, and at times padding."""
 
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -218,86 +178,68 @@ def pool(dims: int) -> Rest:
     return rest
 
 
-def four_dims(t: torch.Tensor) -> bool:
-    """What can be laid out channels last."""
-    return t.dim() == 4
-
-
-def _channels_last(op: str) -> Callable[[Situation], Step | None]:
-    def rule(k: Situation) -> Step | None:
-        name = k.pick(four_dims)
-        return (
-            Step(f"{op}.channels_last", (tensor(name),), {"memory_format": {"memory_format": "channels_last"}})
-            if name
-            else None
-        )
-
-    return rule
+def _channels_last(k: Situation, t: torch.Tensor) -> Given:
+    return Given([], {"memory_format": {"memory_format": "channels_last"}})
 
 
 def _small(t: torch.Tensor) -> bool:
     return t.numel() <= 32
 
 
-def row(
-    name: str, family: str, effect: str, rest: Rest = lambda k, t: [], fits: Fits = always, **options: object
-) -> Op:
-    """A row that picks a tensor and returns a new one."""
-    rule = decided if effect == DECIDED else on
-    return Op(name, family, COMPUTE if effect == DECIDED else effect, rule(name, rest, fits), fits=fits, **options)  # type: ignore[arg-type]
+def _small_and_filled(t: torch.Tensor) -> bool:
+    return fits.filled(t) and _small(t)
 
 
-NETWORK = "layers"
-DECIDED = "decided"
-"""Computes, and a rounding error could change the answer."""
+def _plain(t: torch.Tensor) -> bool:
+    """Neither a conjugate nor a negative view."""
+    return fits.filled(t) and not t.is_conj() and not t.is_neg()
+
+
+def _distinct(t: torch.Tensor) -> bool:
+    """Whether no two values are equal, so that an order is unique."""
+    return 0 < t.numel() == t.detach().unique().numel() and not (t.is_floating_point() and bool(t.isnan().any()))
+
+
+copied = functools.partial(row, family="copies", effect=MOVE)
+viewed = functools.partial(copied, effect=VIEW)
+"""A copy, or a view where the layout allows one."""
+channels_last = functools.partial(copied, rest=_channels_last, fits=lambda t: t.dim() == 4)
+computed = functools.partial(row, family="out of place", effect=COMPUTE)
+reduced = functools.partial(row, family="reduction", effect=COMPUTE)
+layer = functools.partial(row, family="layers", effect=LOSSY, form=FUNCTION)
 
 COPIES = [
-    row("clone", "copies", MOVE, weight=3),
-    row("contiguous", "copies", VIEW, weight=2),
-    Op("contiguous.channels_last", "copies", VIEW, _channels_last("contiguous"), call="contiguous", fits=four_dims),
-    Op("clone.channels_last", "copies", MOVE, _channels_last("clone"), call="clone", fits=four_dims),
-    row("reshape", "copies", VIEW, _reshape, weight=4),
-    row("flatten", "copies", VIEW),
-    row("ravel", "copies", VIEW),
-    row("to", "copies", MOVE, _to, weight=4),
-    row("through_host", "copies", MOVE, fits=lambda t: not t.is_conj(), form=DEFINED),
-    row(
-        "from_host_view",
-        "copies",
-        MOVE,
-        _host_view,
-        lambda t: filled(t) and not t.is_conj() and not t.is_neg(),
-        form=DEFINED,
-        weight=2,
-    ),
-    row(
-        "into_host_view",
-        "copies",
-        MOVE,
-        _host_view,
-        lambda t: filled(t) and not t.is_conj() and not t.is_neg(),
-        form=DEFINED,
-    ),
-    row("repeat", "copies", MOVE, lambda k, t: [*([k.integer(1, 2) for _ in range(t.dim() or 1)])], _small),
-    row("flip", "copies", MOVE, lambda k, t: [k.subset(t.dim())]),
-    row("roll", "copies", MOVE, lambda k, t: [k.integer(-2, 3), k.dim(t)], has_dims(1)),
-    row("rot90", "copies", MOVE, lambda k, t: [k.integer(0, 3)], has_dims(2)),
-    row("tile", "copies", MOVE, lambda k, t: [{"tuple": [k.integer(1, 2), k.integer(1, 2)]}], _small),
-    row("tril", "copies", MOVE, lambda k, t: [k.integer(-1, 1)], has_dims(2)),
-    row("triu", "copies", MOVE, lambda k, t: [k.integer(-1, 1)], has_dims(2)),
-    row("nn.functional.pad", "copies", MOVE, _pad, lambda t: filled(t) and _small(t), form=FUNCTION),
-    row("getitem.index", "copies", MOVE, _advanced, filled, form=GETITEM),
-    row("masked_select", "copies", MOVE, lambda k, t: [draw_mask(k, t)]),
-    row("nonzero", "copies", DECIDED),
-    row("zeros_like", "copies", MOVE, form=FUNCTION),
-    row("select_scatter", "copies", MOVE, _scattered, lambda t: filled(t) and not overlaps_itself(t)),
-    row("slice_scatter", "copies", MOVE, _slice_scattered, lambda t: filled(t) and not overlaps_itself(t)),
-    row("diagonal_scatter", "copies", MOVE, _diagonal_scattered, lambda t: matrix(t) and not overlaps_itself(t)),
-    row("diag_embed", "copies", MOVE, _diag_embed, lambda t: t.dim() > 0 and _small(t), weight=3),
-    row("diag", "copies", VIEW, lambda k, t: [k.integer(-1, 1)], lambda t: t.dim() == 1 and _small(t)),
-    row("gather", "copies", MOVE, _gather, filled),
-    row("index_select", "copies", MOVE, _index_select, filled),
-    row("masked_fill", "copies", MOVE, lambda k, t: [draw_mask(k, t), k.number(t.dtype)]),
+    copied("clone", weight=3),
+    viewed("contiguous", weight=2),
+    channels_last("contiguous.channels_last", effect=VIEW, call="contiguous"),
+    channels_last("clone.channels_last", call="clone"),
+    viewed("reshape", _reshape, weight=4),
+    viewed("flatten"),
+    viewed("ravel"),
+    copied("to", _to, weight=4),
+    copied("through_host", fits=lambda t: not t.is_conj(), form=DEFINED),
+    copied("from_host_view", _host_view, _plain, form=DEFINED, weight=2),
+    copied("into_host_view", _host_view, _plain, form=DEFINED),
+    copied("repeat", lambda k, t: [*([k.integer(1, 2) for _ in range(t.dim() or 1)])], _small),
+    copied("flip", lambda k, t: [k.subset(t.dim())]),
+    copied("roll", lambda k, t: [k.integer(-2, 3), k.dim(t)], fits.has_dims(1)),
+    copied("rot90", lambda k, t: [k.integer(0, 3)], fits.has_dims(2)),
+    copied("tile", lambda k, t: [{"tuple": [k.integer(1, 2), k.integer(1, 2)]}], _small),
+    copied("tril", near_diagonal, fits.has_dims(2)),
+    copied("triu", near_diagonal, fits.has_dims(2)),
+    copied("nn.functional.pad", _pad, _small_and_filled, form=FUNCTION),
+    copied("getitem.index", _advanced, fits.filled, form=GETITEM),
+    copied("masked_select", lambda k, t: [k.mask_for(t)]),
+    copied("nonzero", effect=COMPUTE, pick=decided),
+    copied("zeros_like", form=FUNCTION),
+    copied("select_scatter", _scattered, lambda t: fits.filled(t) and not overlaps_itself(t)),
+    copied("slice_scatter", _slice_scattered, lambda t: fits.filled(t) and not overlaps_itself(t)),
+    copied("diagonal_scatter", _diagonal_scattered, lambda t: fits.matrix(t) and not overlaps_itself(t)),
+    copied("diag_embed", _diag_embed, lambda t: t.dim() > 0 and _small(t), weight=3),
+    viewed("diag", near_diagonal, lambda t: t.dim() == 1 and _small(t)),
+    copied("gather", _gather, fits.filled),
+    copied("index_select", _index_select, fits.filled),
+    copied("masked_fill", masked),
     Op("cat", "copies", MOVE, _joined("cat"), FUNCTION, fits=_joinable),
     Op("stack", "copies", MOVE, _joined("stack"), FUNCTION, fits=_joinable),
     Op("where", "copies", MOVE, _where, FUNCTION),
@@ -305,71 +247,50 @@ COPIES = [
 ]
 
 COMPUTED = [
-    Op("add", "out of place", COMPUTE, _two("add", numeric), FUNCTION, weight=3, fits=numeric),
-    Op("mul", "out of place", COMPUTE, _two("mul", numeric), FUNCTION, weight=2, fits=numeric),
-    Op("maximum", "out of place", COMPUTE, _like("maximum", number_like), FUNCTION, fits=number_like),
-    Op("minimum", "out of place", COMPUTE, _like("minimum", number_like), FUNCTION, fits=number_like),
-    row("sub", "out of place", COMPUTE, lambda k, t: [k.operand(t.size(), t.dtype)], numeric),
-    row("div", "out of place", LOSSY, lambda k, t: [k.choice((2, 4))], numeric),
-    row("floor_divide", "out of place", DECIDED, lambda k, t: [k.choice((2, 3))], number_like),
-    row("pow", "out of place", COMPUTE, lambda k, t: [2], number_like),
-    row("clamp", "out of place", COMPUTE, lambda k, t: [0, 3], number_like),
-    row("abs", "out of place", COMPUTE, fits=signed),
-    row("neg", "out of place", COMPUTE, fits=lambda t: t.is_complex() or signed(t)),
-    row("exp", "out of place", LOSSY, fits=small_floats),
-    row("tanh", "out of place", LOSSY, fits=floating),
-    row("eq", "out of place", DECIDED, lambda k, t: [k.number(t.dtype)], numeric),
-    row("gt", "out of place", DECIDED, lambda k, t: [k.number(t.dtype)], number_like, weight=2),
-    row("logical_not", "out of place", DECIDED),
-    row("sum", "reduction", COMPUTE, fits=numeric, weight=2),
-    row("sum.dims", "reduction", COMPUTE, _dims, lambda t: number_like(t) and t.dim() > 0, call="sum"),
-    row("prod", "reduction", COMPUTE, lambda k, t: [k.dim(t)], filled_numbers),
-    row("any", "reduction", DECIDED, lambda k, t: [k.dim(t)], has_dims(1)),
-    row("all", "reduction", DECIDED),
-    row("sum.dim", "reduction", COMPUTE, lambda k, t: [k.dim(t), k.chance(1, 3)], number_like, call="sum", weight=2),
-    row("mean", "reduction", LOSSY, lambda k, t: [k.dim(t)], lambda t: floating(t) and t.numel() > 0),
-    row("amax", "reduction", COMPUTE, lambda k, t: [k.dim(t)], lambda t: number_like(t) and t.numel() > 0),
-    row("amin", "reduction", COMPUTE, lambda k, t: [k.dim(t)], lambda t: number_like(t) and t.numel() > 0),
-    row("argmax", "reduction", DECIDED, lambda k, t: [k.dim(t)], lambda t: floating(t) and distinct(t)),
-    row(
-        "max.dim",
-        "reduction",
-        DECIDED,
-        lambda k, t: [k.dim(t)],
-        lambda t: number_like(t) and distinct(t),
-        call="max",
-        results=2,
-    ),
-    row("cumsum", "reduction", COMPUTE, lambda k, t: [k.dim(t)], number_like),
-    row("cumprod", "reduction", COMPUTE, lambda k, t: [k.dim(t)], number_like),
-    row("logsumexp", "reduction", LOSSY, lambda k, t: [k.dim(t)], lambda t: floating(t) and t.numel() > 0),
-    row("softmax", "reduction", LOSSY, lambda k, t: [k.dim(t)], floating),
-    row("sort", "reduction", DECIDED, lambda k, t: [k.dim(t)], lambda t: number_like(t) and distinct(t), results=2),
-    row("topk", "reduction", DECIDED, lambda k, t: [1], lambda t: filled_numbers(t) and distinct(t), results=2),
-    Op("matmul", "matmul", COMPUTE, _matmul, FUNCTION, weight=2, fits=_multipliable),
+    computed("add", _right, fits.numeric, form=FUNCTION, weight=3),
+    computed("mul", _right, fits.numeric, form=FUNCTION, weight=2),
+    computed("maximum", an_operand, fits.number_like, form=FUNCTION),
+    computed("minimum", an_operand, fits.number_like, form=FUNCTION),
+    computed("sub", an_operand, fits.numeric),
+    computed("div", lambda k, t: [k.choice((2, 4))], fits.numeric, effect=LOSSY),
+    computed("floor_divide", lambda k, t: [k.choice((2, 3))], fits.number_like, pick=decided),
+    computed("pow", lambda k, t: [2], fits.number_like),
+    computed("clamp", lambda k, t: [0, 3], fits.number_like),
+    computed("abs", fits=fits.signed),
+    computed("neg", fits=fits.negatable),
+    computed("exp", fits=fits.small_floats, effect=LOSSY),
+    computed("tanh", fits=fits.floating, effect=LOSSY),
+    computed("eq", a_number, fits.numeric, pick=decided),
+    computed("gt", a_number, fits.number_like, pick=decided, weight=2),
+    computed("logical_not", pick=decided),
+    reduced("sum", fits=fits.numeric, weight=2),
+    reduced("sum.dims", _dims, lambda t: fits.number_like(t) and t.dim() > 0, call="sum"),
+    reduced("prod", a_dim, fits.filled_numbers),
+    reduced("any", a_dim, fits.has_dims(1), pick=decided),
+    reduced("all", pick=decided),
+    reduced("sum.dim", lambda k, t: [k.dim(t), k.chance(1, 3)], fits.number_like, call="sum", weight=2),
+    reduced("mean", a_dim, lambda t: fits.floating(t) and t.numel() > 0, effect=LOSSY),
+    reduced("amax", a_dim, lambda t: fits.number_like(t) and t.numel() > 0),
+    reduced("amin", a_dim, lambda t: fits.number_like(t) and t.numel() > 0),
+    reduced("argmax", a_dim, lambda t: fits.floating(t) and _distinct(t), pick=decided),
+    reduced("max.dim", a_dim, lambda t: fits.number_like(t) and _distinct(t), pick=decided, call="max", results=2),
+    reduced("cumsum", a_dim, fits.number_like),
+    reduced("cumprod", a_dim, fits.number_like),
+    reduced("logsumexp", a_dim, lambda t: fits.floating(t) and t.numel() > 0, effect=LOSSY),
+    reduced("softmax", a_dim, fits.floating, effect=LOSSY),
+    reduced("sort", a_dim, lambda t: fits.number_like(t) and _distinct(t), pick=decided, results=2),
+    reduced("topk", lambda k, t: [1], lambda t: fits.filled_numbers(t) and _distinct(t), pick=decided, results=2),
+    row("matmul", _second_factor, _multipliable, family="matmul", effect=COMPUTE, form=FUNCTION, weight=2),
 ]
 
-NETWORKS = [
-    row("nn.functional.conv1d", NETWORK, LOSSY, conv(1), images(1), form=FUNCTION, weight=2),
-    row("nn.functional.conv2d", NETWORK, LOSSY, conv(2), images(2), form=FUNCTION, weight=3),
-    row("nn.functional.max_pool1d", NETWORK, COMPUTE, pool(1), images(1), form=FUNCTION),
-    row("nn.functional.max_pool2d", NETWORK, COMPUTE, pool(2), images(2), form=FUNCTION, weight=2),
-    row("nn.functional.avg_pool2d", NETWORK, LOSSY, pool(2), images(2), form=FUNCTION),
-    row("nn.functional.layer_norm", NETWORK, LOSSY, lambda k, t: [[t.size(-1)]], images(0), form=FUNCTION),
-    row(
-        "nn.functional.linear",
-        NETWORK,
-        LOSSY,
-        lambda k, t: [k.constant((2, t.size(-1)), t.dtype)],
-        images(0),
-        form=FUNCTION,
-    ),
+LAYERS = [
+    layer("nn.functional.conv1d", _conv(1), _images(1), weight=2),
+    layer("nn.functional.conv2d", _conv(2), _images(2), weight=3),
+    layer("nn.functional.max_pool1d", _pool(1), _images(1), effect=COMPUTE),
+    layer("nn.functional.max_pool2d", _pool(2), _images(2), effect=COMPUTE, weight=2),
+    layer("nn.functional.avg_pool2d", _pool(2), _images(2)),
+    layer("nn.functional.layer_norm", lambda k, t: [[t.size(-1)]], _images(0)),
+    layer("nn.functional.linear", lambda k, t: [k.constant((2, t.size(-1)), t.dtype)], _images(0)),
 ]
 
-
-def distinct(t: torch.Tensor) -> bool:
-    """Whether no two values are equal, so that an order is unique."""
-    return 0 < t.numel() == t.detach().unique().numel() and not (t.is_floating_point() and bool(t.isnan().any()))
-
-
-ROWS = [*COPIES, *COMPUTED, *NETWORKS]
+ROWS = [*COPIES, *COMPUTED, *LAYERS]

@@ -3,11 +3,15 @@ raise."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from conformance.program.steps.draw import Situation
+from conformance.program.steps import fits
+from conformance.program.steps.draw import Situation, tensor_of
+from conformance.program.steps.fits import Fits
 from conformance.program.steps.op import (
     COMPUTE,
     DEFINED,
@@ -23,28 +27,16 @@ from conformance.program.steps.op import (
     Step,
     tensor,
 )
-from conformance.program.steps.views import Rest, always, has_dims, on
-from conformance.program.steps.writes import Fits, floating, number_like
-
-
-def _out(
-    op: str, fits: Fits, rest: Callable[[Situation, torch.Tensor], list[Json] | None]
-) -> Callable[[Situation], Step | None]:
-    """Pick what is written, a view of any layout, then inputs whose result has exactly its size and dtype."""
-
-    def rule(k: Situation) -> Step | None:
-        name = k.pick_writable(lambda t: fits(t) and not t.requires_grad)
-        if name is None:
-            return None
-        drawn = rest(k, k[name])
-        return None if drawn is None else Step(op, tuple(drawn), {"out": tensor(name)})
-
-    return rule
+from conformance.program.steps.rows import Rest, a_dim, nothing, row, two_dims, without_grad
 
 
 def _same_size(k: Situation, t: torch.Tensor) -> Json:
     name = k.pick(lambda u: u.dtype == t.dtype and u.size() == t.size() and not u.requires_grad)
     return tensor(name) if name and k.chance(2, 3) else k.constant(t.size(), t.dtype)
+
+
+def _constant(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.constant(t.size(), t.dtype)]
 
 
 def _one(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -59,88 +51,74 @@ def _cat(k: Situation, t: torch.Tensor) -> list[Json]:
     return [[k.constant((1, *t.size()[1:]), t.dtype), k.constant((t.size(0) - 1, *t.size()[1:]), t.dtype)], 0]
 
 
-def _mm(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [k.constant((t.size(0), 2), t.dtype), k.constant((2, t.size(1)), t.dtype)]
-
-
 def _sum(k: Situation, t: torch.Tensor) -> list[Json]:
     return [k.constant((2, *t.size()), t.dtype), 0]
 
 
-def out_row(
+def _stack(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [[k.constant(t.size()[1:], t.dtype) for _ in range(t.size(0))], 0]
+
+
+def _index_select(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [*_constant(k, t), 0, tensor_of(k.permutation(t.size(0)))]
+
+
+def _masked_select(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [*_constant(k, t), tensor_of([True] * t.size(0), torch.bool)]
+
+
+def _gather(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [*_constant(k, t), 0, tensor_of(torch.zeros(t.size(), dtype=torch.int64).tolist())]
+
+
+def _number_matrix(t: torch.Tensor) -> bool:
+    return fits.number_like(t) and fits.matrix(t)
+
+
+def out(
     name: str,
-    effect: str,
-    rest: Callable[[Situation, torch.Tensor], list[Json] | None],
-    fits: Fits = number_like,
-    **options: object,
+    rest: Callable[[Situation, torch.Tensor], list[Json]],
+    fits: Fits = fits.number_like,
+    effect: str = MOVE,
+    **options: Any,
 ) -> Op:
-    """A function that writes into `out=`."""
-    return Op(
-        name + ".out",
-        "out=",
-        effect,
-        _out(name + ".out", fits, rest),
-        FUNCTION,
-        call=name,
-        writes="out",
-        may_raise=True,
-        fits=lambda t: fits(t) and not t.requires_grad,
-        **options,  # type: ignore[arg-type]
-    )
+    """A row that picks what is written, a view of any layout, and then draws inputs whose result has exactly its size
+    and dtype."""
 
-
-OUT = [
-    out_row("add", COMPUTE, _two, pointwise=True, weight=3),
-    out_row("mul", COMPUTE, _two, pointwise=True),
-    out_row("neg", COMPUTE, _one, lambda t: number_like(t) and t.dtype.is_signed, pointwise=True),
-    out_row("exp", LOSSY, lambda k, t: [k.constant(t.size(), t.dtype)], lambda t: floating(t) and t.numel() < 5),
-    out_row("sub", COMPUTE, _two, pointwise=True),
-    out_row("maximum", COMPUTE, lambda k, t: [_same_size(k, t), _same_size(k, t)], pointwise=True),
-    out_row("floor_divide", COMPUTE, lambda k, t: [k.constant(t.size(), t.dtype), k.divisor(t.size(), t.dtype)]),
-    out_row("clamp", COMPUTE, lambda k, t: [_same_size(k, t), 0, 3], pointwise=True),
-    out_row("cat", MOVE, _cat, lambda t: t.dim() > 0 and t.size(0) > 1),
-    out_row(
-        "stack",
-        MOVE,
-        lambda k, t: [[k.constant(t.size()[1:], t.dtype) for _ in range(t.size(0))], 0],
-        lambda t: t.dim() > 0 and t.numel() > 0,
-    ),
-    out_row(
-        "index_select",
-        MOVE,
-        lambda k, t: [k.constant(t.size(), t.dtype), 0, {"tensor": k.permutation(t.size(0)), "dtype": "int64"}],
-        lambda t: t.dim() > 0 and t.numel() > 0,
-    ),
-    out_row(
-        "masked_select",
-        MOVE,
-        lambda k, t: [k.constant(t.size(), t.dtype), {"tensor": [True] * t.size(0), "dtype": "bool"}],
-        lambda t: t.dim() == 1 and t.numel() > 0,
-    ),
-    out_row("matmul", COMPUTE, _mm, lambda t: number_like(t) and t.dim() == 2 and t.numel() > 0),
-    out_row("mm", COMPUTE, _mm, lambda t: number_like(t) and t.dim() == 2 and t.numel() > 0),
-    out_row("sum", COMPUTE, _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
-    out_row("cumsum", COMPUTE, lambda k, t: [k.constant(t.size(), t.dtype), k.dim(t)]),
-    out_row(
-        "gather",
-        MOVE,
-        lambda k, t: [
-            k.constant(t.size(), t.dtype),
-            0,
-            {"tensor": torch.zeros(t.size(), dtype=torch.int64).tolist(), "dtype": "int64"},
-        ],
-        lambda t: t.dim() > 0 and t.numel() > 0,
-    ),
-    # torch CPU (2.13) takes one stride for all batch dims of a tril's out, and writes outside a 4-d view.
-    out_row("tril", MOVE, _one, lambda t: number_like(t) and t.dim() in (2, 3)),
-]
-
-
-def _metadata(name: str, rest: Rest = lambda k, t: [], fits: Fits = always, **options: object) -> Op:
-    def fit(t: torch.Tensor) -> bool:
+    def writable(t: torch.Tensor) -> bool:
         return fits(t) and not t.requires_grad
 
-    return Op(name, "metadata in place", METADATA, on(name, rest, fit), may_raise=True, fits=fit, **options)  # type: ignore[arg-type]
+    def rule(k: Situation) -> Step | None:
+        written = k.pick_writable(writable)
+        return Step(f"{name}.out", tuple(rest(k, k[written])), {"out": tensor(written)}) if written else None
+
+    usual: dict[str, Any] = {"call": name, "writes": "out", "may_raise": True, "fits": writable}
+    return Op(f"{name}.out", "out=", effect, rule, FUNCTION, **usual, **options)
+
+
+computed = functools.partial(out, effect=COMPUTE)
+
+OUT = [
+    computed("add", _two, pointwise=True, weight=3),
+    computed("mul", _two, pointwise=True),
+    computed("neg", _one, fits.signed, pointwise=True),
+    out("exp", _constant, lambda t: fits.floating(t) and t.numel() < 5, LOSSY),
+    computed("sub", _two, pointwise=True),
+    computed("maximum", lambda k, t: [_same_size(k, t), _same_size(k, t)], pointwise=True),
+    computed("floor_divide", lambda k, t: [*_constant(k, t), k.divisor(t.size(), t.dtype)]),
+    computed("clamp", lambda k, t: [_same_size(k, t), 0, 3], pointwise=True),
+    out("cat", _cat, lambda t: t.dim() > 0 and t.size(0) > 1),
+    out("stack", _stack, fits.filled),
+    out("index_select", _index_select, fits.filled),
+    out("masked_select", _masked_select, lambda t: t.dim() == 1 and t.numel() > 0),
+    computed("matmul", lambda k, t: k.factors(t), _number_matrix),
+    computed("mm", lambda k, t: k.factors(t), _number_matrix),
+    computed("sum", _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
+    computed("cumsum", lambda k, t: [*_constant(k, t), k.dim(t)]),
+    out("gather", _gather, fits.filled),
+    # torch CPU (2.13) takes one stride for all batch dims of a tril's out, and writes outside a 4-d view.
+    out("tril", _one, lambda t: fits.number_like(t) and t.dim() in (2, 3)),
+]
 
 
 def _geometry(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -152,127 +130,101 @@ def _geometry(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [[n], [step], k.integer(0, cells - 1 - (n - 1) * step)]
 
 
-def _set_view(k: Situation) -> Step | None:
-    name = k.pick(lambda t: not t.requires_grad)
-    if name is None:
-        return None
-    t = k[name]
+def _set_view(k: Situation, t: torch.Tensor) -> list[Json] | None:
     source = k.pick(lambda u: u.dtype == t.dtype and not u.requires_grad)
     geometry = _geometry(k, k[source]) if source else None
-    return (
-        Step("set_view_", (tensor(name), tensor(source), geometry[2], geometry[0], geometry[1]))
-        if geometry and source
-        else None
-    )
+    return [tensor(source), geometry[2], geometry[0], geometry[1]] if source and geometry else None
 
 
 def _resize(k: Situation, t: torch.Tensor) -> list[Json]:
     return [[k.integer(1, 4) for _ in range(k.choice((1, 2)))]]
 
 
-def _set_data(k: Situation) -> Step | None:
-    name = k.pick(lambda t: not t.requires_grad)
-    if name is None:
-        return None
-    target = k[name]
-
+def _set_data(k: Situation, t: torch.Tensor) -> list[Json] | None:
     # Both conjugate or negative views, or neither: torch compares their dispatch keys, save where it lists the backend
     # as dense, so that every other device refuses what the CPU takes.
     def fits(u: torch.Tensor) -> bool:
-        alike = (u.dtype, u.is_conj(), u.is_neg()) == (target.dtype, target.is_conj(), target.is_neg())
-        return alike and not u.requires_grad and u is not target
+        alike = (u.dtype, u.is_conj(), u.is_neg()) == (t.dtype, t.is_conj(), t.is_neg())
+        return alike and not u.requires_grad and u is not t
 
     source = k.pick(fits)
-    return Step("set_data", (tensor(name), tensor(source))) if source else None
+    return [tensor(source)] if source else None
+
+
+laid_out = functools.partial(row, family="metadata in place", effect=METADATA, may_raise=True)
+
+
+def metadata(name: str, rest: Rest = nothing, fits: Fits = fits.always, **options: Any) -> Op:
+    """A row that changes a tensor's own metadata; never beside autograd."""
+    return laid_out(name, rest, lambda t: fits(t) and not t.requires_grad, **options)
 
 
 IN_PLACE = [
-    _metadata("t_", fits=lambda t: t.dim() <= 2, weight=2),
-    _metadata("transpose_", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
-    _metadata("swapdims_", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
-    _metadata("swapaxes_", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
-    _metadata("squeeze_"),
-    _metadata("squeeze_.dim", lambda k, t: [k.dim(t)], call="squeeze_"),
-    _metadata("unsqueeze_", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 4),
-    _metadata("as_strided_", _geometry, lambda t: t.untyped_storage().nbytes() > t.element_size(), weight=2),
-    _metadata("detach_", fits=lambda t: not t._is_view()),
-    _metadata("resize_filled_", _resize, form=DEFINED),
-    Op("set_view_", "metadata in place", METADATA, _set_view, DEFINED, may_raise=True),
-    Op("set_data", "metadata in place", METADATA, _set_data, SET_DATA, may_raise=True),
+    metadata("t_", fits=lambda t: t.dim() <= 2, weight=2),
+    *(metadata(name, two_dims, fits.has_dims(1)) for name in ("transpose_", "swapdims_", "swapaxes_")),
+    metadata("squeeze_"),
+    metadata("squeeze_.dim", a_dim, call="squeeze_"),
+    metadata("unsqueeze_", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 4),
+    metadata("as_strided_", _geometry, lambda t: t.untyped_storage().nbytes() > t.element_size(), weight=2),
+    metadata("detach_", fits=lambda t: not t._is_view()),
+    metadata("resize_filled_", _resize, form=DEFINED),
+    laid_out("set_view_", _set_view, None, pick=without_grad, form=DEFINED),
+    laid_out("set_data", _set_data, None, pick=without_grad, form=SET_DATA, call="data"),
 ]
 
 
-def has_graph(t: torch.Tensor) -> bool:
-    """Results that a gradient can be asked of."""
+def _has_graph(t: torch.Tensor) -> bool:
     return t.requires_grad and t.grad_fn is not None
 
 
-def wants_grad(t: torch.Tensor) -> bool:
-    """Tensors that require grad."""
-    return t.requires_grad
+def _could_want_grad(t: torch.Tensor) -> bool:
+    return fits.floating(t) and t.is_leaf and not t.requires_grad
 
 
-def _backward(k: Situation) -> Step | None:
-    name = k.pick(has_graph)
-    return name and Step("backward", (tensor(name), k.constant(k[name].size(), k[name].dtype)))  # type: ignore[return-value]
+def _without_pieces(k: Situation, fits: Fits) -> str | None:
+    return None if k.shadow.has_pieces else k.pick(fits)
 
 
-def _leaf_use(k: Situation) -> Step | None:
-    name = k.pick(wants_grad)
-    return name and Step("mul.grad", (tensor(name), k.operand(k[name].size(), k[name].dtype, same=True)))  # type: ignore[return-value]
+def _multiplied(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.operand(t.size(), t.dtype, same=True)]
 
 
-def could_want_grad(t: torch.Tensor) -> bool:
-    """Leaves that do not require grad yet."""
-    return floating(t) and t.is_leaf and not t.requires_grad
-
-
-def _requires_grad(k: Situation) -> Step | None:
-    name = k.pick(could_want_grad) if not k.shadow.has_pieces else None
-    return Step("requires_grad_", (tensor(name),)) if name else None
-
+graph = functools.partial(row, family="autograd", effect=METADATA, may_raise=True)
+recorded = functools.partial(row, fits=fits.wants_grad, family="autograd")
 
 AUTOGRAD = [
-    Op("backward", "autograd", METADATA, _backward, may_raise=True, weight=6, fits=has_graph),
-    Op("mul.grad", "autograd", COMPUTE, _leaf_use, FUNCTION, call="mul", weight=4, fits=wants_grad),
-    Op("clone.grad", "autograd", MOVE, on("clone.grad", fits=wants_grad), call="clone", weight=3, fits=wants_grad),
-    Op("requires_grad_", "autograd", METADATA, _requires_grad, may_raise=True, fits=could_want_grad),
+    graph("backward", _constant, _has_graph, weight=6),
+    recorded("mul.grad", _multiplied, effect=COMPUTE, form=FUNCTION, call="mul", weight=4),
+    recorded("clone.grad", effect=MOVE, call="clone", weight=3),
+    graph("requires_grad_", fits=_could_want_grad, pick=_without_pieces),
 ]
 
 
-def _relation(k: Situation) -> Step | None:
-    one, two = k.pick(), k.pick()
-    return Step("same_base", (tensor(one), tensor(two))) if one and two else None
+def _another(k: Situation, t: torch.Tensor) -> list[Json] | None:
+    other = k.pick()
+    return [tensor(other)] if other else None
 
 
-def is_one(t: torch.Tensor) -> bool:
-    """One element that is not complex."""
+def _is_one(t: torch.Tensor) -> bool:
     return t.numel() == 1 and not t.is_complex()
 
 
-def is_short(t: torch.Tensor) -> bool:
-    """Few elements that are not complex."""
+def _is_short(t: torch.Tensor) -> bool:
     return t.numel() < 30 and not t.is_complex()
 
 
-def _settled(name: str, fits: Fits = always) -> Callable[[Situation], Step | None]:
-    def rule(k: Situation) -> Step | None:
-        found = k.pick(lambda t: fits(t) and k.shadow.level(t) < 2)
-        return Step(name, (tensor(found),)) if found else None
+def _settled(k: Situation, fits: Fits) -> str | None:
+    return k.pick(lambda t: fits(t) and k.shadow.level(t) < 2)
 
-    return rule
 
+question = functools.partial(row, family="questions", effect=QUERY)
 
 QUERIES = [
-    Op("item", "questions", QUERY, _settled("item", is_one), weight=4, fits=is_one),
-    Op("tolist", "questions", QUERY, _settled("tolist", is_short), weight=2, fits=is_short),
-    Op("same_base", "questions", QUERY, _relation, DEFINED),
-    Op("is_contiguous", "questions", QUERY, on("is_contiguous")),
+    question("item", fits=_is_one, pick=_settled, weight=4),
+    question("tolist", fits=_is_short, pick=_settled, weight=2),
+    question("same_base", _another, None, form=DEFINED),
+    question("is_contiguous", fits=None),
 ]
-
-
-def _bad(op: str, rest: Rest, fits: Fits = always) -> Callable[[Situation], Step | None]:
-    return on(op, rest, lambda t: fits(t) and t.numel() > 0)
 
 
 def _too_large(k: Situation, t: torch.Tensor) -> list[Json]:
@@ -287,60 +239,40 @@ def _unviewable(t: torch.Tensor) -> bool:
     return False
 
 
-def error_row(name: str, rest: Rest, fits: Fits = always, **options: object) -> Op:
+def _of_another_size(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.constant([n + 1 for n in t.size()], t.dtype)]
+
+
+def _odd_floats(t: torch.Tensor) -> bool:
+    return t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) % 2 == 1
+
+
+def error(name: str, rest: Rest, fits: Fits = fits.always, **options: Any) -> Op:
     """A call that torch must reject, and leave everything as it was."""
-    return Op(
-        name,
-        "errors",
-        METADATA,
-        _bad(name, rest, fits),
-        may_raise=True,
-        fits=lambda t: fits(t) and t.numel() > 0,
-        **options,  # type: ignore[arg-type]
-    )
+    options = {"call": name.partition(".")[0], "family": "errors", "effect": METADATA, "may_raise": True, **options}
+    return row(name, rest, lambda t: fits(t) and t.numel() > 0, **options)
 
 
 ERRORS = [
-    error_row("view.error", lambda k, t: [[-1]], _unviewable, call="view", weight=3),
-    error_row("view.count", lambda k, t: [[t.numel() + 1]], call="view"),
-    error_row("select.range", lambda k, t: [k.dim(t), max(t.size()) + 1], has_dims(1), call="select"),
-    error_row("transpose.range", lambda k, t: [t.dim(), 0], has_dims(1), call="transpose"),
-    error_row("as_strided.range", _too_large, call="as_strided"),
-    error_row(
-        "expand.error", lambda k, t: [[n + 1 for n in t.size()]], lambda t: any(n > 1 for n in t.size()), call="expand"
-    ),
-    error_row(
-        "view.dtype.error",
-        lambda k, t: [{"dtype": "float64"}],
-        lambda t: t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) % 2 == 1,
-        call="view",
-    ),
-    error_row("setitem.range", lambda k, t: [t.size(0), 1], has_dims(1), form=SETITEM),
-    error_row(
-        "add_.size",
-        lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)],
-        lambda t: number_like(t) and t.dim() > 0,
-        call="add_",
-        writes=0,
-    ),
-    error_row(
+    error("view.error", lambda k, t: [[-1]], _unviewable, weight=3),
+    error("view.count", lambda k, t: [[t.numel() + 1]]),
+    error("select.range", lambda k, t: [k.dim(t), max(t.size()) + 1], fits.has_dims(1)),
+    error("transpose.range", lambda k, t: [t.dim(), 0], fits.has_dims(1)),
+    error("as_strided.range", _too_large),
+    error("expand.error", lambda k, t: [[n + 1 for n in t.size()]], lambda t: any(n > 1 for n in t.size())),
+    error("view.dtype.error", lambda k, t: [{"dtype": "float64"}], _odd_floats),
+    error("setitem.range", lambda k, t: [t.size(0), 1], fits.has_dims(1), form=SETITEM, call=""),
+    error("add_.size", _of_another_size, lambda t: fits.number_like(t) and t.dim() > 0, writes=0),
+    error(
         "add_.dtype",
         lambda k, t: [k.constant((), torch.float32)],
         lambda t: t.dtype in (torch.int64, torch.uint8),
-        call="add_",
         writes=0,
     ),
-    error_row(
-        "copy_.size", lambda k, t: [k.constant([n + 1 for n in t.size()], t.dtype)], has_dims(1), call="copy_", writes=0
-    ),
-    error_row(
-        "index_select.range",
-        lambda k, t: [0, {"tensor": [t.size(0)], "dtype": "int64"}],
-        has_dims(1),
-        call="index_select",
-    ),
-    error_row("item.error", lambda k, t: [], lambda t: t.numel() > 1, call="item"),
-    error_row("unfold.range", lambda k, t: [0, t.size(0) + 1, 1], has_dims(1), call="unfold"),
+    error("copy_.size", _of_another_size, fits.has_dims(1), writes=0),
+    error("index_select.range", lambda k, t: [0, tensor_of([t.size(0)])], fits.has_dims(1)),
+    error("item.error", nothing, lambda t: t.numel() > 1),
+    error("unfold.range", lambda k, t: [0, t.size(0) + 1, 1], fits.has_dims(1)),
 ]
 
 ROWS = [*OUT, *IN_PLACE, *AUTOGRAD, *QUERIES, *ERRORS]

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import torch
 
 from conformance.core.moving import whole_storage
+from conformance.program.steps import fits
 from conformance.program.steps.draw import MOST_ELEMENTS, Situation, broadcasts, category
-from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, Op, Step, tensor
-
-Fits = Callable[[torch.Tensor], bool]
-Rest = Callable[[Situation, torch.Tensor], "list[Json] | None"]
-
-
-def always(t: torch.Tensor) -> bool:
-    """Any tensor fits."""
-    return True
-
-
-def has_dims(least: int) -> Fits:
-    """Tensors of at least so many dimensions."""
-    return lambda t: t.dim() >= least
-
-
-def on(op: str, rest: Rest = lambda k, t: [], fits: Fits = always) -> Callable[[Situation], Step | None]:
-    """A rule: pick a tensor that fits, then draw the rest of the arguments from it (None: nothing to be drawn)."""
-
-    def rule(k: Situation) -> Step | None:
-        name = k.pick(fits)
-        if name is None:
-            return None
-        drawn = rest(k, k[name])
-        return None if drawn is None else Step(op, (tensor(name), *drawn))
-
-    return rule
+from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, decode, tensor
+from conformance.program.steps.rows import Given, Rest, a_dim, beside_no_grad, row, two_dims
 
 
 def draw_index(k: Situation, t: torch.Tensor) -> Json:
@@ -55,6 +32,12 @@ def draw_index(k: Situation, t: torch.Tensor) -> Json:
     elif not parts or k.chance(1, 10):
         parts.append({"ellipsis": 0})
     return {"tuple": parts} if len(parts) != 1 or k.chance(1, 8) else parts[0]
+
+
+def size_at(t: torch.Tensor, index: Json) -> torch.Size:
+    """The size of what a basic index chooses."""
+    chosen: torch.Tensor = t.detach()[decode(index, {}, t.device)]
+    return chosen.size()
 
 
 def draw_slice(k: Situation, n: int) -> Json:
@@ -121,23 +104,20 @@ def _view_dtype(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [{"dtype": k.choice(options)}]
 
 
+def _reinterpretable(t: torch.Tensor) -> bool:
+    return not t.requires_grad and not t.is_neg() and t.numel() > 0 and category(t.dtype) in (1, 2)
+
+
 def _reinterprets(t: torch.Tensor, dtype: torch.dtype) -> bool:
     if dtype is torch.bool or t.dtype is torch.bool or t.is_complex() or dtype.is_complex or dtype == t.dtype:
         return False
     if dtype.itemsize == t.element_size():
         return True
-    if dtype.itemsize < t.element_size():
-        return t.dim() > 0 and t.stride(-1) == 1
+    if t.dim() == 0 or t.stride(-1) != 1:
+        return False
     ratio = dtype.itemsize // t.element_size()
-    divides = all(st * t.element_size() % dtype.itemsize == 0 for st in t.stride()[:-1])
-    return (
-        t.dim() > 0
-        and t.stride(-1) == 1
-        and t.size(-1) % ratio == 0
-        and divides
-        and t.storage_offset() % ratio == 0
-        and t.untyped_storage().nbytes() % dtype.itemsize == 0
-    )
+    divided = (t.size(-1), t.storage_offset(), *t.stride()[:-1], t.untyped_storage().nbytes() // t.element_size())
+    return ratio == 0 or all(n % ratio == 0 for n in divided)
 
 
 def bits_are_defined(k: Situation, t: torch.Tensor) -> bool:
@@ -152,11 +132,7 @@ def bits_are_defined(k: Situation, t: torch.Tensor) -> bool:
 def _expand(k: Situation, t: torch.Tensor) -> list[Json] | None:
     size = [k.choice((2, 3, 1)) if n == 1 else (-1 if k.chance(1, 4) else n) for n in t.size()]
     lead = [k.integer(1, 3) for _ in range(k.choice((0, 1, 1, 2)) if t.dim() < 3 else 0)]
-    return (
-        [[*lead, *(t.size(j) if lead and n == -1 and j < 0 else n for j, n in enumerate(size))]]
-        if math.prod(lead) * t.numel() <= MOST_ELEMENTS
-        else None
-    )
+    return [[*lead, *size]] if math.prod(lead) * t.numel() <= MOST_ELEMENTS else None
 
 
 def _unfold(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -189,27 +165,17 @@ def _unflatten(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [dim, [part, n // part]]
 
 
-def _pieces(
-    op: str, most: Callable[[Situation, torch.Tensor, int], tuple[list[Json], int]]
-) -> Callable[[Situation], Step | None]:
-    """A rule for several views at once. Not beside autograd: once their base is written, torch refuses even to say
-    whether such a view requires grad, so that it cannot be observed."""
+def _pieces(cut: Callable[[Situation, torch.Tensor, int], tuple[list[Json], int]]) -> Rest:
+    """Several views at once: `cut` gives the arguments, and how many results there are."""
 
-    def rule(k: Situation) -> Step | None:
-        if k.holds(lambda t: t.requires_grad):
-            return None
-        name = k.pick(divisible)
-        if name is None:
-            return None
-        dim = k.dim(k[name])
-        drawn, count = most(k, k[name], dim)
-        return Step(op, (tensor(name), *drawn), out=k.shadow.fresh(count)) if 0 < count <= 5 else None
+    def rest(k: Situation, t: torch.Tensor) -> Given | None:
+        args, count = cut(k, t, k.dim(t))
+        return Given(args, out=k.shadow.fresh(count)) if 0 < count <= 5 else None
 
-    return rule
+    return rest
 
 
-def divisible(t: torch.Tensor) -> bool:
-    """Tensors that can be cut into a few pieces."""
+def _divisible(t: torch.Tensor) -> bool:
     return t.dim() > 0 and t.numel() > 0 and max(t.size()) <= 5
 
 
@@ -235,103 +201,78 @@ def _split_with_sizes(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Jso
     return [[first, t.size(dim) - first], dim], 2
 
 
-def _view_as(k: Situation, t: torch.Tensor) -> list[Json]:
-    def viewable(u: torch.Tensor) -> bool:
+def _viewable(k: Situation, t: torch.Tensor) -> list[Json]:
+    def fits(u: torch.Tensor) -> bool:
         try:
             return u.numel() == t.numel() and t.detach().view(u.size()) is not None
         except RuntimeError:
             return False
 
-    return [tensor(k.pick(viewable) or "")]
+    return [tensor(k.pick(fits) or "")]
 
 
-def _broadcast_tensors(k: Situation) -> Step | None:
-    one = None if k.holds(lambda t: t.requires_grad) else k.pick()
-    two = one and k.pick(lambda t: broadcasts(t.size(), k[one].size()))
-    return Step("broadcast_tensors", (tensor(one), tensor(two))) if one and two else None
+def _broadcast_tensors(k: Situation, t: torch.Tensor) -> list[Json] | None:
+    other = k.pick(lambda u: broadcasts(u.size(), t.size()))
+    return [tensor(other)] if other else None
 
 
-def has_one_dim(t: torch.Tensor) -> bool:
-    """1-d tensors that are not empty."""
+def _has_one_dim(t: torch.Tensor) -> bool:
     return t.dim() == 1 and t.numel() > 0
 
 
-def _meshgrid(k: Situation) -> Step | None:
-    one = None if k.holds(lambda t: t.requires_grad) else k.pick(has_one_dim)
-    two = one and k.pick(lambda t: has_one_dim(t) and t.dtype == k[one].dtype)
-    return Step("meshgrid", (tensor(one), tensor(two)), {"indexing": k.choice(("ij", "xy"))}) if one and two else None
+def _meshgrid(k: Situation, t: torch.Tensor) -> Given | None:
+    other = k.pick(lambda u: _has_one_dim(u) and u.dtype == t.dtype)
+    return Given([tensor(other)], {"indexing": k.choice(("ij", "xy"))}) if other else None
 
 
-def row(name: str, rule: Callable[[Situation], Step | None], **options: object) -> Op:
-    """A row of this family."""
-    return Op(name, "view", VIEW, rule, **options)  # type: ignore[arg-type]
+def _pairs_of_floats(t: torch.Tensor) -> bool:
+    pairs = t.dim() > 0 and t.size(-1) == 2 and t.stride(-1) == 1 and t.storage_offset() % 2 == 0
+    return t.dtype is torch.float32 and pairs and all(n % 2 == 0 for n in t.stride()[:-1])
 
 
-def simple(name: str, rest: Rest = lambda k, t: [], fits: Fits = always, **options: object) -> Op:
-    """A row whose rule is `on`."""
-    return row(name, on(name, rest, fits), fits=fits, **options)
-
+view = functools.partial(row, family="view", effect=VIEW)
+pieces = functools.partial(view, fits=_divisible, pick=beside_no_grad, results=0)
+pair = functools.partial(view, pick=beside_no_grad, form=FUNCTION, results=2)
 
 ROWS = [
-    row("getitem", on("getitem", lambda k, t: [draw_index(k, t)]), form=GETITEM, weight=6),
-    simple("as_strided", _as_strided, lambda t: not t.is_conj() and not t.is_neg(), weight=5),
-    simple("t", fits=lambda t: t.dim() <= 2, weight=2),
-    simple("transpose", lambda k, t: [k.dim(t), k.dim(t)], weight=2),
-    simple("permute", lambda k, t: [k.permutation(t.dim())], has_dims(2), weight=2),
-    simple("movedim", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
-    simple("moveaxis", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
-    simple("swapaxes", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
-    simple("swapdims", lambda k, t: [k.dim(t), k.dim(t)], has_dims(1)),
-    simple("mT", fits=has_dims(2), form=ATTRIBUTE),
-    simple("adjoint", fits=has_dims(2)),
-    simple("conj", fits=torch.is_complex),
-    simple("resolve_conj", fits=torch.is_complex),
-    simple("select", _select, lambda t: t.dim() > 0 and t.numel() > 0, weight=2),
-    simple("narrow", _narrow, has_dims(1), weight=2),
-    simple("diagonal", _diagonal, has_dims(2), weight=3),
-    simple("unfold", _unfold, weight=3),
-    simple("expand", _expand, weight=2),
-    simple("broadcast_to", _expand),
-    simple("expand_as", lambda k, t: [tensor(k.pick(lambda u: broadcasts(t.size(), u.size())) or "")]),
-    row("broadcast_tensors", _broadcast_tensors, form=FUNCTION, results=2),
-    row("meshgrid", _meshgrid, form=FUNCTION, results=2, fits=has_one_dim),
-    simple("view", _view, weight=3),
-    simple("view_as", _view_as),
-    simple("reshape_as", lambda k, t: [tensor(k.pick(lambda u: u.numel() == t.numel()) or "")]),
-    simple("unflatten", _unflatten, has_dims(1)),
-    simple("unsqueeze", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 5),
-    simple("squeeze"),
-    row("squeeze.dim", on("squeeze.dim", lambda k, t: [k.dim(t)]), call="squeeze"),
-    row("squeeze.dims", on("squeeze.dims", lambda k, t: [{"tuple": k.subset(t.dim())}]), call="squeeze"),
-    simple(
-        "view.dtype",
-        _view_dtype,
-        lambda t: not t.requires_grad and not t.is_neg() and t.numel() > 0 and category(t.dtype) in (1, 2),
-        call="view",
-        weight=2,
-    ),
-    simple("view_as_real", fits=lambda t: t.is_complex() and not t.is_conj(), form=FUNCTION, weight=3),
-    simple(
-        "view_as_complex",
-        fits=lambda t: (
-            t.dtype is torch.float32
-            and t.dim() > 0
-            and t.size(-1) == 2
-            and t.stride(-1) == 1
-            and t.storage_offset() % 2 == 0
-            and all(n % 2 == 0 for n in t.stride()[:-1])
-        ),
-        form=FUNCTION,
-        weight=3,
-    ),
-    simple("real", form=ATTRIBUTE, fits=torch.is_complex),
-    simple("imag", form=ATTRIBUTE, fits=torch.is_complex),
-    simple("detach"),
-    simple("data", form=ATTRIBUTE),
-    row("alias", on("alias"), form=FUNCTION, call="ops.aten.alias"),
-    row("split", _pieces("split", _split), results=0, fits=divisible),
-    row("split_with_sizes", _pieces("split_with_sizes", _split_with_sizes), results=0, fits=divisible),
-    row("chunk", _pieces("chunk", _chunk), results=0, fits=divisible),
-    row("tensor_split", _pieces("tensor_split", _tensor_split), results=0, fits=divisible),
-    row("unbind", _pieces("unbind", lambda k, t, dim: ([dim], t.size(dim))), weight=2, results=0, fits=divisible),
+    view("getitem", lambda k, t: [draw_index(k, t)], None, form=GETITEM, weight=6),
+    view("as_strided", _as_strided, lambda t: not t.is_conj() and not t.is_neg(), weight=5),
+    view("t", fits=lambda t: t.dim() <= 2, weight=2),
+    view("transpose", two_dims, weight=2),
+    view("permute", lambda k, t: [k.permutation(t.dim())], fits.has_dims(2), weight=2),
+    *(view(name, two_dims, fits.has_dims(1)) for name in ("movedim", "moveaxis", "swapaxes", "swapdims")),
+    view("mT", fits=fits.has_dims(2), form=ATTRIBUTE),
+    view("adjoint", fits=fits.has_dims(2)),
+    view("conj", fits=torch.is_complex),
+    view("resolve_conj", fits=torch.is_complex),
+    view("select", _select, lambda t: t.dim() > 0 and t.numel() > 0, weight=2),
+    view("narrow", _narrow, fits.has_dims(1), weight=2),
+    view("diagonal", _diagonal, fits.has_dims(2), weight=3),
+    view("unfold", _unfold, weight=3),
+    view("expand", _expand, weight=2),
+    view("broadcast_to", _expand),
+    view("expand_as", lambda k, t: [tensor(k.pick(lambda u: broadcasts(t.size(), u.size())) or "")]),
+    pair("broadcast_tensors", _broadcast_tensors, None),
+    pair("meshgrid", _meshgrid, _has_one_dim),
+    view("view", _view, weight=3),
+    view("view_as", _viewable),
+    view("reshape_as", lambda k, t: [tensor(k.pick(lambda u: u.numel() == t.numel()) or "")]),
+    view("unflatten", _unflatten, fits.has_dims(1)),
+    view("unsqueeze", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 5),
+    view("squeeze"),
+    view("squeeze.dim", a_dim, None, call="squeeze"),
+    view("squeeze.dims", lambda k, t: [{"tuple": k.subset(t.dim())}], None, call="squeeze"),
+    view("view.dtype", _view_dtype, _reinterpretable, call="view", weight=2),
+    view("view_as_real", fits=lambda t: t.is_complex() and not t.is_conj(), form=FUNCTION, weight=3),
+    view("view_as_complex", fits=_pairs_of_floats, form=FUNCTION, weight=3),
+    view("real", form=ATTRIBUTE, fits=torch.is_complex),
+    view("imag", form=ATTRIBUTE, fits=torch.is_complex),
+    view("detach"),
+    view("data", form=ATTRIBUTE),
+    view("alias", fits=None, form=FUNCTION, call="ops.aten.alias"),
+    pieces("split", _pieces(_split)),
+    pieces("split_with_sizes", _pieces(_split_with_sizes)),
+    pieces("chunk", _pieces(_chunk)),
+    pieces("tensor_split", _pieces(_tensor_split)),
+    pieces("unbind", _pieces(lambda k, t, dim: ([dim], t.size(dim))), weight=2),
 ]

@@ -1,0 +1,144 @@
+"""What the entries of an expectations file have in common: how they are read, checked by name, and written.
+
+Defines `Entry`, `read`, `quoted` and `twice`. The key insight: a misspelt key would silently declare more than was
+meant, so every key must be a field of the entry, and a mistake is one sentence with the file, the line and the nearest
+key. Nothing here runs an op.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from conformance.core.errors import ReportError
+from conformance.core.names import nearest
+from conformance.core.result import UNEXPLAINED, Result
+
+ALL = ("*",)
+FORMS = {
+    str: "a string",
+    int: "a whole number, 1 or more",
+    int | None: "a whole number, 0 or more",
+    tuple[str, ...]: "a name or a non-empty list of names",
+}
+"""What the value of a field of this type must be."""
+
+
+class Entry:
+    """An entry of the file, a dataclass: `KIND` is the name of its tables, `KEYS` are those of its fields that stand
+    in the file, in their order there, and `NEEDED` those of them that must not be blank."""
+
+    KIND: ClassVar[str]
+    KEYS: ClassVar[tuple[str, ...]]
+    NEEDED: ClassVar[tuple[str, ...]]
+    reason: str
+    issue: str
+    line: int
+
+    @property
+    def why(self) -> str:
+        """The reason, and the issue where there is one."""
+        return f"{self.reason} {self.issue}".strip()
+
+    def toml(self) -> str:
+        """The entry as the file holds it, without what a reader assumes."""
+        usual = {item.name: item.default for item in fields(self)}  # type: ignore[arg-type]  # subclasses are
+        given = {key: value for key in self.KEYS if (value := getattr(self, key)) != usual[key]}
+        return "\n".join([f"[[{self.KIND}]]", *(f"{key} = {_toml(value)}" for key, value in given.items())]) + "\n"
+
+
+E = TypeVar("E", bound=Entry)
+
+
+def _toml(value: str | int | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(quoted, value))}]"
+    return quoted(value) if isinstance(value, str) else str(value)
+
+
+def quoted(text: str) -> str:
+    """A TOML basic string: JSON's escapes are TOML's, but DEL must be escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def reasons(entries: Iterable[Entry]) -> str:
+    """Why these entries say so, each reason once."""
+    return "; ".join(dict.fromkeys(entry.why for entry in entries))
+
+
+def unexplained(result: Result) -> str:
+    """The reason of an entry that a command writes for what it has seen."""
+    return f"{UNEXPLAINED}{result.failures[0] if result.failures else result.id}"[:200]
+
+
+def twice(keyed: Iterable[tuple[Entry, tuple[str, ...]]], path: Path) -> list[str]:
+    """One sentence for each entry whose key another one had before."""
+    seen, problems = set(), []
+    for entry, key in keyed:
+        if key in seen:
+            problems.append(f"{path}, line {entry.line}: {' '.join(filter(None, key))} is declared twice.")
+        seen.add(key)
+    return problems
+
+
+def read(path: Path | str, kinds: Sequence[type[Entry]]) -> list[list[Any]]:
+    """The entries of a file, of each kind; none when there is no file. Raises ReportError, which names the file and the
+    line."""
+    path, names = Path(path), [kind.KIND for kind in kinds]
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except FileNotFoundError:
+        return [[] for _ in kinds]
+    except tomllib.TOMLDecodeError as error:
+        raise ReportError(f"{path} is not valid TOML: {error}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path} cannot be read ({error}).") from None
+    lines = text.splitlines()
+    for name in data.keys() - set(names):
+        only = " and ".join(f"[[{known}]]" for known in names)
+        line = _line(lines, rf"\[+\s*{re.escape(name)}\b|{re.escape(name)}\s*=", 0)
+        raise ReportError(f"{path}, line {line}: only {only} entries belong in this file, not {name!r}"
+                          f"{nearest(name, names)}")  # fmt: skip
+    return [_entries(path, lines, data.get(kind.KIND, []), kind) for kind in kinds]
+
+
+def _entries(path: Path, lines: list[str], tables: Any, kind: type[E]) -> list[E]:
+    heads = [number for number, line in enumerate(lines, 1) if re.match(rf"\s*\[\[\s*{kind.KIND}\s*\]\]", line)]
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ReportError(f"{path}: {kind.KIND!r} must be written as [[{kind.KIND}]] entries.")
+    heads = heads if len(heads) == len(tables) else [0] * len(tables)
+    return [_entry(path, lines, head, table, kind) for table, head in zip(tables, heads, strict=True)]
+
+
+def _entry(path: Path, lines: list[str], head: int, table: dict[str, Any], kind: type[E]) -> E:
+    for key in table.keys() - set(kind.KEYS):
+        line = _line(lines, rf"[\"']?{re.escape(key)}[\"']?\s*=", head)
+        hint = nearest(key, kind.KEYS) or f"; use {', '.join(sorted(kind.KEYS))}."
+        raise ReportError(f"{path}, line {line}: unknown key {key!r}{hint}")
+    for name in kind.NEEDED:
+        if not isinstance(table.get(name), str) or not table[name].strip():
+            raise ReportError(f"{path}, line {head}: an entry needs a non-empty {name!r}.")
+    hints, values = get_type_hints(kind), {}
+    for name, value in table.items():
+        form = hints[name]
+        if form == tuple[str, ...]:
+            value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else ()
+            fits = bool(value) and all(isinstance(item, str) for item in value)
+        else:
+            fits = isinstance(value, str) if form is str else type(value) is int and value >= (form is int)
+        if not fits:
+            raise ReportError(f"{path}, line {head}: {name!r} must be {FORMS[form]}.")
+        values[name] = value
+    return kind(**values, line=head)  # type: ignore[call-arg]  # every subclass is a dataclass
+
+
+def _line(lines: list[str], pattern: str, after: int) -> int:
+    """The number of the first line behind `after` that begins so, or that number itself."""
+    found = (number for number, line in enumerate(lines, 1) if number > after and re.match(rf"\s*(?:{pattern})", line))
+    return next(found, after)

@@ -1,0 +1,78 @@
+"""Dataclasses as plain data for JSON, and back.
+
+Defines `dump` and `load`. The key insight: a field's annotation and default say all that it takes to write it and to
+read it again, so what is written and what is accepted cannot drift apart. This module must not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin, get_type_hints
+
+
+def dump(value: Any) -> Any:
+    """A dataclass as a dictionary, tuples as lists, and a mapping by tuples as sorted mappings in mappings. Fields that
+    hold their default are left out, but for those that the class names in `WRITTEN`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = ((name, getattr(value, name), usual) for name, usual in _defaults(type(value)))
+        written = getattr(value, "WRITTEN", ())
+        return {name: dump(item) for name, item, usual in held if item != usual or name in written}
+    if isinstance(value, Mapping):
+        data: dict[str, Any] = {}
+        for key, item in sorted(value.items()) if any(isinstance(key, tuple) for key in value) else value.items():
+            *outer, last = key if isinstance(key, tuple) else (key,)
+            functools.reduce(lambda inner, name: inner.setdefault(name, {}), outer, data)[last] = dump(item)
+        return data
+    return list(map(dump, value)) if isinstance(value, (list, tuple)) else value
+
+
+def load(kind: Any, data: Any, name: str = "the data") -> Any:
+    """The inverse of `dump`, for a dataclass or another annotation. Raises KeyError, TypeError or ValueError on data
+    that is no `kind`; `name` is the field's, for its errors."""
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if kind is Any:
+        return data
+    if origin is types.UnionType:
+        return None if data is None else load(args[0], data, name)
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(origin)
+        return origin(**{key: load(hints[key], item, key) for key, item in _checked(dict, data, name).items()})
+    if issubclass(origin, enum.StrEnum):
+        return origin(data)
+    if args and issubclass(origin, Mapping):
+        entries: list[tuple[tuple[str, ...], Any]] = [
+            ((key,), item) for key, item in _checked(dict, data, name).items()
+        ]
+        deep = len(get_args(args[0]))
+        for _ in range(deep - 1):
+            entries = [
+                ((*outer, key), item) for outer, inner in entries for key, item in load(dict, inner, name).items()
+            ]
+        return {(key if deep else key[0]): load(args[1], item, name) for key, item in entries}
+    if args:  # a list or tuple
+        _checked(list, data, name)
+        kinds = args[:1] * len(data) if ... in args or origin is list else args
+        return origin(load(each, item, name) for each, item in zip(kinds, data, strict=True))
+    return _checked(origin, data, name)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+@functools.cache
+def _defaults(kind: type) -> list[tuple[str, Any]]:
+    fields = dataclasses.fields(kind)
+    made = (f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default for f in fields)
+    return list(zip((f.name for f in fields), made, strict=True))
+
+
+def _checked(kind: type, data: Any, name: str) -> Any:
+    if type(data) is not kind and not (kind is float and type(data) is int):
+        raise TypeError(f"{name!r} is no {kind.__name__}")
+    return data

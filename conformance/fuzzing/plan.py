@@ -1,0 +1,128 @@
+"""What a campaign runs: its plan, and the shards that it is cut into, each of which one worker runs.
+
+The key insight: a shard is a pure function of its plan and its numbers, so it can be run by any worker, and again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conformance.core.loading import describe_target
+from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
+from conformance.program.steps.op import Json
+from conformance.program.unsupported import unsupported_steps
+from conformance.run.messages import COMPILE_LIMIT
+
+SHARD = 20
+"""Programs a shard. A worker's death costs at most so many."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. `programs` None: until `minutes` have passed, which include shrinking. `limit`: seconds that a
+    program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB that a worker may. `part`
+    (i, n): only the i-th of every n blocks of `SHARD` programs. `corpus`: files of programs that are run first, under
+    the numbers -1, -2, ... counted from the end. `kernels`: the file with the kernels that programs took before;
+    `record`: keep the kernels of this run's."""
+
+    target: str = "tiny"
+    seed: int = 0
+    programs: int | None = 200
+    minutes: float | None = None
+    drawing: Drawing = field(default_factory=Drawing)
+    jobs: int = 1
+    reports: Path = Path("reports")
+    limit: float = 60.0
+    stop_at_first: bool = False
+    trials: int = 200
+    memory: float | None = None
+    corpus: tuple[str, ...] = ()
+    resume: bool = False
+    kernels: str = ""
+    record: bool = False
+    part: tuple[int, int] = (1, 1)
+    compile_limit: float = COMPILE_LIMIT
+
+    @property
+    def failures(self) -> Path:
+        """Where findings are kept."""
+        return self.reports / "failures"
+
+    @property
+    def progress(self) -> Path:
+        """Where it is written down how far the campaign is."""
+        return self.reports / "fuzz-progress.json"
+
+    def identity(self) -> dict[str, Json]:
+        """What must be the same when the campaign goes on."""
+        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part")}
+        plain: dict[str, Json] = json.loads(json.dumps({**made_of, "drawing": vars(self.drawing)}))
+        return plain
+
+    @property
+    def options(self) -> list[str]:
+        """The words of the command line by which the drawing differs from the usual one."""
+        words = []
+        if self.drawing.steps != STEPS:
+            words += ["--steps", "{}..{}".format(*self.drawing.steps)]
+        if self.drawing.dtypes != DTYPES:
+            words += ["--dtype", ",".join(self.drawing.dtypes)]
+        if self.part != (1, 1):
+            words += ["--shard", "{}/{}".format(*self.part)]
+        declared = unsupported_steps(describe_target(self.target))
+        for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
+            words += [word for name in names if name not in declared for word in (option, name)]
+        return words
+
+    @property
+    def command(self) -> str:
+        """The command line that draws the same programs."""
+        corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
+        words = ["python", "-m", "conformance.fuzz", "--target", self.target, "--seed", str(self.seed)]
+        return shlex.join([*words, *self.options, *corpus])
+
+    @property
+    def wanted(self) -> int | None:
+        """How many programs there are to run, of this part of the seed and of the corpus; None without an end."""
+        if self.programs is None:
+            return None
+        return len(self.corpus) + sum(shard.count for shard in self.shards())
+
+    def shards(self, campaign: str = "", first: int = 0) -> Iterator[Shard]:
+        """The shards in order, from this program on; without end when only time limits the campaign."""
+        if first < 0:
+            yield Shard(self, first, -first, campaign)
+            first = 0
+        index, count = self.part
+        while self.programs is None or first < self.programs:
+            block = first // SHARD
+            end = (block + 1) * SHARD if self.programs is None else min((block + 1) * SHARD, self.programs)
+            if block % count == index - 1:
+                yield Shard(self, first, end - first, campaign)
+            first = end
+
+
+def again(target: str, saved: Path) -> str:
+    """The command line that runs a saved program again."""
+    return shlex.join(["python", "-m", "conformance.fuzz", "--target", target, "--replay", str(saved)])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Programs `first` to before `first + count` of a plan. Findings are written down under the name of the campaign.
+    From `until` on, in seconds since the epoch, it begins no program; the rest is left to the campaign."""
+
+    plan: Plan
+    first: int
+    count: int
+    campaign: str = ""
+    until: float = math.inf
+
+    def found(self, number: int) -> Path:
+        """The file of a failure that no campaign has taken over yet."""
+        return self.plan.failures / f"found-{self.campaign}-{number}.json"

@@ -1,0 +1,71 @@
+"""Which tensors a step can start from: questions about one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from conformance.program.steps.draw import category
+
+Fits = Callable[[torch.Tensor], bool]
+
+
+def always(t: torch.Tensor) -> bool:
+    """Any tensor fits."""
+    return True
+
+
+def has_dims(least: int) -> Fits:
+    """Tensors of at least so many dimensions."""
+    return lambda t: t.dim() >= least
+
+
+def number_like(t: torch.Tensor) -> bool:
+    """Numbers, not bools and not complex."""
+    return category(t.dtype) in (1, 2)
+
+
+def numeric(t: torch.Tensor) -> bool:
+    """Numbers, also complex."""
+    return category(t.dtype) > 0
+
+
+def signed(t: torch.Tensor) -> bool:
+    """Numbers that may be negative."""
+    return number_like(t) and t.dtype.is_signed
+
+
+def negatable(t: torch.Tensor) -> bool:
+    """Such numbers, also complex."""
+    return t.is_complex() or signed(t)
+
+
+def floating(t: torch.Tensor) -> bool:
+    """Floats."""
+    return t.dtype.is_floating_point
+
+
+def small_floats(t: torch.Tensor) -> bool:
+    """Floats whose exponential is not large."""
+    return floating(t) and not bool((t.detach() > 8).any())
+
+
+def filled(t: torch.Tensor) -> bool:
+    """Tensors with a dimension and an element."""
+    return t.dim() > 0 and t.numel() > 0
+
+
+def filled_numbers(t: torch.Tensor) -> bool:
+    """Such tensors of numbers."""
+    return filled(t) and number_like(t)
+
+
+def matrix(t: torch.Tensor) -> bool:
+    """2-d tensors that are not empty."""
+    return t.dim() == 2 and t.numel() > 0
+
+
+def wants_grad(t: torch.Tensor) -> bool:
+    """Tensors that require grad."""
+    return t.requires_grad

@@ -1,0 +1,62 @@
+"""The templates of the report, and the filters that keep text from outside what it is.
+
+Defines `rendered`. The key insight: what a target says is untrusted in each form by that form's own rules: a page
+escapes by itself, in Markdown a filter does; in both a control character shows as a sign for itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jinja2
+
+from conformance.report.escape import escape_control_characters
+
+
+def code(text: str) -> str:
+    """Text between backticks, also in a Markdown table cell."""
+    return re.sub(r"[`|<>\x00-\x1f\x7f]", " ", text)
+
+
+def cell(text: str) -> str:
+    """Text in a Markdown table cell: nothing in it is markup, a link or a mention."""
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
+    return re.sub(r"([\\`*_{}\[\]()<>#+!|@~$&-])", lambda match: f"&#{ord(match[1])};", text)
+
+
+def line(text: Any) -> str:
+    """Text from anywhere in one line of Markdown, in which it starts nothing."""
+    return " ".join(str(text).split())[:300].replace("<", "&lt;").replace("`", "'")
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Text in a fence that it cannot end."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return "\n".join([fence + language, *text.splitlines(), fence])
+
+
+def _source(name: str) -> str:
+    return _LOADER.get_source(_ENVIRONMENT, name)[0]
+
+
+_LOADER = jinja2.PackageLoader("conformance.report")
+_ENVIRONMENT = jinja2.Environment(
+    loader=_LOADER,
+    autoescape=lambda name: ".html." in (name or ".html."),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    finalize=lambda value: escape_control_characters(value) if type(value) is str else value,
+)
+_ENVIRONMENT.globals["source"] = _source
+_ENVIRONMENT.filters |= {"code": code, "cell": cell, "short": lambda text: cell(text[:300])}
+_ENVIRONMENT.filters |= {"line": line, "fenced": fenced}
+
+
+def rendered(template: str, **values: Any) -> str:
+    """The text that a template makes of these values."""
+    return _ENVIRONMENT.get_template(template).render(**values)
