@@ -26,6 +26,7 @@ from conformance.fuzzing.plan import Plan, Shard, again
 from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
+from conformance.program.steps.table import OPS
 from conformance.run.messages import Fate, OutOfTime, WorkerDied
 
 PROGRESS = 4
@@ -36,6 +37,10 @@ LONGEST_NAME = 90
 
 SHRINKING = 0.2
 """The part of `--minutes` that is kept for shrinking, once there is something to shrink."""
+
+HANGS = 2
+"""Programs that may each take the whole limit of compiling in a step of an op before its kernels have no more time than
+the program: a device that does not answer would cost `--compile-limit` at every crash of a worker."""
 
 SEVERITY = (CRASH, TIMEOUT, MEMORY, HARNESS)
 """The kinds that are listed first, since the device, or the harness, did not survive the program."""
@@ -120,6 +125,15 @@ class Campaign:
                 group.elsewhere[relative] = answer
                 self._save(group)
 
+    @property
+    def hang(self) -> dict[str, int]:
+        """The ops in whose steps programs hung, `HANGS` of them or more; none where a step is not one op's."""
+        target = describe_target(self.plan.target)
+        if target.lazy or target.transforms_program:
+            return {}
+        hangs = {name.removeprefix("timeout / "): len(group.numbers) for name, group in self.groups.items()}
+        return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
+
     def ranked(self) -> list[Group]:
         """The groups as they are listed: those that ended their process first, then the commonest of the others."""
         rank = {kind: at - len(SEVERITY) for at, kind in enumerate(SEVERITY)}
@@ -146,6 +160,7 @@ class Campaign:
                 self.unfinished[shard.first] = shard
                 self.following = max(self.following, shard.first + shard.count)
                 self.running += 1
+                workers.hang = frozenset(self.hang)
                 workers.begin(replace(shard, until=self._drawing_deadline()))
 
         begin()

@@ -45,6 +45,8 @@ class Workers(LocalPool):
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
         modules = [worker.__name__, "torch._dynamo"]
         super().__init__(target, limits, jobs, modules, preload=modules)
+        self.hang: frozenset[str] = frozenset()
+        """Ops whose kernels are built in the time of their program, since programs hung in a first call."""
 
     def load(self) -> dict[str, str]:
         """Load the target, in a worker, and say what it runs on. Raises TargetError."""
@@ -56,6 +58,7 @@ class Workers(LocalPool):
 
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
+        shard = replace(shard, hang=self.hang)
         self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
     def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
@@ -88,7 +91,7 @@ class Workers(LocalPool):
         """What becomes of a worker that runs a program: CRASH, TIMEOUT, MEMORY, or nothing, the empty string. Raises
         OutOfTime when it is `until`, and what fails in the harness itself."""
         try:
-            return "" if self.ask(worker.survives, self.target, program, until=until) else MEMORY
+            return "" if self.ask(worker.survives, self.target, program, self.hang, until=until) else MEMORY
         except WorkerDied as died:
             return str(died.death.fate)
         except ProgramError:  # it means nothing on torch CPU, so it shows nothing

@@ -115,13 +115,15 @@ def again(target: str, saved: Path) -> str:
 @dataclass(frozen=True)
 class Shard:
     """Programs `first` to before `first + count` of a plan. Findings are written down under the name of the campaign.
-    From `until` on, in seconds since the epoch, it begins no program; the rest is left to the campaign."""
+    From `until` on, in seconds since the epoch, it begins no program; the rest is left to the campaign. Kernels of the
+    ops that `hang` are built in the time of their program."""
 
     plan: Plan
     first: int
     count: int
     campaign: str = ""
     until: float = math.inf
+    hang: frozenset[str] = frozenset()
 
     def found(self, number: int) -> Path:
         """The file of a failure that no campaign has taken over yet."""

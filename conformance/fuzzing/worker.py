@@ -13,11 +13,12 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conformance.core.errors import TargetError, UserError
+from conformance.core.executor import Watch
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
@@ -160,15 +161,20 @@ def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
 
 def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdict:
     """The verdict on a program, within the time that a program may take, each of its steps noted before it runs."""
-
     target, baseline = loaded(shard.plan.target), counted(shard.plan.kernels, shard.plan.target)
     with unit(json.dumps({"number": number, "program": program.to_json()})):
-        return judge_program(program, target, locate=locate, watch=watch, baseline=baseline)
+        return judge_program(program, target, locate=locate, watch=watching(program, shard.hang), baseline=baseline)
 
 
-def watch(number: int, builds: bool) -> None:
-    """Note a step before it runs; where it may build kernels, that is not the program's time."""
-    step(str(number), COMPILING if builds else "")
+def watching(program: Program, hang: Collection[str] = ()) -> Watch:
+    """What notes a step before it runs; where it may build kernels, that is not the program's time, unless its op is
+    one of those that hang."""
+
+    def watch(number: int, builds: bool) -> None:
+        op = program.steps[number - 1].op if 0 < number <= len(program.steps) else ""
+        step(str(number), COMPILING if builds and op not in hang else "")
+
+    return watch
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
@@ -230,7 +236,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
     def verdict_of(candidate: Program) -> Verdict:
         try:
             with at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
-                return judge_program(candidate, target, locate=False, watch=watch)
+                return judge_program(candidate, target, locate=False, watch=watching(candidate))
         except UnitTimeout:
             return Verdict()
 
@@ -259,11 +265,11 @@ def _alike(one: Mismatch, two: Mismatch) -> bool:
     return (one.oracle, one.expected, one.actual, gist(one)) == (two.oracle, two.expected, two.actual, gist(two))
 
 
-def survives(spec: str, program: Program) -> bool:
+def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
     """Run a program only to see whether the process survives it; False where it only ran out of memory."""
     try:
         with unit("a smaller program"):
-            return not exhausted(judge_program(program, loaded(spec), locate=False, watch=watch))
+            return not exhausted(judge_program(program, loaded(spec), locate=False, watch=watching(program, hang)))
     except MemoryError:
         return False
 
@@ -272,7 +278,7 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
     """What becomes of a program on a related target: `agrees`, `fails` with the oracle, or why it was not run."""
     try:
         with at_most(limit):
-            verdict = judge_program(program, loaded(spec), locate=False, watch=watch)
+            verdict = judge_program(program, loaded(spec), locate=False, watch=watching(program))
     except UnitTimeout:
         return "runs too long"
     except TargetError as error:

@@ -14,7 +14,8 @@ from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.plan import Plan
-from conformance.fuzzing.worker import FAIL, TIMEOUT, Finding
+from conformance.fuzzing.results import run_of
+from conformance.fuzzing.worker import CRASH, FAIL, TIMEOUT, Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.run.messages import OutOfTime
@@ -63,6 +64,40 @@ class TestBuilding:
         """A first call that hangs is a hang when the limit of compiling is over."""
         code, said, _ = replayed("class:building.Stuck", NEG, compile_limit=3)
         assert (code, "TIMEOUT" in said) == (1, True), said
+
+
+class TestHangs:
+    """A device that hangs at a first call cost the whole limit of compiling at each death, which was 300 s."""
+
+    def test_two_programs_that_hang_are_enough(self, tmp_path: Path) -> None:
+        """The third of an op has the ordinary limit, in all workers, and the result says so."""
+        campaign = Campaign(Plan("cpu", reports=tmp_path))
+        (tmp_path / "failures").mkdir()
+        campaign.add(worker.ended(TIMEOUT, 0, 1, program(NEG), 1))
+        assert campaign.hang == {}
+        campaign.add(worker.ended(TIMEOUT, 0, 2, program(NEG), 1))
+        campaign.add(worker.ended(CRASH, 0, 3, program(EXP), 1))
+        campaign.add(worker.ended(CRASH, 0, 4, program(EXP), 1))
+        assert campaign.hang == {"neg": 2}
+        [note] = run_of(campaign).notes
+        assert "neg hung in 2 programs" in note
+
+    @pytest.mark.parametrize("target", ["tiny", "aot_eager"])
+    def test_not_where_a_step_is_not_one_op(self, target: str, tmp_path: Path) -> None:
+        """A lazy device and a compiler build the kernels of several steps at once."""
+        campaign = Campaign(Plan(target, reports=tmp_path))
+        for number in range(3):
+            finding = worker.ended(TIMEOUT, 0, number, program(NEG), 1)
+            campaign.groups[finding.group] = Group(finding, {0, 1, 2}, set())
+        assert campaign.hang == {}
+
+    def test_the_ordinary_limit(self) -> None:
+        """Of a program that hangs in its first call, when its op is known to."""
+        with Workers("class:building.Stuck", 1, compile_limit=1000) as workers:
+            workers.hang = frozenset({"neg"})
+            began = time.monotonic()
+            assert workers.fate(program(NEG)) == TIMEOUT
+            assert time.monotonic() - began < 100
 
 
 class Clock:
