@@ -1,13 +1,14 @@
 """What a device may lack of what the harness itself needs: `FEATURES`, and how a tensor is laid out with what is left.
 
 The key insight: how the inputs of a subject are made must not decide what is found. So a geometry is built in the best
-way that the device has - `set_`, else `as_strided`, else the shortest chain of ordinary views, else a plain copy - with
-the same outcome wherever one succeeds: a leaf that is no view to autograd and shares memory exactly where the original
-does. Where none succeeds, the subject is counted as not run, with the layout that could not be made."""
+way that the device has - `set_`, else `as_strided`, else the shortest chain of ordinary views, else windows within
+windows, else a plain copy - with the same outcome wherever one succeeds: a leaf that is no view to autograd and shares
+memory exactly where the original does. Where none succeeds, the subject is counted as not run, with the layout that
+could not be made."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ FEATURES = {
     "view_dtype": Feature("view(dtype) shows the same memory as another dtype"),
     "data": Feature(".data shares memory with its tensor"),
     "views": Feature("a write through an ordinary view is seen in its base"),
+    "unfold": Feature("a write through unfold() is seen in its base"),
     "strides_kept": Feature(".to() keeps the strides of a dense tensor"),
     "strides": Feature("stride() and storage_offset() of a view are those of torch CPU",
                        frozenset({"stride", "storage_offset", "contiguity"}), frozenset({"is_contiguous"})),
@@ -78,9 +80,11 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
         chain = view_source(host, size, stride, offset)
-        if ".as_strided(" not in chain:
+        if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
             made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
             return made.detach() if "data" in lacks else made.data
+        if "unfold" not in lacks and (by_unfold := unfolded(typed, size, stride, offset)) is not None:
+            return by_unfold.detach() if "data" in lacks else by_unfold.data
     if alone:
         plain = like.detach().resolve_conj().resolve_neg()
         plain = (plain.contiguous() if "strides_kept" in lacks else plain).to(flat.device, copy=True)
@@ -89,3 +93,20 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
             return plain
     shared = "" if alone else " that shares memory with another input"
     raise LayoutUnavailable(f"a tensor of size {size}, strides {stride} and offset {offset}{shared}")
+
+
+def unfolded(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor | None:
+    """A view of a 1-d tensor of any geometry, by `unfold`, `narrow`, `expand` and `permute`: windows within windows,
+    the longest stride first. None where it has an element behind the last, or none at all."""
+    if 0 in size:
+        return None
+    dims = sorted((dim for dim in range(len(size)) if stride[dim]), key=lambda dim: -stride[dim])
+    made = flat[offset:]
+    for done, dim in enumerate(dims):
+        window = 1 + sum((size[rest] - 1) * stride[rest] for rest in dims[done + 1 :])
+        made = made.unfold(done, window, stride[dim]).narrow(done, 0, size[dim])
+    made = made.select(-1, 0)
+    for dim in (dim for dim in range(len(size)) if not stride[dim]):
+        made = made.unsqueeze(-1).expand(*made.shape, max(size[dim], 2)).narrow(-1, 0, size[dim])
+        dims.append(dim)
+    return made.permute([dims.index(dim) for dim in range(len(size))])

@@ -166,6 +166,11 @@ def _views(target: Target) -> None:
         raise Differs(f"writes through {', '.join(wrong)} are not seen in the base")
 
 
+def _unfold(target: Target) -> None:
+    _same(_flat(target).unfold(0, 3, 2), [[0, 1, 2], [2, 3, 4]])
+    _written_through(target, lambda base: base.unfold(0, 2, 3)[:, 1:], [1, 4])
+
+
 def _storages(target: Target) -> None:
     flat, other = _flat(target), _flat(target)
     one, two = flat.untyped_storage(), flat[2:].untyped_storage()
@@ -236,6 +241,7 @@ TRIALS: dict[str, Callable[[Target], None]] = {
     "item": _item,
     "tolist": _tolist,
     "views": _views,
+    "unfold": _unfold,
     "data": _data,
     "view_dtype": _view_dtype,
     "as_strided": _as_strided,

@@ -18,11 +18,20 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.testing._comparison import default_tolerances
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 """torch's tags of operators whose result's metadata, or plain answer, depends on values."""
 
-__all__ = ["VALUE_DEPENDENT", "DispatchKey", "DispatchKeySet", "TorchDispatchMode", "default_tolerances"]
+__all__ = [
+    "VALUE_DEPENDENT",
+    "DispatchKey",
+    "DispatchKeySet",
+    "TorchDispatchMode",
+    "default_tolerances",
+    "tree_leaves",
+    "tree_map",
+]
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 
 import pytest
 import torch
 
 from conformance.core import result as model
-from conformance.core.features import FEATURES, LayoutUnavailable, lay_out
+from conformance.core.features import FEATURES, LayoutUnavailable, lay_out, unfolded
 from conformance.core.loading import load_target
 from conformance.core.names import ORACLES
 from conformance.core.target import Target
@@ -30,7 +31,7 @@ class TestTorchCpuWithout:
         assert main(["--target", spec, "--seed", str(seed), "--programs", "400", "--reports", str(tmp_path)]) == 0
         drawn = model.load(tmp_path / "fuzz.json").drawn
         assert drawn is not None and drawn.programs == 400
-        assert sum(drawn.unsupported.values()) < (20 if lacking != ALL else 60), drawn.unsupported
+        assert sum(drawn.unsupported.values()) < 20, drawn.unsupported
 
     def test_op_db_agrees(self, tmp_path):
         """Every operator of op_db in float32, with its gradients."""
@@ -66,11 +67,24 @@ class TestLayOut:
         assert made.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
         assert not made._is_view() and made.is_leaf and made._version == 0
 
+    def test_windows_make_any_geometry(self):
+        """Gaps, overlap, dimensions of size 1 and stride 0, in any order: 28 of 100 programs could not be run."""
+        rng = random.Random(0)
+        for _ in range(300):
+            size = [rng.randint(1, 4) for _ in range(rng.randint(0, 4))]
+            stride = [rng.randint(0, 9) for _ in size]
+            offset = rng.randint(0, 5)
+            last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+            flat = torch.arange(last + 1 + rng.randint(0, 3))
+            made = unfolded(flat, size, stride, offset)
+            assert made is not None
+            assert (list(made.size()), list(made.stride()), made.storage_offset()) == (size, stride, offset)
+
     def test_what_cannot_be_made_is_said(self):
         """Elements that overlap have no ordinary view; alone, a copy has other strides, which would be judged."""
         overlapping = self.BASE.as_strided((3, 2), (1, 1), 0)
         with pytest.raises(LayoutUnavailable, match=r"size \(3, 2\), strides \(1, 1\) and offset 0"):
-            lay_out(self.BASE.clone(), overlapping, {"set_", "as_strided"}, alone=True)
+            lay_out(self.BASE.clone(), overlapping, {"set_", "as_strided", "unfold"}, alone=True)
         shared = self.BASE[:3]
         with pytest.raises(LayoutUnavailable, match="that shares memory with another input"):
             lay_out(self.BASE.clone(), shared, {"set_", "as_strided", "data"}, alone=False)
@@ -78,7 +92,7 @@ class TestLayOut:
     def test_a_plain_copy_where_strides_are_not_judged(self):
         """The last way: values alone."""
         view = self.BASE.as_strided((3, 2), (1, 1), 0)
-        made = lay_out(self.BASE.clone(), view, {"set_", "as_strided", "strides"}, alone=True)
+        made = lay_out(self.BASE.clone(), view, {"set_", "as_strided", "unfold", "strides"}, alone=True)
         assert torch.equal(made, view)
 
 

@@ -187,7 +187,7 @@ class TestBadUsage:
         program = CORPUS / "swap-rows.json"
         assert fuzz("--target", "mutant:select is stale", "--minimize", program, reports=tmp_path / "file") == 2
         said = capsys.readouterr()
-        assert "First wrong in step" in said.out
+        assert "# the first wrong step" in said.out
         assert "cannot be written" in said.err
 
     def test_an_empty_folder_is_not_a_pass(self, tmp_path, capsys):
