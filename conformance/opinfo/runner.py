@@ -37,7 +37,7 @@ from conformance.report import budgets, compare, history, probe
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
-from conformance.run.messages import Limits
+from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.probe import resolve
 
 LIMITS = Limits(unit=120.0, memory=8.0)
@@ -137,6 +137,14 @@ def parser() -> argparse.ArgumentParser:
         default=usual,
         metavar="S",
         help=f"seconds for one case (default: {usual:g})",
+    )
+    made.add_argument(
+        "--compile-limit",
+        type=float,
+        default=COMPILE_LIMIT,
+        metavar="S",
+        help="seconds for building kernels within a case, not counted in --timeout: in the first run of an op on its "
+        f"dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})",
     )
     made.add_argument("--memory", type=float, default=8.0, metavar="GIB", help="memory of a worker (default: 8)")
     made.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
@@ -240,6 +248,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     for name, value, least in (
         ("-n", options.jobs, 1),
         ("--timeout", options.timeout, 0.001),
+        ("--compile-limit", options.compile_limit, 0.001),
         ("--memory", options.memory, 0.25),
         ("--rerun-failures", options.rerun_failures, 0),
     ):
@@ -248,7 +257,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "selections": plan.asked(options),
         "jobs": options.jobs,
-        "limits": replace(LIMITS, unit=options.timeout, memory=options.memory),
+        "limits": replace(LIMITS, unit=options.timeout, compiling=options.compile_limit, memory=options.memory),
         "stop_at_first": options.stop_at_first_failure,
         "shard": plan.parse_shard(options.shard),
         "variants": _by_name(options),

@@ -36,6 +36,7 @@ def require_llvm() -> None:
 class TinyTarget(Target):
     name = "tiny"
     oracles = frozenset(ORACLES)
+    lazy = True
     backend: Any
 
     def __init__(self, argument: str = "") -> None:
