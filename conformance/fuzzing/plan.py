@@ -22,6 +22,10 @@ from conformance.run.messages import COMPILE_LIMIT
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
 
+HANGS = 2
+"""Programs that may each take the whole limit of compiling in a step of an op before its kernels have no more time than
+the program: a device that does not answer would cost `--compile-limit` at every crash of a worker."""
+
 
 @dataclass(frozen=True)
 class Plan:
