@@ -68,7 +68,7 @@ def holds(text: str, version: Version | None = None) -> bool:
 
 
 def check() -> None:
-    """Warn of a torch newer than those tested, once for all processes from here. Raises TargetError for an older one."""
+    """Warn of a torch newer than those tested, once in all processes. Raises TargetError for one that is older."""
     found = installed()
     if Version(minor(found)) < Version(OLDEST):
         raise TargetError(f"torch {found} is too old: `pip install 'torch>={OLDEST}'`")
