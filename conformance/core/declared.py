@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from conformance.core import versions
 from conformance.core.errors import ReportError
 from conformance.core.names import nearest
 from conformance.core.result import UNEXPLAINED, Result
@@ -36,9 +37,16 @@ class Entry:
     KIND: ClassVar[str]
     KEYS: ClassVar[tuple[str, ...]]
     NEEDED: ClassVar[tuple[str, ...]]
+    torch: str
+    """The versions of torch of which it speaks, a PEP 440 specifier; empty for all."""
     reason: str
     issue: str
     line: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether it speaks of the torch that is installed; an entry that does not is kept, and declares nothing."""
+        return versions.holds(self.torch)
 
     @property
     def why(self) -> str:
@@ -135,6 +143,10 @@ def _entry(path: Path, lines: list[str], head: int, table: dict[str, Any], kind:
         if not fits:
             raise ReportError(f"{path}, line {head}: {name!r} must be {FORMS[form]}.")
         values[name] = value
+    try:
+        versions.specifier(values.get("torch", ">=0"))
+    except ValueError as error:
+        raise ReportError(f"{path}, line {head}: 'torch': {error}.") from None
     return kind(**values, line=head)  # type: ignore[call-arg]  # every subclass is a dataclass
 
 
