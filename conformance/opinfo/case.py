@@ -218,6 +218,12 @@ def _undeclared(target: Target, call: Call) -> str:
     missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
+    if target.profile is not None and target.profile.lacking:
+        operators = Operators()
+        Executor(_Watched(operators)).run(call)
+        found = lacking(operators.names, target)
+        if found:
+            return f"the target's profile declares that it lacks {found}"
     if not target.shows_values and depends_on_values(call):
         return "its metadata depends on values, which the target does not have"
     return ""

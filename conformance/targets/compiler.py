@@ -18,7 +18,7 @@ import torch
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, nearest
-from conformance.core.registration import options, register
+from conformance.core.registration import options, register, setup
 from conformance.core.target import Capture, Target
 
 FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
