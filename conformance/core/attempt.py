@@ -75,7 +75,7 @@ def without_kernel(operator: str, target: Target) -> bool:
 
 
 def _said(error: Raised) -> str:
-    text = " ".join(f"{error.kind}: {error.text}".split())
+    text = " ".join(f"{error.kind}: {error.text}".split()).partition(". This could be because")[0]
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

@@ -51,7 +51,7 @@ class Lacking:
         """How often real programs use it, in words."""
         if not self.programs:
             return f"none of {self.measured} programs"
-        return f"{self.programs} of {self.measured} programs, {self.share:.2%} of their calls"
+        return f"{self.programs} of {self.measured} programs, {self.share:.1%} of calls"
 
 
 def joined(parts: list[tuple[Lacking, ...]]) -> tuple[Lacking, ...]:

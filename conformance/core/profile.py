@@ -87,7 +87,9 @@ class Profile:
 
     def check(self, what: str, known: Collection[str]) -> None:
         """Raises TargetError for a word of `lacks`, `opinfos` or `steps` that is not known, with the file and line."""
-        groups = [(getattr(entry, what), entry.line) for entry in self.lacking] if what != "lacks" else [(self.lacks, 0)]
+        groups = (
+            [(getattr(entry, what), entry.line) for entry in self.lacking] if what != "lacks" else [(self.lacks, 0)]
+        )
         for names, line in groups:
             for name in names:
                 if name not in known:
@@ -97,10 +99,10 @@ class Profile:
     def told(self, name: str, what: str) -> str:
         """What to delete, where this OpInfo or step (`what` is opinfos or steps) is no longer lacking."""
         entry = next(entry for entry in self.lacking if name in getattr(entry, what))
-        alone = len(entry.opinfos) + len(entry.steps) == 1
-        line = entry.line if alone else _line_of(self.file, name, entry.line)
-        part = f"the [[lacking]] entry of {entry.operator}" if alone else f"{name!r} from {what!r} of {entry.operator}"
-        return f"{self.file}, line {line}: delete {part}"
+        beside = ""
+        if len(entry.opinfos) + len(entry.steps) > 1:
+            beside = f", or on line {_line_of(self.file, name, entry.line)} {name!r} alone"
+        return f"{self.file}, line {entry.line}: delete the [[lacking]] entry of {entry.operator}{beside}"
 
     def table(self, cases: Mapping[str, int], steps: bool) -> tuple[Lacking, ...]:
         """The rows of a run's table: op_db cases that it leaves out by OpInfo, and the steps where it draws any."""
@@ -195,7 +197,7 @@ def _loaded(path: Path, changed: int) -> Profile:
         if not tables["target"]:
             raise ReportError(f"{path} has no [target] table, which says how the device is loaded")
         environment = {key: table.text(key) for table in tables["environment"] for key in table.values}
-        limits = {name: table.number(name) for table in tables["limits"] for name in LIMITS}
+        limits: dict[str, Any] = {name: table.number(name) for table in tables["limits"] for name in LIMITS}
         lacking = tuple(map(_missing, tables["lacking"]))
         target = _target(tables["target"][0])
         return Profile(**target, **limits, environment=environment, lacking=lacking, file=path)

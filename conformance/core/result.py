@@ -329,7 +329,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def file_name(target: str) -> str:
-    """A target's name as a file name: letters, digits, dot, dash and underscore only; a profile's own without folder."""
+    """A target's name as a file name: letters, digits, dot, dash and underscore only; of a profile its own name."""
     target = Path(target).stem if target.endswith(".toml") else target
     return re.sub(r"[^A-Za-z0-9._-]+", "-", without_features(target)).strip("-") or "target"
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from conformance.core import profile as profiles
 from conformance.fuzzing import worker
 from conformance.fuzzing.plan import SHARD, Shard
 from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result
@@ -31,6 +32,7 @@ class Workers(LocalPool):
 
     def __init__(self, target: str, limit: float, memory: float | None = None, jobs: int = 1) -> None:
         limits = Limits(unit=limit, memory=memory)
+        limits = replace(limits, compiling=profiles.limit(target, "compiling", None, limits.compiling))
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
         super().__init__(target, limits, jobs, [worker.__name__, "torch._dynamo"])

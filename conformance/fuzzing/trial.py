@@ -9,8 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from conformance.core import profile as profiles
+from conformance.core import result as model
 from conformance.core.attempt import attempt
 from conformance.core.lacking import Outcome, Trial
+from conformance.core.result import Finding, Result
 from conformance.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families_of
 from conformance.program.execute import Broken, ProgramSubject
 from conformance.program.model import Program
@@ -18,7 +21,8 @@ from conformance.program.shadow import Shadow
 from conformance.program.steps.draw import Draw, Situation
 from conformance.program.steps.op import dtype_name
 from conformance.program.steps.table import OPS
-from conformance.run.messages import COMPILING, Task
+from conformance.run.messages import COMPILING, Limits, Task
+from conformance.run.trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
 MODULES = (__name__,)
@@ -30,6 +34,19 @@ MOST_BEFORE = 4
 def task(spec: str, name: str) -> Task:
     """The trial of the step of this name, as a pool runs it."""
     return Task(name, trial, (spec, name))
+
+
+def contradictions(spec: str, limits: Limits, seconds: float) -> tuple[list[Result], list[str]]:
+    """One trial of each operator that the target's profile declares lacking for a step: an XPASS for each that is there
+    after all, and notes on what could not be tried within these seconds."""
+    profile = profiles.load(spec)
+    tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
+    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds)
+    found = [Finding(f"declared lacking: {name}", "XPASS", 0, step=name) for name in there]
+    made = [
+        Result(one.step, "", "program", "", model.Outcome.XPASS, reason=there[one.step], finding=one) for one in found
+    ]
+    return made, notes
 
 
 def trial(spec: str, name: str) -> Trial:

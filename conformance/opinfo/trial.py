@@ -6,10 +6,16 @@ module imports torch only in a worker.
 
 from __future__ import annotations
 
-from conformance.core.lacking import Outcome, Trial
+from collections.abc import Sequence
+
+from conformance.core import profile as profiles
+from conformance.core import result as model
+from conformance.core.lacking import Lacking, Outcome, Trial
 from conformance.core.names import DTYPES
+from conformance.core.result import Result
 from conformance.opinfo.plan import Case
-from conformance.run.messages import COMPILING, Task
+from conformance.run.messages import COMPILING, Limits, Task
+from conformance.run.trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
 MODULES = (__name__, "conformance.opinfo.variants", "conformance.core.attempt")
@@ -18,6 +24,16 @@ MODULES = (__name__, "conformance.opinfo.variants", "conformance.core.attempt")
 def task(spec: str, name: str) -> Task:
     """The trial of the OpInfo of this name, as a pool runs it."""
     return Task(name, trial, (spec, name))
+
+
+def contradictions(spec: str, limits: Limits, rows: Sequence[Lacking]) -> tuple[list[Result], list[str]]:
+    """One trial of each operator of these rows of a profile's table: an XPASS for each that is there after all, and
+    notes on what could not be tried."""
+    profile, operators = profiles.load(spec), {row.operator for row in rows}
+    names = [entry.opinfos[0] for entry in profile.lacking if entry.opinfos and entry.operator in operators]
+    tasks = [task(spec, name) for name in names]
+    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "opinfos"))
+    return [Result(name, "", "lacking", "", model.Outcome.XPASS, reason=said) for name, said in there.items()], notes
 
 
 def names(spec: str) -> list[str]:

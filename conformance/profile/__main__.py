@@ -79,7 +79,8 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
         probe.show(console, given.target, found.probe)
     made = found.profile(environment, given.memory, given.output)
     head = [
-        f"How conformance loads this target, and what it lacks; written by {shlex.join(['conformance', 'init', *words])}",
+        "How conformance loads this target, and what it lacks; written by",
+        f"{shlex.join(['conformance', 'init', *words])}",
         f"with {', '.join(f'{name} {value}' for name, value in found.environment.items())}.",
         "What is declared lacking is not run, but tried once in each run: what works then is reported.",
         *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in found.of(Outcome.DIED)),

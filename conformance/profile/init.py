@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -57,7 +58,7 @@ class Found:
                 by_operator[trial.operator][kind].append(trial)
         missing = []
         for operator, kinds in sorted(by_operator.items()):
-            names = {kind: tuple(sorted(trial.name for trial in made)) for kind, made in kinds.items()}
+            names: dict[str, Any] = {kind: tuple(sorted(trial.name for trial in made)) for kind, made in kinds.items()}
             said = next(trial.said for made in kinds.values() for trial in made)
             missing.append(Missing(operator, **names, said=said))
         kind, _, argument = self.spec.partition(":")

@@ -80,7 +80,15 @@ def unsupported_steps(target: Target) -> tuple[str, ...]:
     return tuple(sorted(target.unsupported & {*FAMILIES, *OPS}))
 
 
+def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
+    """Those of the dtypes that need be drawn for this target: where a profile names what it holds, no others."""
+    known = target.dtypes if target.profile is not None else None
+    return tuple(name for name in dtypes if known is None or dtype_of(name) in known)
+
+
 def _check(target: Target) -> None:
+    if target.profile is not None:
+        target.profile.check("steps", OPS)
     unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *VARIANTS, "sparse"}))
     if unknown:
         known = ", ".join((*FAMILIES, *TRAITS))

@@ -21,13 +21,13 @@ def show(console: Console, rows: Sequence[Lacking]) -> None:
     if not rows:
         return
     table = Table(title="Lacking, and so not run", title_justify="left", box=box.SIMPLE)
-    for head in ("operator", "op_db cases", "steps", "real programs that use it"):
-        table.add_column(head, justify="right" if head == "op_db cases" else "left", overflow="fold")
+    for head in ("operator", "cases", "steps", "used by"):
+        table.add_column(head, justify="right" if head == "cases" else "left", no_wrap=head == "operator")
     for row in rows[:LISTED]:
         steps = ", ".join(row.steps)
         table.add_row(*map(Text, (escape_control_characters(row.operator), str(row.cases or ""), steps, row.used)))
     console.print(table)
     rest = rows[LISTED:]
     if rest:
-        cases, steps = sum(row.cases for row in rest), sum(len(row.steps) for row in rest)
-        console.print(f"and {len(rest)} more operators, with {cases} op_db cases and {steps} steps")
+        cases, count = sum(row.cases for row in rest), sum(len(row.steps) for row in rest)
+        console.print(f"and {len(rest)} more operators, with {cases} op_db cases and {count} steps")

@@ -45,17 +45,21 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
 
 
 def still_lacking(
-    spec: str, limits: Limits, modules: Sequence[str], tasks: Sequence[Task], told: Callable[[str], str]
+    spec: str,
+    limits: Limits,
+    modules: Sequence[str],
+    tasks: Sequence[Task],
+    told: Callable[[str], str],
+    seconds: float = BUDGET,
 ) -> tuple[dict[str, str], list[str]]:
     """One trial of everything that a profile declares lacking: by the name of what is there after all, the sentence
     that says so, with what to delete (`told`); and sentences on what was not tried."""
     begin, there, notes = time.monotonic(), {}, []
     words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
-    pool = LocalPool(spec, limits, 1, modules)
-    try:
-        made = list(trials(pool, spec, tasks, BUDGET)) if tasks else []
-    finally:
-        pool.close()
+    if not tasks:
+        return {}, []
+    with LocalPool(spec, limits, 1, modules) as pool:
+        made = list(trials(pool, spec, tasks, seconds))
     for trial in made:
         if trial.outcome in words:
             said = f" ({trial.said})" if trial.said else ""

@@ -57,4 +57,7 @@ class DeviceTarget(Target):
 
     def script(self) -> str:
         """What registers the device, if anything, and its name."""
-        return setup(self.module, self.function, self.profile.environment if self.profile else {}) + f"DEVICE = {self.device_name!r}"
+        return (
+            setup(self.module, self.function, self.profile.environment if self.profile else {})
+            + f"DEVICE = {self.device_name!r}"
+        )
