@@ -1,9 +1,9 @@
 """What the dispatcher's tables say of a device: whether an operator has a kernel for its key.
 
-Defines `backend_key`, `kernel_of` and `lacking`. The key insight: an operator runs by a kernel of the device's own, by that of its
-out= form where torch makes one from the other ("structured"), or as a composite of other operators; a fallback that
-takes everything is no kernel. Of a device whose tensors dispatch on another key (wrappers on the meta device), or of
-torch CPU with something around it, the tables say nothing.
+Defines `backend_key`, `kernel_of` and `lacking`. The key insight: an operator runs by a kernel of the device's own, by
+that of its out= form where torch makes one from the other ("structured"), or as a composite of other operators; a
+fallback that takes everything is no kernel. Of a device whose tensors dispatch on another key (wrappers on the meta
+device), or of torch CPU with something around it, the tables say nothing.
 """
 
 from __future__ import annotations
