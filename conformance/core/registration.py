@@ -30,10 +30,10 @@ def options(target: str, argument: str, known: Collection[str], form: str) -> tu
 
 def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
     """The lines of a script that set the environment variables, import the module and call its function."""
-    lines = ["import os\n"] if environment else []
+    lines = ["import os"] if environment else []
     lines += [f"os.environ[{key!r}] = {value!r}" for key, value in environment.items()]
-    lines += [f"import {module}\n"] if module else []
-    lines += [f"{module}.{function}()\n"] if function else []
+    lines += [f"import {module}"] if module else []
+    lines += [f"{module}.{function}()"] if function else []
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -35,6 +35,8 @@ USUAL = 60.0
 """Seconds for a program where no trial took long."""
 
 KINDS = ("opinfos", "steps")
+SHARE = {"opinfos": 0.7, "steps": 1.0}
+"""Of the time, when the trials of a kind end, so that a slow device leaves some for the steps."""
 
 
 @dataclass
@@ -98,7 +100,8 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
         for kind in KINDS:
             console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
             last = time.monotonic()
-            for trial in trials(pool, spec, todo[kind], max(seconds - (time.monotonic() - begin), 1.0)):
+            left = SHARE[kind] * seconds - (time.monotonic() - begin)
+            for trial in trials(pool, spec, todo[kind], max(left, 1.0)):
                 found.trials[kind, trial.name] = trial
                 if trial.outcome is Outcome.DIED:
                     console.print(f"{trial.name} {escape_control_characters(trial.said)}")
