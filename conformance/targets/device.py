@@ -11,7 +11,7 @@ import torch
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
 from conformance.core.names import ORACLES
-from conformance.core.registration import options, register
+from conformance.core.registration import options, register, setup
 from conformance.core.target import Target
 
 FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
@@ -61,6 +61,7 @@ class DeviceTarget(Target):
 
     def script(self) -> str:
         """What registers the device, if anything, and its name."""
-        lines = [f"import {self.module}\n"] if self.module else []
-        lines += [f"{self.module}.{self.function}()\n"] if self.function else []
-        return "".join(lines) + f"DEVICE = {self.device_name!r}"
+        return (
+            setup(self.module, self.function, self.profile.environment if self.profile else {})
+            + f"DEVICE = {self.device_name!r}"
+        )
