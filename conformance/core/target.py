@@ -18,7 +18,7 @@ import torch
 from conformance.core.errors import TargetError
 from conformance.core.features import FEATURES, lay_out
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
-from conformance.core.names import ORACLES
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 
 
 @dataclass
@@ -112,7 +112,8 @@ class Target:
             )
         self.lacks = self.lacks | lacks
         for name in lacks:
-            self.oracles = self.oracles - FEATURES[name].oracles
+            without = FEATURES[name].oracles
+            self.oracles = self.oracles - without - ({SIGNIFICANT_STRIDE} if "stride" in without else set())
             self.unsupported = self.unsupported | FEATURES[name].steps
         if not self.reads_storages:
             self.oracles = self.oracles - {"storage"}

@@ -10,7 +10,7 @@ import torch
 
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
-from conformance.core.names import ORACLES
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.registration import options, register
 from conformance.core.target import Target
 
@@ -18,11 +18,12 @@ FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
 
 
 class DeviceTarget(Target):
-    """What only the device itself could count, its kernels, is not judged. Version counters are: torch counts writes
-    above the device's kernels, and those that a kernel makes of its own count twice."""
+    """What only the device itself could count, its kernels, is not judged, nor strides that say nothing of where an
+    element lies, which torch promises nowhere (pytorch#77553). Version counters are: torch counts writes above the
+    device's kernels, and those that a kernel makes of its own count twice."""
 
     name = "device"
-    oracles = frozenset(ORACLES) - {"kernels"}
+    oracles = frozenset(ORACLES) - {"kernels", "stride"} | {SIGNIFICANT_STRIDE}
     probed = True
 
     def __init__(self, argument: str = "") -> None:
