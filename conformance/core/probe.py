@@ -270,7 +270,8 @@ TRIALS: dict[str, Callable[[Target], None]] = {
 def trial(target: Target, name: str) -> Row:
     """Try one thing; a device's exception of any kind is an answer."""
     try:
-        TRIALS[name](target)
+        with target.entered():
+            TRIALS[name](target)
     except Differs as error:
         return Row(name, Answer.WRONG, str(error))
     except Exception as error:
@@ -288,8 +289,9 @@ def dtype_survives(target: Target, name: str) -> bool:
         here = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1], dtype=torch.uint8).to(dtype) if "float4" not in name else None
         if here is None:
             return False
-        there = target.upload([here])[0]
-        back = there.cpu()
+        with target.entered():
+            there = target.upload([here])[0]
+            back = there.cpu()
         return (
             there.dtype is dtype and back.dtype is dtype and torch.equal(back.view(torch.uint8), here.view(torch.uint8))
         )

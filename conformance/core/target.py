@@ -179,6 +179,11 @@ class Target:
         """Count the kernels that run inside the block; `total` stays None where the target cannot count."""
         yield KernelCount()
 
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """Surrounds all that is done on the target, moves and observations included: modes that a device pushes for
+        good when it is loaded go here, so that torch CPU is not under them elsewhere."""
+        return contextlib.nullcontext()
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Surrounds each step of a subject on the target, not the moves: a mode or a planted fault goes here."""

@@ -170,6 +170,37 @@ def unwrapped(error: Exception) -> Exception:
     return error
 
 
+# modes
+
+
+def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Call the function, and take off torch's stacks what it has pushed there: modes through which every call goes from
+    then on, of CPU tensors, too. Returns a context that pushes them again for as long as it lasts."""
+    from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+    from torch.utils import _python_dispatch as dispatch
+
+    functions, dispatches = len(_get_current_function_mode_stack()), len(dispatch._get_current_dispatch_mode_stack())
+    function()
+    pushed = [_pop_mode() for _ in _get_current_function_mode_stack()[functions:]][::-1]
+    below = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()[dispatches:]][::-1]
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        for mode in below:
+            dispatch._push_mode(mode)
+        for mode in pushed:
+            _push_mode(mode)
+        try:
+            yield
+        finally:
+            for _ in pushed:
+                _pop_mode()
+            for _ in below:
+                dispatch._pop_mode()
+
+    return entered
+
+
 # op_db
 
 

@@ -6,6 +6,8 @@ that a saved finding is run again in the same way."""
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from conformance.core import torch_compat
@@ -36,9 +38,17 @@ class DeviceTarget(Target):
         if "without" in given:
             self.without(frozenset(given["without"].split("+")) - {"nothing"})
             self.probed = False
+        self._entered = contextlib.nullcontext
 
     def prepare(self) -> None:
         """Import the backend's module, if any, and make one tensor on the device to see that it is there."""
+        self._entered = torch_compat.take_modes(self._load)
+
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """With the modes that loading the device has pushed."""
+        return self._entered()
+
+    def _load(self) -> None:
         register(self.module, self.function, f"device {self.device_name!r}")
         try:
             self.device = torch.device(self.device_name)
