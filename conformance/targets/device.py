@@ -7,6 +7,7 @@ that a saved finding is run again in the same way."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 
@@ -38,7 +39,7 @@ class DeviceTarget(Target):
         if "without" in given:
             self.without(frozenset(given["without"].split("+")) - {"nothing"})
             self.probed = False
-        self._entered = contextlib.nullcontext
+        self._entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def prepare(self) -> None:
         """Import the backend's module, if any, and make one tensor on the device to see that it is there."""
