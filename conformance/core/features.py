@@ -46,6 +46,7 @@ FEATURES = {
     "strides_kept": Feature(".to() keeps the strides of a dense tensor"),
     "strides": Feature("stride() and storage_offset() of a view are those of torch CPU",
                        frozenset({"stride", "storage_offset", "contiguity"}), _STRIDE_STEPS),
+    "random": Feature("manual_seed() gives torch CPU's random numbers; else their values are not judged"),
     "version": Feature("a write raises the version counter by one", frozenset({"version"})),
 }  # fmt: skip
 """By the name that a target's `lacks` and the option `without=` use."""

@@ -64,6 +64,8 @@ class Probe:
         way = next((name for name, there in ways.items() if there), "chains of ordinary views, or copies")
         yield f"inputs are made by {way}"
         oracles = sorted({oracle for name in lacks for oracle in FEATURES[name].oracles})
+        if "random" in lacks:
+            oracles.append("values of operators that draw random numbers")
         if oracles:
             yield f"not judged: {', '.join(oracles)}"
         steps = sorted({step for name in lacks for step in FEATURES[name].steps})
@@ -237,6 +239,15 @@ def _generator(target: Target) -> None:
     torch.Generator(device=target.device).manual_seed(1)
 
 
+def _random(target: Target) -> None:
+    seen = []
+    for device in ("cpu", target.device):
+        torch.manual_seed(0)
+        seen.append(torch.rand(4, device=device).cpu().tolist())
+    if seen[0] != seen[1]:
+        raise Differs(f"after manual_seed(0) rand gives {seen[0][0]:.4f} on the CPU and {seen[1][0]:.4f} here")
+
+
 def _devices(target: Target) -> None:
     second = torch.device(target.device.type, 1)
     made = torch.ones(1).to(second)
@@ -262,6 +273,7 @@ TRIALS: dict[str, Callable[[Target], None]] = {
     "version": _version,
     "autograd": _autograd,
     "generator": _generator,
+    "random": _random,
     "devices": _devices,
 }
 """In this order, since later ones use what earlier ones found."""

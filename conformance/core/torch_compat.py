@@ -22,6 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 """torch's tags of operators whose result's metadata, or plain answer, depends on values."""
 
+DRAWS_NUMBERS = (torch.Tag.nondeterministic_seeded,)
+"""torch's tag of operators that draw from a generator."""
+
 __all__ = ["VALUE_DEPENDENT", "DispatchKey", "DispatchKeySet", "TorchDispatchMode", "default_tolerances"]
 
 
