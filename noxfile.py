@@ -29,7 +29,11 @@ nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = Path("requirements/constraints.txt")
-EXTRAS = "test,lint"
+EXTRAS = "tiny,test,lint"
+
+# What `nox -s versions` goes through by itself, and the first torch that `tiny` can be registered with.
+VERSIONS = ("2.9.1", "2.12.1", "2.13.0", "2.14.1", "2.15.0", "tinygrad")
+OLDEST_FOR_TINY = (2, 13)
 
 # What `nox -s conformance` runs; the suites of op_db cases are in conformance/opinfo/plan.py.
 FULL, QUICK = {"programs": "300", "suite": "main"}, {"programs": "30", "suite": "quick"}
@@ -224,14 +228,12 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
     """The Python of an environment with a backend, the torch that it wants, and the harness without `tiny`."""
     python, stamp = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"), folder / "installed"
     ours = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["dependencies"]
-    ours = [line for line in ours if re.split(r"[^\w-]", line)[0] not in ("torch", "tinygrad", "ziglang")]
     wanted = json.dumps([backend["packages"], backend.get("checkout"), ours])
     if not stamp.exists() or stamp.read_text() != wanted:
         if not python.exists():
             session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
         install = [str(python), "-m", "pip", "install", "--quiet"]
-        session.run(*install, *backend["packages"], *ours, external=True)
-        session.run(*install, "--no-deps", "--editable", ".", external=True)
+        session.run(*install, *backend["packages"], "--editable", ".", external=True)
         if "checkout" in backend:
             source, place = backend["checkout"], folder / "checkout"
             if not place.exists():
@@ -239,6 +241,49 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
             session.run("git", "-C", str(place), "checkout", "--quiet", source["commit"], external=True)
         stamp.write_text(wanted)
     return str(python)
+
+
+@nox.session(python=False, default=False)
+def versions(session: nox.Session) -> None:
+    """Other releases of torch, or `tinygrad` for its newest with the pinned torch: the tests that matter there."""
+    failed: dict[str, int] = {}
+    for asked in session.posargs or VERSIONS:
+        folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{asked}")
+        try:
+            other = other_environment(session, asked, folder)
+            session.run(sys.executable, "scripts/torch_versions.py", "check", other, external=True)
+        except CommandFailed as failure:
+            failed[asked] = failure.return_code or 1
+    session.log(f"Results: {ROOT / 'docs' / 'versions.md'}; the environments under .nox/ take 5 GB each")
+    finish(session, failed)
+
+
+def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
+    """The Python of an environment with this checkout and what was asked for: a release of torch, or a requirement of
+    tinygrad beside the pinned torch. It is brought up to date where our own requirements have changed."""
+    python, stamp = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"), folder / "installed"
+    of_tinygrad = asked.startswith("tinygrad")
+    torch = pinned("torch") if of_tinygrad else f"torch=={asked}"
+    extras = "test" if not of_tinygrad and release(asked) < OLDEST_FOR_TINY else "tiny,test"
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    wanted = f"{torch} {asked} {extras} {project['dependencies']} {project['optional-dependencies']}"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        if not python.exists():
+            session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
+        others = folder / "constraints.txt"
+        lines = (ROOT / CONSTRAINTS).read_text().splitlines()
+        others.write_text("\n".join(line for line in lines if not line.startswith("torch==")) + "\n")
+        install = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+        session.run(*install, "--constraint", str(others), torch, "--editable", f".[{extras}]", external=True)
+        if of_tinygrad:  # beyond our own range, too, which pip only warns of
+            session.run(*install, "--upgrade", asked, external=True)
+        stamp.write_text(wanted)
+    return str(python)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version, such as (2, 13, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
 
 
 @nox.session(python=False, default=False)

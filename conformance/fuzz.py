@@ -3,6 +3,13 @@
 if __name__ == "__main__":  # a spawned worker imports this module too, and needs nothing of the command
     import sys
 
-    from conformance.fuzzing.command import main
+    from conformance.core.errors import UserError
+    from conformance.run.stop import ends_imports
 
+    ends_imports("conformance.fuzz")
+    try:
+        from conformance.fuzzing.command import main
+    except UserError as error:  # the installed torch lacks what nothing here can do without
+        print(f"conformance.fuzz: {error}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(main())

@@ -2,6 +2,11 @@
 
 import sys
 
+if __name__ == "__main__":  # before all imports that take long
+    from conformance.run.stop import ends_imports
+
+    ends_imports("opinfo_runner")
+
 from conformance.opinfo.runner import main, run
 
 __all__ = ["main", "run"]

@@ -1,4 +1,4 @@
-"""Check the imports inside the package: no cycles, no dead ones, and only those that `pyproject.toml` allows.
+"""Check the imports of the package: no cycles, no dead ones, only those that `pyproject.toml` allows, none private.
 
 The key insight: the promises of the house ("the device knows nothing of the harness") are a graph over names, so they
 can be read from the source without importing anything, and the allowed graph is data.
@@ -45,7 +45,8 @@ def main(root: Path) -> int:
     except SyntaxError as error:
         print(f"{error.filename}:{error.lineno}: {error.msg}", file=sys.stderr)
         return 2
-    faults = list(dict.fromkeys([*cycles(imports), *dead(imports, modules), *trespasses(imports, settings)]))
+    found = [*cycles(imports), *dead(imports, modules), *trespasses(imports, settings), *private(modules, settings)]
+    faults = list(dict.fromkeys(found))
     print("\n".join(faults) or f"{len(modules)} modules, {sum(map(len, imports.values()))} imports: no fault")
     return 1 if faults else 0
 
@@ -139,6 +140,35 @@ def trespasses(imports: dict[str, list[Import]], settings: dict[str, Any]) -> It
             other = room_of(module, rooms) if module else None
             if room and other and other != room and other not in rooms[room]:
                 yield f"{each.file}:{each.line}: {room} must not import {other}"
+
+
+def private(modules: dict[str, Path], settings: dict[str, Any]) -> Iterator[str]:
+    """Private names of another package outside of the modules that the table `private` allows it."""
+    for package, allowed in settings.get("private", {}).items():
+        for name, path in modules.items():
+            if name in allowed:
+                continue
+            for node in ast.walk(ast.parse(path.read_text(), str(path))):
+                for said in private_names(node, package):
+                    yield f"{path}:{node.lineno}: {name} uses the private {said}: let {allowed[0]} or its like do it"  # type: ignore[attr-defined]
+
+
+def private_names(node: ast.AST, package: str) -> Iterator[str]:
+    """The dotted names of the package, in an import or an attribute, in which a part begins with one underscore."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names] if not node.level else []
+    elif isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+        names = [ast.unparse(node)]
+    else:
+        return
+    for name in names:
+        parts = name.split(".")
+        if parts[:2] == [package, "ops"]:
+            continue  # names of operators, which the tables that use them check
+        if parts[0] == package and any(part.startswith("_") and not part.startswith("__") for part in parts):
+            yield name
 
 
 def room_of(name: str, rooms: Container[str]) -> str | None:

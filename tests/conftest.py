@@ -1,4 +1,4 @@
-"""Settings for every test: Hypothesis without a clock.
+"""Settings for every test: Hypothesis without a clock, and no `tiny` where it cannot be.
 
 A kernel that is compiled afresh makes one example a hundred times slower than the next, so Hypothesis's own deadline
 would report the compiler; pytest's time limit for each test stands instead.
@@ -6,7 +6,22 @@ would report the compiler; pytest's time limit for each test stands instead.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from conformance.core import versions
 
 settings.register_profile("conformance", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("conformance")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs the device where the torch or the packages are not those that it runs on."""
+    if item.get_closest_marker("tiny") is None:
+        return
+    if not versions.holds(">=2.13"):
+        pytest.skip(f"tiny needs torch 2.13 or newer, and this is {versions.installed()}")
+    if find_spec("tinygrad") is None:
+        pytest.skip("tiny needs tinygrad: pip install 'conformance[tiny]'")

@@ -16,6 +16,8 @@ device = ["device/lazy"]
 oracle = ["device"]
 [tool.conformance.forbidden]
 "conformance.device.layout" = ["torch"]
+[tool.conformance.private]
+torch = ["conformance.device.other"]
 """
 SOUND = {
     "__init__.py": "",
@@ -74,6 +76,13 @@ class TestCheckImports:
             ),
             ("oracle/__init__.py", "from conformance.device.lazy import storage", "oracle must not import device/lazy"),
             ("device/other/__init__.py", "from conformance import oracle", "device must not import oracle"),
+            (
+                "oracle/__init__.py",
+                "import torch\ntorch._C.away()",
+                "__init__.py:2: conformance.oracle uses the private torch._C",
+            ),
+            ("oracle/__init__.py", "from torch.testing import _internal", "uses the private torch.testing._internal"),
+            ("oracle/__init__.py", "def f():\n  import torch._dynamo", "uses the private torch._dynamo"),
         ],
     )
     def test_a_planted_fault_is_found(self, check, file, text, said):
@@ -81,6 +90,14 @@ class TestCheckImports:
         code, output = check({file: text})
         assert code == 1
         assert said in output
+
+    def test_private_names_are_used_where_they_may_be(self, check):
+        """One module has them for all others; an operator's name is none, nor is one with two underscores."""
+        assert (
+            check({"device/other/__init__.py": "import torch\ntorch._C.away()\nfrom torch._ops import OpOverload"})[0]
+            == 0
+        )
+        assert check({"oracle/__init__.py": "import torch\ntorch.ops.aten._copy(torch.__version__)"})[0] == 0
 
     def test_a_late_import_makes_a_cycle(self, check):
         """A function's import counts, as a circle hidden in functions is one; an import for type checkers does not."""

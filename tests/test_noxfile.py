@@ -15,7 +15,7 @@ from conformance.core.loading import describe_target
 nox = pytest.importorskip("nox", reason="nox runs the suite; without it there is no session to test")
 
 ROOT = Path(__file__).parent.parent
-SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "backends", "bench", "mutants")
+SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "backends", "versions", "bench", "mutants")
 
 
 @pytest.fixture(scope="module")
@@ -204,5 +204,56 @@ class TestBackends:
         ]
         assert all("compile:turbine_cpu" in command for command in runs[:2])
         installed = next(command for command in session.ran if "torch-opencl==0.1.0.dev23" in command)
-        assert not any(one.startswith(("tinygrad", "torch>", "ziglang")) for one in installed)
+        assert installed[-4:] == ["torch==2.12.1", "torch-opencl==0.1.0.dev23", "--editable", "."]
         assert "opencl needs what is not installed here: apt-get install pocl-opencl-icd" in session.said
+
+
+class TestVersions:
+    """Environments for other releases of torch."""
+
+    def made(self, noxfile, monkeypatch, tmp_path, asked: str) -> list[list[str]]:
+        monkeypatch.setattr(noxfile.nox.project, "load_toml", lambda _: PROJECT)
+        session = Session(asked)
+        monkeypatch.setattr(session, "run", lambda *command, **_: session.ran.append(list(command)))
+        python = noxfile.other_environment(session, asked, tmp_path)
+        assert python == str(tmp_path / "bin" / "python")
+        return [command for command in session.ran if "install" in command]
+
+    @pytest.mark.parametrize(("asked", "extras"), [("2.9.1", "test"), ("2.13.0", "tiny,test"), ("2.15.0", "tiny,test")])
+    def test_a_release_of_torch(self, noxfile, monkeypatch, tmp_path, asked, extras):
+        """What was asked for, with the constraints of all else, and with tinygrad where the device runs."""
+        (install,) = self.made(noxfile, monkeypatch, tmp_path, asked)
+        assert install[-3:] == [f"torch=={asked}", "--editable", f".[{extras}]"]
+        constraints = Path(value(install, "--constraint")).read_text()
+        assert "numpy==" in constraints
+        assert "torch==" not in constraints
+
+    def test_the_newest_tinygrad(self, noxfile, monkeypatch, tmp_path):
+        """The pinned torch, and tinygrad as new as there is, beyond our own range too."""
+        first, second = self.made(noxfile, monkeypatch, tmp_path, "tinygrad")
+        assert first[-3:] == [noxfile.pinned("torch"), "--editable", ".[tiny,test]"]
+        assert second[-2:] == ["--upgrade", "tinygrad"]
+
+    def test_is_made_once(self, noxfile, monkeypatch, tmp_path):
+        """A second run installs nothing."""
+        assert self.made(noxfile, monkeypatch, tmp_path, "2.9.1")
+        assert not self.made(noxfile, monkeypatch, tmp_path, "2.9.1")
+
+    def test_one_that_fails_does_not_stop_the_others(self, noxfile, monkeypatch, tmp_path):
+        """Each version has its result; the session names those that failed."""
+        session = Session("2.9.1", "2.15.0", failing="check")
+        session.cache_dir = tmp_path / "cache"
+        monkeypatch.setattr(noxfile, "other_environment", lambda session, asked, folder: asked)
+
+        def run(*command, **_):
+            session.ran.append(command[-1])
+            if command[-1] == "2.9.1":
+                raise noxfile.CommandFailed(return_code=1)
+
+        monkeypatch.setattr(session, "run", run)
+        with pytest.raises(RuntimeError, match=r"failed: 2\.9\.1$"):
+            noxfile.versions(session)
+        assert session.ran == ["2.9.1", "2.15.0"]
+
+
+PROJECT = {"project": {"dependencies": ["torch>=2.9"], "optional-dependencies": {"tiny": ["tinygrad"]}}}

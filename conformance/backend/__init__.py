@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
+from . import installation  # noqa: F401 - first: what is missing is one sentence
 from .dispatch import tensors
 from .dispatch.registry import reset_state
 from .lazy import flush

@@ -8,18 +8,25 @@ back is refused, and what never reached the compiler is told apart from what did
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
+
 from conformance.core.errors import TargetError, UserError
 from conformance.core.features import LayoutUnavailable
-from conformance.core.moving import moved
+from conformance.core.moving import moved, tensors
 from conformance.core.observation import Observation, Raised
 from conformance.core.target import Capture, Target
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
-Watch = Callable[[int], None]
+Watch = Callable[[int, bool], None]
+"""Is told the number of a step before it runs, and whether kernels may be built in it for the first time."""
+
+_RUN: weakref.WeakKeyDictionary[Target, set[Hashable]] = weakref.WeakKeyDictionary()
+"""What each target has run in this process: the signatures of steps."""
 
 
 class Running(Protocol):
@@ -28,6 +35,9 @@ class Running(Protocol):
     @property
     def count(self) -> int:
         """How many steps it has; a function that is transformed is one step."""
+
+    def signature(self, number: int) -> Hashable:
+        """What tells the kernels of a step from those of others: its op, and the dtypes and ranks that it works on."""
 
     def advance(self, number: int) -> None:
         """Run step `number`, from 1 on. Raises StepFailed, or what the step raises and the subject does not declare."""
@@ -87,14 +97,16 @@ class Executor:
         self.target = target
 
     def run(
-        self, subject: Subject, *, each: bool = False, count: bool = False, watch: Watch = lambda number: None
+        self, subject: Subject, *, each: bool = False, count: bool = False, watch: Watch = lambda number, builds: None
     ) -> Execution:
         """Run a subject, and observe it at the end, or after each step when `each`.
 
         The target first forgets what earlier subjects taught it, so that kernels follow from the subject alone. `count`
-        counts kernels, the observation's included. `watch` is told the number of each step before it runs, and one more
-        before the observation. Raises TargetError for a target that transforms nothing, and what is not understood of
-        the subject.
+        counts kernels, the observation's included. `watch` is told the number of each step before it runs, 0 for the
+        move of the inputs and one more for the observation, and whether kernels may be built in it: in a step whose
+        signature the target has not run before, and in the observation after one; of a compiler in every step, and of
+        a lazy device, which fuses what it is given, in the observation too. Raises TargetError for a target that
+        transforms nothing, and what is not understood of the subject.
         """
         target = self.target
         target.reset_state()
@@ -102,6 +114,7 @@ class Executor:
         failed: int | None = 0
         outcome: Any = None
         inputs: Any = None
+        news = _News(target)
         captured = contextlib.nullcontext() if not target.transforms_program else self._captured()
         counting = target.kernels() if count else contextlib.nullcontext()
         with target.entered(), captured as capture, counting as counted:
@@ -109,19 +122,21 @@ class Executor:
                 tree, kept = subject.inputs()
                 if target.device.type == "cpu":  # all inputs are where the target computes
                     kept = ()
+                watch(0, news.of(("inputs", signature_of(tensors(tree)))))
                 inputs = moved(tree, target.send, target.device, kept)
                 failed = None
                 running = subject.begin(inputs, target, self._transform(capture) if capture else None)
                 for number in range(1, running.count + 1):
-                    watch(number)
+                    watch(number, news.of(running.signature(number)))
                     with target.active():
                         running.advance(number)
                     if each:
                         seen.append(running.observe(target))
-                watch(running.count + 1)
+                watch(running.count + 1, news.any)
                 if not each or not running.count:
                     seen.append(running.observe(target))
                 outcome = running.outcome
+                watch(running.count + 1, False)
             except UserError:
                 raise
             except LayoutUnavailable as error:
@@ -153,6 +168,27 @@ class Executor:
             return made
 
         return transform
+
+
+class _News:
+    """What is new to a target in a run: where its kernels may have to be built."""
+
+    def __init__(self, target: Target) -> None:
+        self.run = _RUN.setdefault(target, set())
+        self.always = target.transforms_program or target.lazy
+        self.any = target.lazy
+
+    def of(self, signature: Hashable) -> bool:
+        """Whether the target has not run this yet; from now on it has."""
+        new = self.always or signature not in self.run
+        self.run.add(signature)
+        self.any = self.any or (new and not self.always)
+        return new
+
+
+def signature_of(given: Iterable[torch.Tensor]) -> tuple[tuple[torch.dtype, int], ...]:
+    """The dtypes and ranks of tensors."""
+    return tuple((tensor.dtype, tensor.dim()) for tensor in given)
 
 
 class _Calls(Capture):

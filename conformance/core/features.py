@@ -86,16 +86,11 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
         chain = view_source(host, size, stride, offset)
-        made: torch.Tensor | None = None
-        # A device may refuse one kind of view and have the other: what it refuses as a step is a finding there.
+        # A device may refuse one kind of view and have the others: what it refuses as a step is a finding there.
         with contextlib.suppress(Exception):
-            if ".as_strided(" not in chain:
-                made = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
-        with contextlib.suppress(Exception):
-            if made is None and "unfold" not in lacks:
-                made = unfolded(typed, size, stride, offset)
-        if made is not None:
-            return made.detach() if "data" in lacks else made.data
+            if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
+                made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
+                return made.detach() if "data" in lacks else made.data
     if alone and _fills_its_storage(like):
         plain = like.detach().resolve_conj().resolve_neg()
         plain = (plain.contiguous() if "strides_kept" in lacks else plain).to(flat.device, copy=True)

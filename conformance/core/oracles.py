@@ -1,7 +1,8 @@
-"""What 'equal' means: `compare` lists where two observations differ, oracle by oracle.
+"""What 'equal' means: `differences` between two tables of facts, oracle by oracle; `compare` of two observations.
 
 The key insight: each thing that a tensor promises (value, dtype, shape, strides, offset, contiguity, aliasing, the
-storage outside the view) can be wrong while the others are right, so each is an oracle with a name of its own.
+storage outside the view) can be wrong while the others are right, so each is a fact of its own under (oracle, name).
+A table is made of an observation here and of tensors in a script, so both are judged by the same rules.
 
 Tolerances are torch.testing's for the dtype, or the caller's (OpInfo's own); none is invented here. "Not implemented"
 never equals anything. This module knows nothing of programs, OpInfo or reports.
@@ -9,7 +10,7 @@ never equals anything. This module knows nothing of programs, OpInfo or reports.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,25 @@ from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.observation import Observation, Raised
 from conformance.core.torch_compat import default_tolerances
 
+Facts = dict[tuple[str, str], Any]
+"""What was seen, by oracle and by what it was seen of: a `Raised`, a tensor, or anything that has an equality."""
+
 MAX_SHOWN = 64
 """Values of at most this many elements are shown whole in a mismatch."""
 
-
 BITS = "bits"
 """The rule of what was only moved, in a mismatch's detail."""
+
+WHOLE = "the whole run"
+DETAIL = {
+    "alias": "the first tensor seen with the same storage",
+    "version": "in-place writes counted",
+    "grad": "requires_grad",
+    "kernels": "more kernels than aten ops on CPU",
+}
+PLAIN = (bool, int, str, tuple, torch.dtype)
+METADATA = ("dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "version")
+"""Oracles that are attributes of `Seen`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,11 @@ class Mismatch:
         """Whether it is one of values that had to agree to the bit."""
         return f"({BITS})" in self.detail
 
+    @property
+    def first(self) -> str:
+        """The index of the first element that differs, as text; empty where it is not of elements."""
+        return self.detail.partition(", first at (")[2].partition("):")[0].removesuffix(",")
+
     def __str__(self) -> str:
         text = f"{self.oracle} of {self.where}: expected {self.expected}, got {self.actual}"
         return f"{text} ({self.detail})" if self.detail else text
@@ -56,127 +75,125 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> list[Mismatch]:
-    """The differences between CPU's observation and the target's, in the order of `ORACLES`.
+    """The differences between CPU's observation and the target's, as `differences` has them."""
+    return differences(facts_of(expected), facts_of(actual), oracles=oracles, exact=exact, rtol=rtol, atol=atol)
+
+
+def facts_of(seen: Observation) -> Facts:
+    """The facts of an observation."""
+    facts: Facts = {} if seen.error is None else {("error", WHOLE): seen.error}
+    for name, tensor in seen.tensors.items():
+        facts["structure", name] = "Tensor"
+        facts |= {(oracle, name): getattr(tensor, oracle) for oracle in METADATA}
+        facts["value", name], facts["grad", name] = tensor.value, tensor.requires_grad
+    for name, answer in seen.others.items():
+        facts |= plain_facts(name, answer)
+    facts |= {("storage", name): storage for name, storage in seen.storages.items()}
+    facts |= {("grad", f"grad of {name}"): seen.grads[name] for name in sorted(seen.grads)}
+    return facts if seen.kernels is None else {**facts, ("kernels", WHOLE): seen.kernels}
+
+
+def plain_facts(name: str, answer: Any) -> Facts:
+    """The facts of an answer that is no tensor."""
+    if isinstance(answer, Raised):
+        return {("error", name): answer}
+    return {("structure", name): type(answer).__name__, ("value", name): answer}
+
+
+def differences(
+    want: Facts,
+    got: Facts,
+    *,
+    oracles: Collection[str] = ORACLES,
+    exact: Collection[str] | bool = (),
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> list[Mismatch]:
+    """How the target's facts differ from CPU's, in the order of `ORACLES`.
 
     `exact` names the tensors whose bits must agree (pure data movement), or is True for all; NaNs agree whatever their
     payload. `rtol` and `atol` replace torch.testing's tolerances for the dtype. `kernels` compares the target's count
-    with CPU's: fusion must never be worse than eager.
+    with CPU's: fusion must never be worse than eager. A side that raised has no results, which says nothing of them.
     """
-    found = [*_errors(expected.error, actual.error), *_structure(expected, actual)]
-    loose = SIGNIFICANT_STRIDE in oracles
-    oracles = {*oracles, "stride"} if loose else oracles
-    # Without values nothing is computed, and whether a result requires grad follows from how it is decomposed.
-    attributes = METADATA if "value" in oracles else METADATA[:-1]
-    for name in expected.tensors.keys() & actual.tensors.keys():
-        want, got = expected.tensors[name], actual.tensors[name]
-        bits = exact is True or (exact is not False and name in exact)
-        metadata = [
-            mismatch
-            for oracle, attribute in attributes
-            if (mismatch := _attribute(oracle, name, getattr(want, attribute), getattr(got, attribute)))
-            and not (oracle == "stride" and loose and want.significant_stride == got.significant_stride)
-            and not (oracle == "version" and None in (want.version, got.version))
-        ]
-        found += metadata
-        if want.dtype == got.dtype and want.shape == got.shape:
-            found += _values("value", name, want.value, got.value, bits, rtol, atol)
-    for alias in expected.storages.keys() & actual.storages.keys():
-        bits = exact is True or (exact is not False and alias in exact)
-        found += _values("storage", alias, expected.storages[alias], actual.storages[alias], bits, rtol, atol)
-    found += _grads(expected.grads, actual.grads, rtol, atol, "value" in oracles)
-    if expected.kernels is not None and actual.kernels is not None and actual.kernels > expected.kernels:
-        found.append(
-            Mismatch(
-                "kernels",
-                "the whole run",
-                f"at most {expected.kernels}",
-                str(actual.kernels),
-                "more kernels than aten ops on CPU",
-            )
-        )
-    order = {oracle: rank for rank, oracle in enumerate(ORACLES)}
-    names = {name: rank for rank, name in enumerate((*expected.tensors, *expected.others))}
-    return sorted(
-        (mismatch for mismatch in found if mismatch.oracle in oracles),
-        key=lambda mismatch: (order[mismatch.oracle], names.get(mismatch.where, len(names))),
-    )
+    if want.keys() != got.keys():
+        want, got = _same_owners(want, got), _same_owners(got, want)
+    raised = {name for oracle, name in (*want, *got) if oracle == "error"}
+    found = []
+    for oracle, name in dict.fromkeys((*want, *got)):
+        one: Any = want.get((oracle, name))
+        two: Any = got.get((oracle, name))
+        if one.__class__ in PLAIN and one == two:
+            continue
+        both = (oracle, name) in want and (oracle, name) in got
+        both &= oracle != "version" or None not in (one, two)  # a device may not count writes
+        strided = oracle == "stride" and SIGNIFICANT_STRIDE in oracles
+        if (oracle not in oracles and not strided) or (name in raised and oracle in ("structure", "value")):
+            continue
+        if oracle == "error":
+            found += _error(name, one, two)
+        elif oracle == "structure":
+            if one != two and (both or WHOLE not in raised):
+                found.append(Mismatch(oracle, name, str(one or "nothing"), str(two or "nothing")))
+        elif not both or (strided and _significant(want, name) == _significant(got, name)):
+            continue
+        elif oracle == "kernels":
+            if two > one:
+                found.append(Mismatch(oracle, name, f"at most {one}", str(two), DETAIL[oracle]))
+        elif isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+            bits = oracle != "grad" and (exact if isinstance(exact, bool) else name in exact)
+            if (one.dtype, one.shape) != (two.dtype, two.shape):  # of values, dtype and shape are facts of their own
+                left, right = (f"{side.dtype} {tuple(side.shape)}" for side in (one, two))
+                found += [Mismatch(oracle, name, left, right)] if oracle != "value" else []
+            elif oracle != "grad" or "value" in oracles:
+                found += _values(oracle, name, one, two, bits, rtol, atol)
+        elif oracle == "value":
+            if want["structure", name] == got["structure", name] and not _same_plain(one, two):
+                found.append(Mismatch(oracle, name, repr(one), repr(two)))
+        elif oracle == "grad" and (one is None or two is None):
+            if one is not two:
+                found.append(Mismatch(oracle, name, *("none" if grad is None else show(grad) for grad in (one, two))))
+        # Without values nothing is computed, and whether a result requires grad follows from how it is decomposed.
+        elif one != two and (oracle != "grad" or "value" in oracles):
+            found.append(Mismatch(oracle, name, str(one), str(two), DETAIL.get(oracle, "")))
+    return sorted(found, key=lambda mismatch: ORACLES.index(mismatch.oracle))
 
 
-METADATA = (
-    ("dtype", "dtype"),
-    ("shape", "shape"),
-    ("stride", "stride"),
-    ("storage_offset", "storage_offset"),
-    ("contiguity", "contiguity"),
-    ("alias", "alias"),
-    ("version", "version"),
-    ("grad", "requires_grad"),
-)
-"""Oracle -> the attribute of `Seen` that must be equal."""
+def _same_owners(facts: Facts, other: Facts) -> Facts:
+    """The facts with each storage named by the first tensor on it that both sides have: named by a result that the
+    other side lacks, one storage would have two names."""
+    first: dict[str, str] = {}
+    for (oracle, name), owner in facts.items():
+        if oracle == "alias" and (oracle, name) in other:
+            first.setdefault(owner, name)
+    return {
+        (oracle, first.get(name, name) if oracle == "storage" else name): first.get(fact, fact)
+        if oracle == "alias"
+        else fact
+        for (oracle, name), fact in facts.items()
+    }
 
 
-def _attribute(oracle: str, name: str, want: Any, got: Any) -> Mismatch | None:
-    return None if want == got else Mismatch(oracle, name, str(want), str(got), DETAIL.get(oracle, ""))
-
-
-DETAIL = {
-    "alias": "the first tensor seen with the same storage",
-    "version": "in-place writes counted",
-    "grad": "requires_grad",
-}
-
-
-def _errors(want: Raised | None, got: Raised | None, where: str = "the whole run") -> list[Mismatch]:
+def _error(name: str, want: Raised | None, got: Raised | None) -> list[Mismatch]:
+    one, two = (raised.kind if raised else "no error" for raised in (want, got))
     if got is not None and got.not_implemented:
-        return [
-            Mismatch(
-                "error",
-                where,
-                want.kind if want else "no error",
-                got.kind,
-                f"not implemented is never a pass: {_line(got.text)}",
-            )
-        ]
-    if (want.kind if want else None) == (got.kind if got else None):
-        return []
+        return [Mismatch("error", name, one, two, f"not implemented is never a pass: {_line(got.text)}")]
     text = " | ".join(_line(raised.text) for raised in (want, got) if raised)
-    return [Mismatch("error", where, want.kind if want else "no error", got.kind if got else "no error", text)]
+    return [] if one == two else [Mismatch("error", name, one, two, text)]
 
 
 def _line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _structure(expected: Observation, actual: Observation) -> list[Mismatch]:
-    found = []
-    for name in dict.fromkeys((*expected.tensors, *expected.others, *actual.tensors, *actual.others)):
-        want, got = _kind(expected, name), _kind(actual, name)
-        if "nothing" in (want, got) and (expected.error or actual.error):
-            continue
-        if "Raised" in (want, got):
-            found += _errors(_raised(expected, name), _raised(actual, name), name)
-        elif want != got:
-            found.append(Mismatch("structure", name, want, got))
-        elif name in expected.others and not _same_plain(expected.others[name], actual.others[name]):
-            found.append(Mismatch("value", name, repr(expected.others[name]), repr(actual.others[name])))
-    return found
-
-
-def _raised(observation: Observation, name: str) -> Raised | None:
-    answer = observation.others.get(name)
-    return answer if isinstance(answer, Raised) else None
-
-
-def _kind(observation: Observation, name: str) -> str:
-    if name in observation.tensors:
-        return "Tensor"
-    return type(observation.others[name]).__name__ if name in observation.others else "nothing"
+def _significant(facts: Facts, name: str) -> tuple[int, ...]:
+    """The strides that say where an element lies."""
+    shape = facts["shape", name]
+    return tuple(st for n, st in zip(shape, facts["stride", name]) if n != 1) if 0 not in shape else ()
 
 
 def _same_plain(want: Any, got: Any) -> bool:
-    if isinstance(want, float | complex) and not isinstance(want, bool):
-        dtype = torch.complex128 if isinstance(want, complex) else torch.float64
-        one, two = (torch.tensor(number, dtype=dtype) for number in (want, got))
+    if isinstance(want, (float, complex)):
+        one, two = (torch.tensor(number, dtype=torch.complex128) for number in (want, got))
         return not differing(one, two, False, *default_tolerances(torch.float32)).any()
     return bool(want == got)
 
@@ -184,7 +201,7 @@ def _same_plain(want: Any, got: Any) -> bool:
 def differing(
     want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None, atol: float | None
 ) -> torch.Tensor:
-    """A bool tensor, true where two CPU tensors of one shape and dtype disagree under the rules of `compare`."""
+    """A bool tensor, true where two CPU tensors of one shape and dtype disagree under the rules of `differences`."""
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         return want != got
     default = _defaults(want.dtype)
@@ -215,16 +232,6 @@ def same_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 def _values(
     oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None, atol: float | None
 ) -> list[Mismatch]:
-    if want.shape != got.shape or want.dtype != got.dtype:
-        return [
-            Mismatch(
-                oracle,
-                name,
-                f"{want.numel()} x {want.dtype}",
-                f"{got.numel()} x {got.dtype}",
-                "the storages differ in size",
-            )
-        ]
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
     if not bits and want.dtype in _FLOATS and torch.equal(want, got):
         return []  # a hundred times faster than isclose, for what agrees to the bit anyway
@@ -234,12 +241,8 @@ def _values(
         return []
     at = tuple(wrong.nonzero()[0].tolist())
     where = f"at {at}: expected {want[at].item()}, got {got[at].item()}" if at else "of a 0-dim tensor"
-    rule = BITS if bits else "tolerance"
-    return [
-        Mismatch(
-            oracle, name, show(want), show(got), f"{count} of {wrong.numel()} elements differ ({rule}), first {where}"
-        )
-    ]
+    rule = f"{count} of {wrong.numel()} elements differ ({BITS if bits else 'tolerance'}), first {where}"
+    return [Mismatch(oracle, name, show(want), show(got), rule)]
 
 
 def show(tensor: torch.Tensor) -> str:
@@ -247,28 +250,3 @@ def show(tensor: torch.Tensor) -> str:
     if tensor.numel() <= MAX_SHOWN:
         return str(tensor.tolist())
     return f"{tensor.numel()} elements, first {tensor.reshape(-1)[:8].tolist()}"
-
-
-def _grads(
-    expected: Mapping[str, torch.Tensor | None],
-    actual: Mapping[str, torch.Tensor | None],
-    rtol: float | None,
-    atol: float | None,
-    values: bool,
-) -> list[Mismatch]:
-    found = []
-    for name in sorted(expected.keys() | actual.keys()):
-        want, got = expected.get(name), actual.get(name)
-        where = f"grad of {name}"
-        if want is None or got is None:
-            if (want is None) != (got is None):
-                found.append(
-                    Mismatch(
-                        "grad", where, "none" if want is None else show(want), "none" if got is None else show(got)
-                    )
-                )
-        elif (want.dtype, want.shape) != (got.dtype, got.shape):
-            found.append(Mismatch("grad", where, *(f"{grad.dtype} {tuple(grad.shape)}" for grad in (want, got))))
-        elif values:
-            found += _values("grad", where, want, got, False, rtol, atol)
-    return found

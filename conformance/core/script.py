@@ -1,9 +1,9 @@
 """A finding as a standalone Python script that needs torch and the target only; both kinds of finding in one shape.
 
-The key insight: the first screen of a script is the bug, as a person would type it: the finding and its command, the
-inputs, the calls, and one line that compares. All that this line needs comes behind a marker. That part is carried as
-the very source of the harness's own rules, read from its files and not imported, so that a process that must not load
-torch can write a script as well.
+The key insight: the first screen of a script is the bug in plain torch, so that it can be pasted into an issue as it
+is: the inputs, the calls, and a print of the one answer that differs, from the CPU and from the target. Behind a marker
+comes the comparison by the harness's own rules, which says in the exit code whether anything differs. That part is the
+very source of the harness, read from its files and not imported: a process that must not load torch writes scripts too.
 """
 
 from __future__ import annotations
@@ -11,76 +11,182 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 
-CARRIED = "# What follows runs the calls on both and prints what differs."
-"""Stands between a script's own part and the functions that each script carries."""
+if TYPE_CHECKING:
+    from conformance.core.oracles import Mismatch
 
-CORE = Path(__file__).parent
-Source = tuple[Path, tuple[str, ...]]
-"""A file, and the functions of it that are carried; none for all."""
-RUNTIME: tuple[Source, ...] = (
-    (CORE / "moving.py", ("whole_storage",)),
-    (CORE / "observation.py", ("names_of", "contiguity")),
-    (CORE / "oracles.py", ("differing", "_defaults", "same_sign")),
-    (CORE / "script_runtime.py", ()),
+MARKER = "# The full comparison: exit code 1 where anything differs that is judged, 0 where nothing does."
+"""Stands between the bug in plain torch and the functions that each script carries."""
+
+ROOM = Path(__file__).parent.parent
+MODULES = (
+    *("core/names.py", "core/torch_compat.py", "core/moving.py", "core/observation.py", "core/oracles.py"),
+    *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/sample_runtime.py"),
 )
+"""Where the functions are that scripts carry; of two with one name the later is meant."""
+
 IMPORTS = {
     "contextlib.": "import contextlib",
     "math.": "import math",
+    "@dataclass": "from dataclasses import dataclass",
+    "tree_leaves(": "from torch.utils._pytree import tree_leaves",
+    "tree_map(": "from torch.utils._pytree import tree_map",
     "forward_ad.": "from torch.autograd import forward_ad",
     "default_tolerances(": "from torch.testing._comparison import default_tolerances",
 }
-"""What the carried functions need beside torch, by how they call it."""
+"""What carried functions need beside torch, by how they use it."""
+
+ANSWERS = {
+    "dtype": "{}.dtype",
+    "shape": "tuple({}.shape)",
+    "stride": "{}.stride()",
+    "storage_offset": "{}.storage_offset()",
+    "version": "{}._version",
+    "storage": "{0}.data.set_({0}.untyped_storage()).tolist()",
+    "device": "{}.device",
+}
+"""What is printed of a tensor, by the oracle that saw the difference."""
+
+FLAGS = {
+    "conj": "{}.is_conj()",
+    "neg": "{}.is_neg()",
+    "channels_last": "{}.is_contiguous(memory_format=torch.channels_last)",
+    "channels_last_3d": "{}.is_contiguous(memory_format=torch.channels_last_3d)",
+}
+"""The same for the words of `contiguity`."""
+
+
+class Bug(NamedTuple):
+    """The part of a script that is its own: `functions` that the calls use, the lines that make the `inputs` (named
+    `given`) and return them by name, and the text of the function `program`. `call` names the function among them that
+    makes the call of a program on what is given, where it is more than that."""
+
+    functions: Sequence[str]
+    inputs: Sequence[str]
+    given: Collection[str]
+    program: str
+    call: str = ""
 
 
 def render(
-    about: Sequence[str],
+    bug: Bug,
     setup: str,
-    own: Sequence[str],
-    inputs: Sequence[str],
-    program: str,
+    about: str,
+    mismatch: Mismatch | None,
     options: Mapping[str, str],
-    *,
-    extra: Iterable[Source] = (),
+    notes: Sequence[str] = (),
+    roots: Sequence[str] = (),
 ) -> str:
-    """The script. `about` are the lines of its docstring, which may hold any text; `setup` is the target's `script()`,
-    `own` are functions that the calls use, `inputs` the lines that make the inputs and return them by name, `program`
-    the text of the function `program`, and `options` what else `compare` is given, as expressions."""
-    usual = {name: name for name in ("transform",) if name in defined(setup)}
-    usual |= {"mode": "MODE"} if "MODE" in defined(setup) else {}
-    given = {key: value for key, value in {**usual, **options}.items() if value not in ("[]", "()", "None")}
-    call = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in given.items())])
-    made = "def inputs(on):\n    global device\n    device = on\n" if uses_device(program) else "def inputs(device):\n"
-    parts = [
-        "\n".join([f'"""{inert(chr(10).join(about))}\n"""', "import torch"]),
-        setup,
-        *own,
-        made + textwrap.indent("\n".join(inputs), "    "),
-        program.rstrip("\n"),
-        f"def main():\n    compare({call})",
-        CARRIED,
-        _carried((*RUNTIME, *extra)),
-        "main()\n",
+    """The script. `about` is its docstring, which may hold any text, and `notes` are comments behind the marker;
+    `setup` is the target's `script()`; `mismatch` says what is printed, None that all results are; `options` are what
+    `compare` is given beside the calls, as expressions, and `roots` the carried functions that they name."""
+    names = {"transform": "transform", "MODE": "mode"}
+    chosen = {key: name for name, key in names.items() if name in defined(setup)}
+    chosen |= {"call": bug.call} if bug.call else {}
+    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
+    given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
+    own = [
+        f'"""{inert(about)}"""\nimport torch\n{setup.strip()}',
+        *bug.functions,
+        "\n".join(["def inputs(device):", *(f"    {line}" for line in bug.inputs)]),
+        bug.program,
+        "\n".join(_both(bug, setup, mismatch)),
     ]
-    return "\n\n".join(part.strip("\n") for part in parts[:-1]) + "\n\n" + parts[-1]
+    text = "\n\n".join(part.strip("\n") for part in own)
+    remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
+    rest = carried(("compare", *roots), frozenset(defined(text)))
+    end = f"raise SystemExit(bool(compare({given})))"
+    return f"{text}\n\n" + "\n".join([MARKER, *remarks, rest, "", end]) + "\n"
 
 
 def own_part(text: str) -> str:
-    """The part of a script that is its own: the finding, the inputs and the calls."""
-    return text.partition(CARRIED)[0].rstrip("\n")
+    """The part of a script that is its own, which runs alone: the bug in plain torch."""
+    return text.partition(MARKER)[0].rstrip("\n")
 
 
-def unjudged(oracles: Collection[str]) -> list[str]:
-    """Oracles that a script leaves out: those that the target is not judged by, and kernels, which it cannot count."""
-    loose = ["insignificant stride"] if SIGNIFICANT_STRIDE in oracles else []
-    judged = {*oracles, "kernels", *(["stride"] if loose else [])}
-    return [oracle for oracle in ORACLES if oracle not in judged] + loose
+def _both(bug: Bug, setup: str, mismatch: Mismatch | None) -> Iterator[str]:
+    """The lines that make the calls on both sides and print the answer that differs."""
+    run, on, label = "program", "device", "device"
+    if "transform" in defined(setup):
+        run, on, label = "run", '"cpu"', "name"
+        if uses_device(bug.program):
+            yield 'device = "cpu"'
+        yield 'for name, run in ("cpu", program), (DEVICE, transform(program)):'
+    elif "MODE" in defined(setup):
+        label = "name"
+        yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'
+        yield "    with mode:"
+    else:
+        yield 'for device in "cpu", DEVICE:'
+    shown = "{made}" if _of_all(bug, mismatch) or mismatch is None else answer(mismatch, bug.given)
+    call = f"{bug.call}({run}, {{given}})" if bug.call else f"{run}(*{{given}}.values())"
+    if "{given}" in shown:
+        body = [f"given = inputs({on})", f"{'made = ' * ('{made}' in shown)}{call}", f"print({label}, {shown})"]
+    elif shown.count("{made}") > 1:
+        body = [f"made = {call}", f"print({label}, {shown})"]
+    else:
+        body = [f"print({label}, {shown.replace('{made}', call)})"]
+    names = {"{given}": "given" if "{given}" in shown else f"inputs({on})", "{made}": "made"}
+    body = [functools.reduce(lambda line, name: line.replace(*name), names.items(), line) for line in body]
+    if _of_all(bug, mismatch) or (mismatch and mismatch.oracle == "structure"):
+        body = ["try:", *(f"    {line}" for line in body)]
+        body += ["except Exception as error:", f"    print({label}, repr(error))"]
+    yield from (" " * (8 if label == "name" and run == "program" else 4) + line for line in body)
+
+
+def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
+    """Whether it is about no one answer: an error of the whole run, or of a step that is to give an answer."""
+    if mismatch is None or mismatch.where in ("the whole run", "the error"):
+        return True
+    return mismatch.oracle == "error" and f"{mismatch.where!r}:" not in bug.program
+
+
+def answer(mismatch: Mismatch, given: Collection[str]) -> str:
+    """The expression of what differs, with `{made}` for the results and `{given}` for the inputs, both by name."""
+    where = mismatch.where.removeprefix("grad of ")
+    tensor, ends = _named(where, given), (mismatch.expected, mismatch.actual)
+    if mismatch.oracle == "structure":
+        root, nested, _ = where.partition("[")
+        return f"{{made}}.get({root!r})" if nested else f"type({{made}}.get({where!r})).__name__"
+    if mismatch.oracle == "alias":
+        other = next((name for name in ends if name != where), where)
+        return f"{tensor}.untyped_storage()._cdata == {_named(other, given)}.untyped_storage()._cdata"
+    if mismatch.oracle == "contiguity":
+        flags = set(ends[0].split()) ^ set(ends[1].split())
+        return next((text for word, text in FLAGS.items() if word in flags), "{}.is_contiguous()").replace("{}", tensor)
+    if mismatch.oracle == "grad":
+        if where == mismatch.where:
+            return f"{tensor}.requires_grad"
+        tensor += ".grad"
+        if "none" in ends:
+            return f"{tensor} is None"
+        if ends[0].startswith("torch."):
+            return f"{tensor}.dtype, tuple({tensor}.shape)"
+    if mismatch.oracle in ANSWERS:
+        return ANSWERS[mismatch.oracle].replace("{0}", "{}").replace("{}", tensor)
+    if mismatch.oracle in ("value", "grad") and mismatch.detail:
+        return f"{tensor}[{mismatch.first}].item()" if " elements, first " in ends[0] else f"{tensor}.tolist()"
+    return f"repr({tensor})"
+
+
+def _named(where: str, given: Collection[str]) -> str:
+    """`result[0]` as an expression; what has the name of an input is the input."""
+    if where in given:
+        return f"{{given}}[{where!r}]"
+    root, bracket, rest = where.partition("[")
+    return f"{{{'given' if root in given else 'made'}}}[{root!r}]{bracket}{rest}"
+
+
+def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
+    """The options of `compare` that follow from a target's oracles, without kernels, which a script cannot count, and
+    from what the device lacks."""
+    chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - {"kernels"}]
+    return {"oracles": repr(chosen), **({"by_set": "False"} if "set_" in lacks else {})}
 
 
 def inert(text: str) -> str:
@@ -95,35 +201,59 @@ def uses_device(text: str) -> bool:
 
 
 @functools.cache
-def defined(setup: str) -> frozenset[str]:
-    """The names that a target's `script()` defines, such as `DEVICE`, `MODE` and `transform`."""
+def defined(text: str) -> frozenset[str]:
+    """The names that a text defines at its top, such as `DEVICE`, `MODE` and `transform` of a target's `script()`."""
     try:
-        nodes = list(ast.walk(ast.parse(setup)))
+        body = ast.parse(text).body
     except SyntaxError:  # it is anybody's text; the script will say so
         return frozenset()
-    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return frozenset(names | {node.name for node in nodes if isinstance(node, ast.FunctionDef)})
+    named = [line.name for line in body if isinstance(line, (ast.FunctionDef, ast.ClassDef))]
+    return frozenset([*named, *(name for line in body for name in _stored(line))])
+
+
+def _stored(node: ast.AST) -> list[str]:
+    """The names that a statement assigns."""
+    found = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    return [one.id for one in found if isinstance(one.ctx, ast.Store)]
 
 
 @functools.cache
-def _carried(sources: tuple[Source, ...]) -> str:
-    bodies = [node for path, names in sources for node in _definitions(path, names)]
-    text = "\n\n".join(map(ast.unparse, bodies))
-    return "\n".join([line for used, line in IMPORTS.items() if used in text]) + f"\n\n{text}"
+def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> str:
+    """The source of the harness's functions of these names and of all that they use, without annotations and
+    docstrings: they are what a reader scrolls past. Names in `without` are there already."""
+    known = _definitions()
+    wanted, left = set[str](), [*roots]
+    while left:
+        name = left.pop()
+        if name in known and name not in wanted and name not in without:
+            wanted.add(name)
+            left += _used(known[name])
+    text = "\n\n".join(ast.unparse(node) for name, node in known.items() if name in wanted)
+    return "\n".join([*(line for used, line in IMPORTS.items() if used in text), "", text])
 
 
-def _definitions(path: Path, names: tuple[str, ...]) -> list[ast.AST]:
-    """Functions, classes and named constants of a file, without annotations and docstrings: they are what a reader
-    scrolls past."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    return [_Bare().visit(node) for node in body if (_named(node) in names if names else _named(node))]
+def _used(node: ast.AST) -> set[str]:
+    """The names that a definition takes from outside of itself."""
+    inner = {*_stored(node), *(one.arg for one in ast.walk(node) if isinstance(one, ast.arg))}
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - inner
 
 
-def _named(node: ast.stmt) -> str:
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        return target.id if isinstance(target, ast.Name) and target.id.startswith("_") else ""
-    return node.name if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else ""
+@functools.cache
+def _definitions() -> dict[str, ast.AST]:
+    """Functions, classes and constants of the modules by name."""
+    found: dict[str, ast.AST] = {}
+    for module in MODULES:
+        for node in ast.parse((ROOM / module).read_text(encoding="utf-8")).body:
+            name = getattr(node, "name", "") or next(iter(_stored(node)), "")
+            if name and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)):
+                found.pop(name, None)
+                found[name] = _Bare().visit(node)
+    return found
+
+
+def bare(text: str) -> str:
+    """The text of functions without annotations and docstrings."""
+    return ast.unparse(_Bare().visit(ast.parse(text)))
 
 
 class _Bare(ast.NodeTransformer):
@@ -141,8 +271,9 @@ class _Bare(ast.NodeTransformer):
         return self.undocumented(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        self.generic_visit(node)
-        node.bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+        for line in node.body:
+            if not isinstance(line, ast.AnnAssign):  # which are the fields of a dataclass
+                self.visit(line)
         return self.undocumented(node)
 
     def undocumented(self, node: Any) -> Any:

@@ -70,6 +70,8 @@ class Target:
     ones alone is neither drawn nor judged: without storages, aliasing is judged by behaviour only."""
     probed: bool = False
     """Whether a probe finds out what it lacks before a run; otherwise it says so itself."""
+    lazy: bool = False
+    """Whether it computes only when a value is read, so that the kernels that it builds follow from all steps since."""
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
     to say whose bug it is."""

@@ -6,12 +6,16 @@ those whose dtype, values, size, strides and offset are the wanted ones is taken
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+ORDINARY = 16
+"""Characters that ordinary views may be longer than `as_strided`, which not every device has."""
 
 
 class NoSource(Exception):
@@ -37,24 +41,17 @@ def storage_source(flat: torch.Tensor) -> str:
 
 def _storages(flat: torch.Tensor) -> Iterator[str]:
     count, dtype = flat.numel(), f", dtype={flat.dtype}"
-    if flat.dim() == 0:
-        first = literal(
-            (_shortest(flat[None], flat[None].tolist()) if flat.dtype.is_floating_point else [flat.item()])[0]
-        )
-        yield from (f"torch.tensor({first})", f"torch.tensor({first}{dtype})")
-        return
-    if count > 1 and flat.dtype is not torch.bool:
-        yield from (f"torch.arange({count})", f"torch.arange({count}.0)", f"torch.arange({count}{dtype})")
-        yield f"torch.arange({count}.0).to({flat.dtype})"
-        yield from (f"torch.arange({count}{extra}) % 100" for extra in ("", ".0", dtype))
-    if count > 3:
-        first = literal(flat[0].item())
-        yield from (f"torch.full(({count},), {first})", f"torch.full(({count},), {first}{dtype})")
-    if not count:
+    row = _shortest(flat.view(-1), flat.view(-1).tolist()) if flat.dtype.is_floating_point else flat.view(-1).tolist()
+    values = row if flat.dim() else row[0]
+    if flat.dim() and count:
+        numbers = [f"torch.zeros({count}", f"torch.ones({count}"]
+        numbers += [f"torch.arange({count}", f"torch.arange({count}."] * (count > 1 and flat.dtype is not torch.bool)
+        numbers += [f"torch.full(({count},), {literal(row[0])}"] * (count > 3)
+        yield from (f"{number}{extra})" for extra in ("", dtype) for number in numbers)
+        yield f"torch.arange({count}.).to({flat.dtype})"
+        yield from (f"torch.arange({count}{extra}) % 100" for extra in ("", ".", dtype))
+    elif flat.dim():
         yield from ("torch.empty(0)", f"torch.empty(0{dtype})")
-    values = flat.tolist()
-    if flat.dtype.is_floating_point:
-        values = _shortest(flat, values)
     yield from (f"torch.tensor({literal(values)}{extra})" for extra in ("", dtype))
     yield f"torch.tensor({literal(flat.tolist())}{dtype})"
     yield f"torch.tensor({literal(flat.tolist())}).to({flat.dtype})"
@@ -74,18 +71,22 @@ def _shortest(flat: torch.Tensor, values: list[float]) -> list[float]:
 
 def view_source(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> str:
     """What to append to a 1-d tensor to get this view of it: nothing, `.view(2, 3)`, `[1:].view(2, 2).t()`, ..."""
-    wanted = (tuple(size), tuple(stride), offset)
-    best = f".as_strided({wanted[0]}, {wanted[1]}, {offset})"
-    for candidate in _views(flat.numel(), *wanted):
-        if len(candidate) >= len(best):
-            continue
+    return _shortest_view(flat.numel(), tuple(size), tuple(stride), offset)
+
+
+@functools.lru_cache(10_000)
+def _shortest_view(count: int, *wanted: Any) -> str:
+    general, flat = ".as_strided({}, {}, {})".format(*wanted), torch.empty(count)
+    for candidate in sorted({*_views(count, *wanted)}, key=lambda text: (len(text), text)):
+        if len(candidate) >= len(general) + ORDINARY:
+            break
         try:
             made = eval(f"s{candidate}", {"s": flat})  # noqa: S307 - the text is made of numbers here
         except (RuntimeError, IndexError, ValueError):
             continue
         if (tuple(made.size()), made.stride(), made.storage_offset()) == wanted:
-            best = candidate
-    return best
+            return candidate
+    return general
 
 
 def _views(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Iterator[str]:
@@ -106,26 +107,34 @@ def _blocks(count: int, size: list[int], stride: list[int], offset: int) -> Iter
         yield from (cut, f"{cut}.view({_plain(size) or '()'})", f"{cut}.view({_plain([*size[:-1], -1])})")
     if not size:
         yield f"[{offset}]"
-        return
-    if 0 in size or 0 in stride:
-        return
-    # A base whose rows are as long as the strides say, of which each dimension is a slice.
-    units = [*stride[:-1], 1]
-    for start in (0, offset):
-        rest, slices, base = offset - start, [], []
-        for dim, (n, unit) in enumerate(zip(size, units, strict=True)):
-            whole = (count - start) // unit if dim == 0 else units[dim - 1] // unit
-            step = stride[-1] if dim == len(size) - 1 else 1
-            first, rest = divmod(rest, unit)
-            last = first + (n - 1) * step + 1
-            base.append(whole)
-            slices.append(_slice(first, last, step, whole))
-        used = math.prod(base)
-        cut = _slice(start, start + used, 1, count)
-        root = ("" if cut == ":" else f"[{cut}]") + (f".view({_plain(base)})" if len(base) > 1 else "")
-        while slices and slices[-1] == ":":
-            slices.pop()
-        yield root + (f"[{', '.join(slices)}]" if slices else "")
+    elif 0 not in size and 0 not in stride:
+        yield from (_slices(count, size, stride, offset, start) for start in {*range(min(offset, 8) + 1), offset})
+        yield _windows(count, size, stride, offset)
+
+
+def _slices(count: int, size: list[int], stride: list[int], offset: int, start: int) -> str:
+    """A base from cell `start` on whose rows are as long as the strides say, of which each dimension is a slice."""
+    units, rest, slices, base = [*stride[:-1], 1], offset - start, list[str](), list[int]()
+    for dim, (n, unit) in enumerate(zip(size, units, strict=True)):
+        step = stride[-1] if dim == len(size) - 1 else 1
+        first, rest = divmod(rest, unit)
+        last = first + (n - 1) * step + 1
+        base.append(units[dim - 1] // unit if dim else max(last, (count - start) // unit * (start in (0, offset))))
+        slices.append(_slice(first, last, step, base[-1]))
+    cut = _slice(start, start + math.prod(base), 1, count)
+    while slices and slices[-1] == ":":
+        slices.pop()
+    root = ("" if cut == ":" else f"[{cut}]") + (f".view({_plain(base)})" if len(base) > 1 else "")
+    return root + (f"[{', '.join(slices)}]" if slices else "")
+
+
+def _windows(count: int, size: list[int], stride: list[int], offset: int) -> str:
+    """Windows into windows, which may overlap and need not fill the last row: any positive strides can be had so."""
+    lengths = [1 + sum((n - 1) * st for n, st in zip(size[dim:], stride[dim:])) for dim in range(len(size))]
+    cut = _slice(offset, offset + lengths[0], 1, count)
+    unfolded = "".join(f".unfold({dim}, {lengths[dim + 1]}, {stride[dim]})" for dim in range(len(size) - 1))
+    step = f"[{'..., ' * (len(size) > 1)}::{stride[-1]}]" if stride[-1] > 1 else ""
+    return ("" if cut == ":" else f"[{cut}]") + unfolded + step
 
 
 def _slice(first: int, last: int, step: int, whole: int) -> str:
@@ -150,7 +159,7 @@ def _plain(numbers: Sequence[int]) -> str:
 
 def input_lines(
     named: Sequence[tuple[str, torch.Tensor]],
-    flats: Sequence[torch.Tensor] = (),
+    flats: Mapping[int, torch.Tensor] | None = None,
     *,
     stays: Collection[str] = (),
     own: bool = False,
@@ -158,16 +167,15 @@ def input_lines(
     longest: int | None = None,
 ) -> list[str]:
     """The lines that make these CPU tensors on the device `device`, each storage once; those in `stays` stay on the
-    CPU. `flats` are storages whose dtype is known. With `own`, or where several share a storage, each is a tensor of
-    its own as those are that the harness makes, and no view to autograd. `exposes` says that the device's tensors show
-    storages. Raises NoSource, also where storages have more than `longest` elements."""
-    whole = {flat.untyped_storage()._cdata: flat for flat in flats}
+    CPU. `flats` are the storages by identity, where their dtypes are known. With `own`, or where several share a
+    storage, each is a tensor of its own as those are that the harness makes, and no view to autograd. `exposes` says
+    that the device's tensors show storages. Raises NoSource, also where storages have more than `longest` elements."""
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
         groups.setdefault(tensor.untyped_storage()._cdata, []).append((name, tensor))
     lines = []
     for number, (key, group) in enumerate(groups.items()):
-        flat = whole[key] if key in whole else _flat(group)
+        flat = flats[key] if flats else _flat(group)
         longest = None if longest is None else longest - flat.numel()
         if longest is not None and longest < 0:
             raise NoSource("too many elements")
@@ -208,27 +216,25 @@ def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, own: bool, exposes:
         made = f"torch.empty(0, dtype={tensor.dtype}, device=device)"
         return f"{made}.set_({root}.untyped_storage(), {offset}, {size}, {stride})"
     root += "" if tensor.dtype is flat.dtype else f".view({tensor.dtype})"
-    text = root + view_source(seen, *place)
-    return text + (".data" if own and not (text.endswith(".to(device)")) else "")
+    view = view_source(seen, *place)
+    if root.startswith(("torch.zeros(", "torch.ones(")) and view == f".view({_plain(place[0])})":
+        return root.replace(f"({flat.numel()}", f"({_plain(place[0])}", 1)
+    return root + view + (".data" if own and (view or not root.startswith(("torch.", "("))) else "")
 
 
 def literal(value: Any) -> str:
     """A Python expression for a plain value, such that nan and inf survive. Raises NoSource when there is none."""
-    if value is None or value is Ellipsis or isinstance(value, (bool, int, str)):
-        return repr(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f"{'-' if value < 0 else ''}torch.{abs(value)!s}"
-    if isinstance(value, complex):
-        finite = math.isfinite(value.real) and math.isfinite(value.imag)
-        return repr(value) if finite else f"complex({literal(value.real)}, {literal(value.imag)})"
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return str(value)
-    if isinstance(value, torch.device):
-        return repr(str(value))
+    if isinstance(value, (float, complex)) and not math.isfinite(abs(value)):
+        if isinstance(value, complex):
+            return f"complex({literal(value.real)}, {literal(value.imag)})"
+        return f"{'-' if value < 0 else ''}torch.{abs(value)!s}"
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
     if type(value) in (tuple, torch.Size):
         return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, slice):
-        return f"slice({literal(value.start)}, {literal(value.stop)}, {literal(value.step)})"
+    if isinstance(value, torch.device):
+        return repr(str(value))
+    known = (type(None), type(Ellipsis), int, str, float, complex, slice)
+    if isinstance(value, (*known, torch.dtype, torch.layout, torch.memory_format)):
+        return repr(value)
     raise NoSource(f"a {type(value).__name__}")

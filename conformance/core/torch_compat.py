@@ -1,23 +1,119 @@
 """Every private symbol of torch that the harness uses, in one place, each under a public-looking name of ours.
 
-The key insight: a private symbol may go in any minor version, and what then breaks should be one line here and not a
-search through the package. Symbols of Dynamo, FakeTensorMode and op_db are imported on first use: they take seconds,
-and `torch.testing._internal` must not be imported before a target has registered its device. Seen to work with torch
-2.13."""
+Defines `SYMBOLS`, `probe`, `missing` and a function for each use. The key insight: a private symbol may go in any minor
+version, and what then breaks should be one sentence here that names it, not an AttributeError in the middle of a run.
+Symbols of torch itself are probed when this module is imported. Those of Dynamo, FakeTensorMode and op_db are imported
+on first use: they take seconds, and `torch.testing._internal` must not be imported before a target has registered its
+device. The device `tiny` has a module of its own like this one, since it knows nothing of the harness."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
-from torch.testing._comparison import default_tolerances
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.core import versions
+from conformance.core.errors import TargetError
+
+SYMBOLS: dict[str, str] = {
+    "torch:_neg_view": ">=2.9",
+    "torch:_is_zerotensor": ">=2.9",
+    "torch:Tensor._indices": ">=2.9",
+    "torch:Tensor._is_view": ">=2.9",
+    "torch:Tensor._values": ">=2.9",
+    "torch:Tensor._version": ">=2.9",
+    "torch:UntypedStorage._cdata": ">=2.9",
+    "torch._C:DispatchKey": ">=2.9",
+    "torch._C:DispatchKeySet": ">=2.9",
+    "torch._C:_get_privateuse1_backend_name": ">=2.9",
+    "torch._C._functorch:TransformType": ">=2.9",
+    "torch._C._functorch:peek_interpreter_stack": ">=2.9",
+    "torch._ops:OpOverload.redispatch": ">=2.9",
+    "torch.overrides:_get_current_function_mode_stack": ">=2.9",
+    "torch.overrides:_pop_mode": ">=2.9",
+    "torch.overrides:_push_mode": ">=2.9",
+    "torch.testing._comparison:default_tolerances": ">=2.9",
+    "torch.utils._python_dispatch:TorchDispatchMode": ">=2.9",
+    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack": ">=2.9",
+    "torch.utils._python_dispatch:_pop_mode": ">=2.9",
+    "torch.utils._python_dispatch:_push_mode": ">=2.9",
+    "torch.utils._pytree:tree_leaves": ">=2.9",
+    "torch.utils._pytree:tree_map": ">=2.9",
+}
+"""Where each symbol that comes with torch itself is, and the versions for which it is known to be there."""
+
+ON_USE: dict[str, str] = {
+    "torch._dynamo:disable": ">=2.9",
+    "torch._dynamo:list_backends": ">=2.9",
+    "torch._dynamo:reset": ">=2.9",
+    "torch._dynamo.backends.registry:lookup_backend": ">=2.9",
+    "torch._dynamo.exc:BackendCompilerFailed": ">=2.9",
+    "torch._dynamo.exc:TorchDynamoException": ">=2.9",
+    "torch._dynamo.guards:profile_guard_manager": "",
+    "torch._dynamo.utils:counters": ">=2.9",
+    "torch._inductor:config.fallback_random": ">=2.9",
+    "torch._inductor.cpp_builder:get_cpp_compiler": ">=2.9",
+    "torch._inductor.exc:InvalidCxxCompiler": ">=2.9",
+    "torch._subclasses.fake_tensor:FakeTensorMode": ">=2.9",
+    "torch.testing._internal.common_device_type:precisionOverride": ">=2.9",
+    "torch.testing._internal.common_device_type:toleranceOverride": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:wrapper_set_seed": ">=2.9",
+    "torch.testing._internal.common_utils:SEED": ">=2.9",
+    "torch.testing._internal.opinfo.core:DecorateInfo": ">=2.9",
+    "torch.testing._internal.opinfo.core:OpInfo": ">=2.9",
+}
+"""The same of what is imported on first use."""
+
+
+def found(name: str) -> Any:
+    """A private symbol of torch. Raises TargetError with one sentence where this torch does not have it."""
+    module, _, path = name.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for part in path.split("."):
+            value = getattr(value, part)
+        return value
+    except (ImportError, AttributeError):
+        raise TargetError(
+            f"torch {versions.installed()} has no {name.replace(':', '.')}, which is used here: install one of "
+            f"{versions.OLDEST} to {versions.NEWEST}, `pip install 'torch<={versions.NEWEST}.99'`"
+        ) from None
+
+
+def missing(symbols: Iterable[str]) -> list[str]:
+    """Those which the torch that is installed does not have."""
+    gone = []
+    for name in symbols:
+        try:
+            found(name)
+        except TargetError:
+            gone.append(name)
+    return gone
+
+
+def probe(symbols: Iterable[str] = tuple(SYMBOLS)) -> None:
+    """Raises TargetError with one sentence that names what this torch lacks of the symbols that come with it."""
+    gone = missing(symbols)
+    if gone:
+        found(gone[0])
+
+
+versions.check()
+probe()
+
+from torch import overrides  # noqa: E402
+from torch._C import DispatchKey, DispatchKeySet  # noqa: E402 - after the probe, which names what is gone
+from torch.testing._comparison import default_tolerances  # noqa: E402
+from torch.utils import _python_dispatch as dispatch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
 VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 """torch's tags of operators whose result's metadata, or plain answer, depends on values."""
@@ -25,7 +121,15 @@ VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 DRAWS_NUMBERS = (torch.Tag.nondeterministic_seeded,)
 """torch's tag of operators that draw from a generator."""
 
-__all__ = ["VALUE_DEPENDENT", "DispatchKey", "DispatchKeySet", "TorchDispatchMode", "default_tolerances"]
+__all__ = [
+    "VALUE_DEPENDENT",
+    "DispatchKey",
+    "DispatchKeySet",
+    "TorchDispatchMode",
+    "default_tolerances",
+    "tree_leaves",
+    "tree_map",
+]
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
@@ -62,25 +166,20 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def fake_tensor_mode() -> Any:
     """A new FakeTensorMode; its log of unusual calls is silenced."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+    mode = found("torch._subclasses.fake_tensor:FakeTensorMode")
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-    return FakeTensorMode()
+    return mode()
 
 
 def forget_fake_calls() -> None:
     """Empty the cache in which fake tensors remember what a call gave."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    FakeTensorMode.cache_clear()
+    found("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
 
 
 def in_functionalize() -> bool:
     """Whether the code that runs is inside of `torch.func.functionalize`."""
-    from torch._C._functorch import TransformType, peek_interpreter_stack
-
-    interpreter = peek_interpreter_stack()
-    return interpreter is not None and interpreter.key() == TransformType.Functionalize
+    interpreter = found("torch._C._functorch:peek_interpreter_stack")()
+    return interpreter is not None and interpreter.key() == found("torch._C._functorch:TransformType").Functionalize
 
 
 # Dynamo
@@ -91,33 +190,31 @@ def quiet_dynamo() -> None:
     s."""
     import torch._dynamo
 
-    if hasattr(torch._dynamo.guards, "profile_guard_manager"):
-        torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    if not missing(["torch._dynamo.guards:profile_guard_manager"]):  # without it nothing need be silenced
+        torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 
 def backend_names() -> list[str]:
     """All names that `torch.compile(backend=...)` knows here, also those that are not ready for users."""
-    import torch._dynamo
-
-    return list(torch._dynamo.list_backends(exclude_tags=()))
+    return list(found("torch._dynamo:list_backends")(exclude_tags=()))
 
 
 def compiler_backend(name: str) -> Callable[[torch.fx.GraphModule, list[torch.Tensor]], Any]:
     """The function that compiles a graph, by its registered name. Raises what its own import raises."""
-    from torch._dynamo.backends.registry import lookup_backend
-
-    return lookup_backend(name)
+    compiler: Callable[..., Any] = found("torch._dynamo.backends.registry:lookup_backend")(name)
+    return compiler
 
 
 def has_cpp_compiler() -> bool:
     """Whether Inductor finds a C++ compiler."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
+    compiler, none = (
+        found("torch._inductor.cpp_builder:get_cpp_compiler"),
+        found("torch._inductor.exc:InvalidCxxCompiler"),
+    )
     try:
-        return bool(get_cpp_compiler())
-    except (InvalidCxxCompiler, RuntimeError, OSError):
+        return bool(compiler())
+    except (none, RuntimeError, OSError):
         return False
 
 
@@ -131,42 +228,34 @@ def keep_eager_draws() -> None:
 
 def reset_dynamo() -> None:
     """Forget all that was compiled, so that memory stays flat and an answer follows from its own calls alone."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
+    found("torch._dynamo:reset")()
     forget_fake_calls()
 
 
 def graph_breaks() -> int:
     """How often tracing has given up since `reset_graph_breaks`, to go on in plain Python."""
-    from torch._dynamo.utils import counters
-
-    return sum(counters["graph_break"].values())
+    return sum(found("torch._dynamo.utils:counters")["graph_break"].values())
 
 
 def reset_graph_breaks() -> None:
     """Begin to count anew."""
-    from torch._dynamo.utils import counters
-
-    counters.clear()
+    found("torch._dynamo.utils:counters").clear()
 
 
 def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, never traced itself; what it calls may be compiled again."""
-    import torch._dynamo
-
-    eager: Callable[..., Any] = torch._dynamo.disable(function, recursive=False)
+    eager: Callable[..., Any] = found("torch._dynamo:disable")(function, recursive=False)
     return eager
 
 
 def unwrapped(error: Exception) -> Exception:
     """The error that the call itself raises, without what Dynamo wraps around one that it met while it traced."""
-    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
-
-    while isinstance(error, TorchDynamoException):
-        inner = (
-            error.inner_exception if isinstance(error, BackendCompilerFailed) else error.__cause__ or error.__context__
-        )
+    of_dynamo, of_backend = (
+        found("torch._dynamo.exc:TorchDynamoException"),
+        found("torch._dynamo.exc:BackendCompilerFailed"),
+    )
+    while isinstance(error, of_dynamo):
+        inner = error.inner_exception if isinstance(error, of_backend) else error.__cause__ or error.__context__
         if not isinstance(inner, Exception):
             return error
         error = inner
@@ -179,12 +268,12 @@ def unwrapped(error: Exception) -> Exception:
 def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Call the function, and take off torch's stacks what it has pushed there: modes through which every call goes from
     then on, of CPU tensors, too. Returns a context that pushes them again for as long as it lasts."""
-    from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
-    from torch.utils import _python_dispatch as dispatch
-
-    functions, dispatches = len(_get_current_function_mode_stack()), len(dispatch._get_current_dispatch_mode_stack())
+    functions, dispatches = (
+        len(overrides._get_current_function_mode_stack()),
+        len(dispatch._get_current_dispatch_mode_stack()),
+    )
     function()
-    pushed = [_pop_mode() for _ in _get_current_function_mode_stack()[functions:]][::-1]
+    pushed = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[functions:]][::-1]
     below = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()[dispatches:]][::-1]
 
     @contextlib.contextmanager
@@ -192,12 +281,12 @@ def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.Abstract
         for mode in below:
             dispatch._push_mode(mode)
         for mode in pushed:
-            _push_mode(mode)
+            overrides._push_mode(mode)
         try:
             yield
         finally:
             for _ in pushed:
-                _pop_mode()
+                overrides._pop_mode()
             for _ in below:
                 dispatch._pop_mode()
 
@@ -209,19 +298,31 @@ def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.Abstract
 
 def op_db() -> SimpleNamespace:
     """PyTorch's op_db with its seed and the decorators that carry tolerances. Imported after the target's `prepare`."""
+    internal = "torch.testing._internal"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
-        from torch.testing._internal.common_methods_invocations import op_db
-        from torch.testing._internal.common_utils import SEED
-        from torch.testing._internal.opinfo.core import DecorateInfo
-    return SimpleNamespace(
-        ops=op_db,
-        seed=SEED,
-        precision_override=precisionOverride,
-        tolerance_override=toleranceOverride,
-        decorate_info=DecorateInfo,
+        return SimpleNamespace(
+            ops=found(f"{internal}.common_methods_invocations:op_db"),
+            seed=found(f"{internal}.common_utils:SEED"),
+            precision_override=found(f"{internal}.common_device_type:precisionOverride"),
+            tolerance_override=found(f"{internal}.common_device_type:toleranceOverride"),
+            decorate_info=found(f"{internal}.opinfo.core:DecorateInfo"),
+        )
+
+
+NONDETERMINISTIC = frozenset(
+    f"torch.ops.aten.{name}" if name.startswith("_") else name
+    for name in (
+        "_efficient_attention_forward", "_flash_attention_forward", "empty", "empty_like", "empty_permuted",
+        "empty_strided", "new_empty", "new_empty_strided",
     )
+)  # fmt: skip
+"""OpInfos whose results hold uninitialized memory. Those of torch 2.9 do not say so themselves."""
+
+
+def nondeterministic(opinfo: Any) -> bool:
+    """Whether an OpInfo's results hold uninitialized memory, in part at least."""
+    return opinfo.name in NONDETERMINISTIC or getattr(opinfo, "has_nondeterministic_output", False)
 
 
 @contextlib.contextmanager

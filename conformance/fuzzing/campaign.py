@@ -26,7 +26,8 @@ from conformance.fuzzing.plan import Plan, Shard, again
 from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
-from conformance.run.messages import Fate, WorkerDied
+from conformance.program.steps.table import OPS
+from conformance.run.messages import Fate, OutOfTime, WorkerDied
 
 PROGRESS = 4
 """The schema of the file that says how far a campaign is."""
@@ -36,6 +37,10 @@ LONGEST_NAME = 90
 
 SHRINKING = 0.2
 """The part of `--minutes` that is kept for shrinking, once there is something to shrink."""
+
+HANGS = 2
+"""Programs that may each take the whole limit of compiling in a step of an op before its kernels have no more time than
+the program: a device that does not answer would cost `--compile-limit` at every crash of a worker."""
 
 SEVERITY = (CRASH, TIMEOUT, MEMORY, HARNESS)
 """The kinds that are listed first, since the device, or the harness, did not survive the program."""
@@ -84,7 +89,8 @@ class Campaign:
         self.following = -len(self.plan.corpus)
         if self.plan.resume:
             self._restore()
-        with Workers(self.plan.target, self.plan.limit, self.plan.memory, self.plan.jobs) as workers:
+        plan = self.plan
+        with Workers(plan.target, plan.limit, plan.memory, plan.jobs, plan.compile_limit) as workers:
             self.environment = workers.load()
             self._note_progress()
             self.began, self.began_at = time.monotonic(), time.time()
@@ -103,17 +109,30 @@ class Campaign:
 
     def _compare(self, relative: str) -> None:
         """Run every finding on a related target, in a process of its own, to say whose bug it is."""
-        with Workers(relative, self.plan.limit, self.plan.memory) as workers:
+        plan, until = self.plan, self._deadline()
+        longest = 2 * plan.limit + plan.compile_limit
+        with Workers(relative, plan.limit, plan.memory, compile_limit=plan.compile_limit) as workers:
             for group in self.ranked():
                 if relative in group.elsewhere or not group.finding.program.inputs or self._late():
                     continue
-                program, limit = group.finding.program, self.plan.limit
+                program, limit = group.finding.program, plan.limit
                 try:
-                    answer = workers.ask(worker.elsewhere, relative, program, limit, seconds=2 * limit)
+                    answer = workers.ask(worker.elsewhere, relative, program, limit, seconds=longest, until=until)
+                except OutOfTime:
+                    return
                 except WorkerDied as died:
                     answer = "runs too long" if died.death.fate is Fate.TIMEOUT else "fails (crash)"
                 group.elsewhere[relative] = answer
                 self._save(group)
+
+    @property
+    def hang(self) -> dict[str, int]:
+        """The ops in whose steps programs hung, `HANGS` of them or more; none where a step is not one op's."""
+        target = describe_target(self.plan.target)
+        if target.lazy or target.transforms_program:
+            return {}
+        hangs = {name.removeprefix("timeout / "): len(group.numbers) for name, group in self.groups.items()}
+        return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
 
     def ranked(self) -> list[Group]:
         """The groups as they are listed: those that ended their process first, then the commonest of the others."""
@@ -141,6 +160,7 @@ class Campaign:
                 self.unfinished[shard.first] = shard
                 self.following = max(self.following, shard.first + shard.count)
                 self.running += 1
+                workers.hang = frozenset(self.hang)
                 workers.begin(replace(shard, until=self._drawing_deadline()))
 
         begin()
@@ -195,7 +215,7 @@ class Campaign:
         if identity != self.plan.identity():
             raise ProgramError(
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
-                "steps, corpus and shard that it was started with"
+                "steps, corpus, shard and torch that it was started with"
             )
         untaken: list[Finding] = []
         for saved in sorted(self.plan.failures.glob("*.json")):

@@ -35,7 +35,7 @@ from conformance.report import __main__ as report
 from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
-from conformance.run.messages import Limits
+from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.probe import resolve
 
 TARGET = "tiny"
@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stop.deferred():
             if given.replay or given.minimize:
                 return replay(given, TARGET)
-            given.target, seen = resolve(given.target or TARGET, Limits(memory=given.memory))
+            given.target, seen = resolve(
+                given.target or TARGET, Limits(compiling=given.compile_limit, memory=given.memory)
+            )
             record = (given.kernels or BASELINE) if given.record_kernels else None
             return campaign(
                 plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen
@@ -94,6 +96,11 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
     limit = "that a program may take (default: 60)"
     add("--limit", "--timeout", type=positive, default=60.0, metavar="SECONDS", help=limit)
+    building = (
+        "that building kernels may take within a program, not counted in --limit: in the first run of an op on its "
+        f"dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})"
+    )
+    add("--compile-limit", type=positive, default=COMPILE_LIMIT, metavar="SECONDS", help=building)
     memory = "that a worker may take; more is a finding (default: 8; Linux only)"
     add("--memory", type=positive, default=8.0, metavar="GIB", help=memory)
     add("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
@@ -191,6 +198,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
         kernels=kernels_of(given),
         record=given.record_kernels,
         part=given.shard,
+        compile_limit=given.compile_limit,
     )
 
 

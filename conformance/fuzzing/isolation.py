@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,23 +16,37 @@ from conformance.fuzzing import worker
 from conformance.fuzzing.plan import SHARD, Shard
 from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result
 from conformance.program.model import Program, ProgramError
-from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
+from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
 
 CRASH_TRIALS, MOST_DEATHS = 60, 4
 """How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
 
+TO_ANSWER = 1.0
+"""Seconds before its deadline at which a worker tries no smaller program, but judges the smallest and answers."""
+
 
 class Workers(LocalPool):
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
 
-    `limit`: seconds that a program may take; `memory`: GiB that a worker may (None: no limit)."""
+    `limit`: seconds that a program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB
+    that a worker may (None: no limit)."""
 
-    def __init__(self, target: str, limit: float, memory: float | None = None, jobs: int = 1) -> None:
-        limits = Limits(unit=limit, memory=memory)
+    def __init__(
+        self,
+        target: str,
+        limit: float,
+        memory: float | None = None,
+        jobs: int = 1,
+        compile_limit: float = COMPILE_LIMIT,
+    ) -> None:
+        limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
-        super().__init__(target, limits, jobs, [worker.__name__, "torch._dynamo"])
+        modules = [worker.__name__, "torch._dynamo"]
+        super().__init__(target, limits, jobs, modules, preload=modules)
+        self.hang: frozenset[str] = frozenset()
+        """Ops whose kernels are built in the time of their program, since programs hung in a first call."""
 
     def load(self) -> dict[str, str]:
         """Load the target, in a worker, and say what it runs on. Raises TargetError."""
@@ -45,6 +58,7 @@ class Workers(LocalPool):
 
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
+        shard = replace(shard, hang=self.hang)
         self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
     def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
@@ -73,11 +87,11 @@ class Workers(LocalPool):
                 self.begin(rest)
         return whole
 
-    def fate(self, program: Program) -> str:
+    def fate(self, program: Program, until: float = math.inf) -> str:
         """What becomes of a worker that runs a program: CRASH, TIMEOUT, MEMORY, or nothing, the empty string. Raises
-        what fails in the harness itself."""
+        OutOfTime when it is `until`, and what fails in the harness itself."""
         try:
-            return "" if self.ask(worker.survives, self.target, program) else MEMORY
+            return "" if self.ask(worker.survives, self.target, program, self.hang, until=until) else MEMORY
         except WorkerDied as died:
             return str(died.death.fate)
         except ProgramError:  # it means nothing on torch CPU, so it shows nothing
@@ -88,11 +102,11 @@ class Workers(LocalPool):
         death does not come again. Raises what fails in the harness itself."""
         if finding.kind in (CRASH, TIMEOUT, MEMORY):
             return self._shrink_death(finding, until)
-        seconds = min(60 + trials * 10.0, max(until - time.time(), 0) + 30)
+        seconds, early = 60 + trials * 10.0, until - TO_ANSWER
         try:
-            small: Finding = self.ask(worker.shrink, self.target, finding, trials, until, seconds=seconds)
+            small: Finding = self.ask(worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until)
             return small
-        except WorkerDied:
+        except (WorkerDied, OutOfTime):
             return finding
 
     def _shrink_death(self, finding: Finding, until: float) -> Finding:
@@ -100,7 +114,11 @@ class Workers(LocalPool):
         if not finding.program.inputs:
             return finding
         same = {finding.kind, CRASH if finding.kind == MEMORY else finding.kind}
-        if self.fate(finding.program) not in same:
+        try:
+            again = self.fate(finding.program, until)
+        except OutOfTime:
+            return finding
+        if again not in same:
             return replace(finding, kind=FLAKY, group=f"flaky / {finding.group}")
         deaths = 0
 
@@ -108,7 +126,7 @@ class Workers(LocalPool):
             nonlocal deaths
             if deaths >= MOST_DEATHS:
                 return False
-            fate = self.fate(candidate)
+            fate = self.fate(candidate, until)
             deaths += fate in (CRASH, TIMEOUT)
             return fate in same
 

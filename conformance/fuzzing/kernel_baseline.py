@@ -13,11 +13,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from conformance.core import versions
 from conformance.core.result import write_atomic
 from conformance.program.model import ProgramError
 
 SCHEMA = 1
-BASELINE = Path("reports/baseline/programs.json")
+BASELINE = versions.baselines() / "programs.json"
 
 
 def read_baseline(path: Path, target: str) -> Mapping[str, int]:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conformance.core import versions
 from conformance.core.loading import describe_target
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.program.steps.op import Json
 from conformance.program.unsupported import unsupported_steps
+from conformance.run.messages import COMPILE_LIMIT
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
@@ -24,9 +26,10 @@ SHARD = 20
 @dataclass(frozen=True)
 class Plan:
     """What to run. `programs` None: until `minutes` have passed, which include shrinking. `limit`: seconds that a
-    program may take; `memory`: GiB that a worker may. `part` (i, n): only the i-th of every n blocks of `SHARD`
-    programs. `corpus`: files of programs that are run first, under the numbers -1, -2, ... counted from the end.
-    `kernels`: the file with the kernels that programs took before; `record`: keep the kernels of this run's."""
+    program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB that a worker may. `part`
+    (i, n): only the i-th of every n blocks of `SHARD` programs. `corpus`: files of programs that are run first, under
+    the numbers -1, -2, ... counted from the end. `kernels`: the file with the kernels that programs took before;
+    `record`: keep the kernels of this run's."""
 
     target: str = "tiny"
     seed: int = 0
@@ -44,6 +47,7 @@ class Plan:
     kernels: str = ""
     record: bool = False
     part: tuple[int, int] = (1, 1)
+    compile_limit: float = COMPILE_LIMIT
 
     @property
     def failures(self) -> Path:
@@ -58,7 +62,8 @@ class Plan:
     def identity(self) -> dict[str, Json]:
         """What must be the same when the campaign goes on."""
         made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part")}
-        plain: dict[str, Json] = json.loads(json.dumps({**made_of, "drawing": vars(self.drawing)}))
+        made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
+        plain: dict[str, Json] = json.loads(json.dumps(made_of))
         return plain
 
     @property
@@ -112,13 +117,15 @@ def again(target: str, saved: Path) -> str:
 @dataclass(frozen=True)
 class Shard:
     """Programs `first` to before `first + count` of a plan. Findings are written down under the name of the campaign.
-    From `until` on, in seconds since the epoch, it begins no program; the rest is left to the campaign."""
+    From `until` on, in seconds since the epoch, it begins no program; the rest is left to the campaign. Kernels of the
+    ops that `hang` are built in the time of their program."""
 
     plan: Plan
     first: int
     count: int
     campaign: str = ""
     until: float = math.inf
+    hang: frozenset[str] = frozenset()
 
     def found(self, number: int) -> Path:
         """The file of a failure that no campaign has taken over yet."""

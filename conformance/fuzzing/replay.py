@@ -59,7 +59,10 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
     had declared that it leaves out. The function raises ProgramError, naming the file, where the program has no meaning
     on torch CPU."""
     spec, kernels = given.target, kernels_of(given)
-    with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, given.limit, given.memory) as workers:
+    with (
+        TemporaryDirectory(prefix="conformance-") as notes,
+        Workers(spec, given.limit, given.memory, compile_limit=given.compile_limit) as workers,
+    ):
         workers.load()
 
         def rerun(path: Path) -> tuple[Finding | None, str]:

@@ -21,7 +21,7 @@ from conformance.fuzzing.worker import CRASH, FAIL, FLAKY, INVALID, MEMORY, TIME
 from conformance.program.steps.table import FAMILIES, OPS
 
 if TYPE_CHECKING:
-    from conformance.fuzzing.campaign import Campaign, Group
+    from conformance.fuzzing.campaign import HANGS, Campaign, Group
 
 OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
             MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip
@@ -107,6 +107,10 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         seconds=round(campaign.running_seconds, 2),
         complete=not interrupted,
         interrupted=interrupted,
+        notes=[
+            f"{op} hung in {count} programs; after {HANGS} of them its kernels had no more time than the program"
+            for op, count in campaign.hang.items()
+        ],
         drawn=drawn,
     )
 

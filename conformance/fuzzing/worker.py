@@ -13,11 +13,12 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conformance.core.errors import TargetError, UserError
+from conformance.core.executor import Watch
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
@@ -30,13 +31,16 @@ from conformance.program.model import Program, ProgramError, digest, read_progra
 from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
 from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
-from conformance.run.messages import Fate
+from conformance.run.messages import COMPILING, Fate, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
 
 FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
 CRASH, TIMEOUT, MEMORY = (str(fate) for fate in (Fate.CRASH, Fate.TIMEOUT, Fate.MEMORY))
 """What can be found; INVALID is a fault of the drawing, a program that means nothing on torch CPU, and HARNESS one of
 the harness, which failed while it judged the program."""
+
+LONGEST_TRIAL = 30.0
+"""Seconds that a smaller program may take while a finding is shrunk."""
 
 NOTHING = Program((), ())
 """Stands for a program that was never drawn."""
@@ -157,13 +161,20 @@ def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
 
 def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdict:
     """The verdict on a program, within the time that a program may take, each of its steps noted before it runs."""
-
-    def watch(number: int, phase: str = "") -> None:
-        step(str(number), phase)
-
     target, baseline = loaded(shard.plan.target), counted(shard.plan.kernels, shard.plan.target)
     with unit(json.dumps({"number": number, "program": program.to_json()})):
-        return judge_program(program, target, locate=locate, watch=watch, baseline=baseline)
+        return judge_program(program, target, locate=locate, watch=watching(program, shard.hang), baseline=baseline)
+
+
+def watching(program: Program, hang: Collection[str] = ()) -> Watch:
+    """What notes a step before it runs; where it may build kernels, that is not the program's time, unless its op is
+    one of those that hang."""
+
+    def watch(number: int, builds: bool) -> None:
+        op = program.steps[number - 1].op if 0 < number <= len(program.steps) else ""
+        step(str(number), COMPILING if builds and op not in hang else "")
+
+    return watch
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
@@ -198,10 +209,6 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     return Finding(kind, seed, number, f"{kind.lower()} / {where}", program.with_steps(program.steps[:step]), step=step)
 
 
-class _OutOfTime(Exception):
-    """No smaller program is to be tried."""
-
-
 def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
     """The smallest failing program after so many trials, or when it is `until`, in seconds since the epoch."""
     smallest = program
@@ -209,12 +216,12 @@ def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int
     def still_fails(candidate: Program) -> bool:
         nonlocal smallest
         if time.time() >= until:
-            raise _OutOfTime
+            raise OutOfTime
         failed = fails(candidate)
         smallest = candidate if failed else smallest
         return failed
 
-    with contextlib.suppress(_OutOfTime):
+    with contextlib.suppress(OutOfTime):
         reduce_program(program, still_fails, trials)
     return smallest
 
@@ -228,8 +235,8 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
 
     def verdict_of(candidate: Program) -> Verdict:
         try:
-            with at_most(30):
-                return judge_program(candidate, target, locate=False)
+            with at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
+                return judge_program(candidate, target, locate=False, watch=watching(candidate))
         except UnitTimeout:
             return Verdict()
 
@@ -258,11 +265,11 @@ def _alike(one: Mismatch, two: Mismatch) -> bool:
     return (one.oracle, one.expected, one.actual, gist(one)) == (two.oracle, two.expected, two.actual, gist(two))
 
 
-def survives(spec: str, program: Program) -> bool:
+def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
     """Run a program only to see whether the process survives it; False where it only ran out of memory."""
     try:
         with unit("a smaller program"):
-            return not exhausted(judge_program(program, loaded(spec), locate=False))
+            return not exhausted(judge_program(program, loaded(spec), locate=False, watch=watching(program, hang)))
     except MemoryError:
         return False
 
@@ -271,7 +278,7 @@ def elsewhere(spec: str, program: Program, limit: float) -> str:
     """What becomes of a program on a related target: `agrees`, `fails` with the oracle, or why it was not run."""
     try:
         with at_most(limit):
-            verdict = judge_program(program, loaded(spec), locate=False)
+            verdict = judge_program(program, loaded(spec), locate=False, watch=watching(program))
     except UnitTimeout:
         return "runs too long"
     except TargetError as error:

@@ -14,8 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.backend.runtime import trace
-from conformance.kernels import Count, Place, count
+try:
+    from conformance.backend.runtime import trace
+    from conformance.kernels.counting import Count, Place, count
+except ImportError as error:  # the device's packages are missing, or too old for it
+    print(f"conformance.kernels: {error}", file=sys.stderr)
+    sys.exit(2)
 
 WHY = {
     "observed": "a value was read on the host",

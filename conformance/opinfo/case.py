@@ -11,9 +11,9 @@ import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -68,7 +68,13 @@ class _Tally:
             self.worst, self.excess = call, kernels - eager - moved
 
 
-def run_case(case: Case, target: Target, note: Callable[[int, str], None] = lambda sample, phase: None) -> Result:
+class Note(Protocol):
+    """Is told the sample and the phase of a case, and whether the target may build kernels in it."""
+
+    def __call__(self, sample: int, phase: str, builds: bool = False) -> None: ...
+
+
+def run_case(case: Case, target: Target, note: Note = lambda sample, phase, builds=False: None) -> Result:
     """Compare up to `case.samples` samples of the case. `note` is told the sample and the phase before each step that
     may crash, so that somebody outside can say where it happened."""
     begin = time.perf_counter()
@@ -157,9 +163,7 @@ def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
         tally.skip(str(reason))
 
 
-def _run_call(
-    case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Callable[[int, str], None]
-) -> None:
+def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Note) -> None:
     index = call.sample.index
     reason = _undeclared(target, call)
     if reason:
@@ -178,9 +182,12 @@ def _run_call(
         return tally.skip("it writes to an expanded input, which is undefined")
     if case.variant == "error_inputs" and error is None:
         return tally.skip("the CPU accepts this input")
-    note(index, "target")
+
+    def watch(number: int, builds: bool) -> None:
+        note(index, "target", builds)
+
     # On the CPU itself counting means a dispatch mode, under which some composite ops take other paths.
-    actual = Executor(target).run(call, count=target.name != reference().name)
+    actual = Executor(target).run(call, count=target.name != reference().name, watch=watch)
     if actual.unavailable:
         return tally.skip(f"the device has no way to make {actual.unavailable}", excused=True)
     if actual.last.kernels is not None:

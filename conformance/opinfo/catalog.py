@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import torch
 
-from conformance.core.torch_compat import default_tolerances, op_db
+from conformance.core.torch_compat import default_tolerances, nondeterministic, op_db
 from conformance.opinfo.plan import Case, Entry
 
 _op_db = op_db()
@@ -34,7 +34,7 @@ COMPARISONS = {
     None: (None,),
 }  # fmt: skip
 
-# OpInfos whose results hold uninitialized memory without saying so by `has_nondeterministic_output`.
+# More OpInfos whose results hold uninitialized memory without saying so themselves, in any version.
 UNDEFINED = frozenset({"resize_", "resize_as_"})
 
 FAMILIES = {
@@ -141,4 +141,4 @@ def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]
 
 def has_value(op: Any) -> bool:
     """Whether the op's result has a defined value; that of `empty` and its kin is compared by metadata only."""
-    return not (op.has_nondeterministic_output or op.name in UNDEFINED)
+    return not (nondeterministic(op) or op.name in UNDEFINED)

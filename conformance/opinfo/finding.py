@@ -58,6 +58,7 @@ def failure_of(
             call.tree,
             call.sample,
             f"{mismatch.oracle} of {where}: expected {mismatch.expected}, got {mismatch.actual}",
+            mismatch,
             tolerances=catalog.tolerances(catalog.find(case), dtype),
             undefined=_undefined(case, call),
             sparse=any(name.endswith("['layout']") for name in expected.others),
@@ -70,7 +71,7 @@ def failure_of(
 def _undefined(case: Case, call: Call) -> list[str]:
     """Answers that the judge leaves out: what nothing defines, and what lies about a result that the op allocated."""
     facts = ["storage of"] if call.note == "out empty" else []
-    facts = facts if catalog.has_value(catalog.find(case)) else ["values of", "storage of"]
+    facts = facts if catalog.has_value(catalog.find(case)) else ["value of", "storage of"]
     return [f"{fact} {name}" for fact in facts for name in ("result", "out")]
 
 

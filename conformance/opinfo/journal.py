@@ -53,8 +53,8 @@ class Journal:
             identity = json.loads(head)
             if identity != self.identity:
                 raise UsageError(
-                    f"{self.path} is of another run: --resume needs the target, the selection and the shard that it "
-                    "was started with; run without it, or choose another --reports"
+                    f"{self.path} is of another run: --resume needs the target, the selection, the shard and the "
+                    "torch that it was started with; run without it, or choose another --reports"
                 )
             for line in map(json.loads, lines):
                 self.finished.append(model.result_from_json(line["result"]))

@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from conformance.core import expectations
+from conformance.core import expectations, versions
 from conformance.core import result as model
 from conformance.core.errors import ReportError, TargetError, UsageError, UserError
 from conformance.core.result import RERUN, UNEXPECTED, Outcome, Result, Run
@@ -37,7 +37,7 @@ from conformance.report import budgets, compare, history, probe
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
-from conformance.run.messages import Limits
+from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.probe import resolve
 
 LIMITS = Limits(unit=120.0, memory=8.0)
@@ -138,13 +138,23 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help=f"seconds for one case (default: {usual:g})",
     )
+    made.add_argument(
+        "--compile-limit",
+        type=float,
+        default=COMPILE_LIMIT,
+        metavar="S",
+        help="seconds for building kernels within a case, not counted in --timeout: in the first run of an op on its "
+        f"dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})",
+    )
     made.add_argument("--memory", type=float, default=8.0, metavar="GIB", help="memory of a worker (default: 8)")
     made.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
     made.add_argument("--resume", action="store_true", help="go on where the same run in --reports stopped")
     made.add_argument("--stop-at-first-failure", action="store_true", help="end with the first undeclared failure")
     made.add_argument("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
     made.add_argument("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
-    made.add_argument("--baseline", type=Path, metavar="FILE", help="default: reports/baseline/<target>.json.gz")
+    made.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="default: reports/baseline/torch-<minor>/<target>.json.gz"
+    )
     made.add_argument("--update-baseline", action="store_true", help="accept this run as the baseline, knowingly")
     made.add_argument(
         "--replay",
@@ -161,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
+        versions.check()
         with stop.deferred():
             if options.replay:
                 limits = _choices(options)["limits"]
@@ -197,6 +208,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),
         "shard": list(chosen["shard"]),
+        "torch": str(versions.installed()),
     }
     with Journal(options.reports, identity, options.resume) as journal, terminal.progress(console) as progress:
         made = run(
@@ -236,6 +248,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     for name, value, least in (
         ("-n", options.jobs, 1),
         ("--timeout", options.timeout, 0.001),
+        ("--compile-limit", options.compile_limit, 0.001),
         ("--memory", options.memory, 0.25),
         ("--rerun-failures", options.rerun_failures, 0),
     ):
@@ -244,7 +257,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "selections": plan.asked(options),
         "jobs": options.jobs,
-        "limits": replace(LIMITS, unit=options.timeout, memory=options.memory),
+        "limits": replace(LIMITS, unit=options.timeout, compiling=options.compile_limit, memory=options.memory),
         "stop_at_first": options.stop_at_first_failure,
         "shard": plan.parse_shard(options.shard),
         "variants": _by_name(options),

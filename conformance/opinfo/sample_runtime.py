@@ -2,7 +2,7 @@
 
 The key insight: a call is more than a function for some variants (gradients are drawn, duals are made, OpInfo processes
 results whose sign or phase is free), and all of that happens around the function, so that a compiler is given the
-function alone. Each of these is a `run` of `compare`.
+function alone. `gradients`, `derivatives` and `processed` are each a `call` of `script_runtime.compare`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from conformance.core.moving import storage_key, whole_storage
-from conformance.core.script_runtime import leaves, on_host
-from conformance.opinfo.sampling import laid_out, map_leaves
+from conformance.core.moving import map_leaves, storage_key, whole_storage
+from conformance.core.script_runtime import leaves, on_host, plain_call
+from conformance.core.torch_compat import tree_leaves, tree_map
+from conformance.opinfo.sampling import laid_out
 
 Process = Callable[[Any], Any]
+
+
+def sent(tree: Any, device: str) -> Any:
+    """The tree on the device, for tensors that are dense, each on a storage of its own."""
+    return tree_map(
+        lambda x: x.detach().to(device, copy=True).requires_grad_(x.requires_grad) if torch.is_tensor(x) else x, tree
+    )
 
 
 def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = ()) -> Any:
@@ -32,7 +40,7 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = ())
         if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
             return leaf
         if leaf.layout is not torch.strided:
-            return leaf.detach().to(device, copy=True).requires_grad_(leaf.requires_grad)
+            return sent(leaf, device)
         like = laid_out(leaf, layout, kept) if layout else leaf
         if storage_key(like) not in flats:
             where = "cpu" if storage_key(leaf) in kept else device
@@ -51,67 +59,45 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = ())
     return map_leaves(tree, once)
 
 
+def differentiable(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a tree that require a gradient."""
+    return [x for x in tree_leaves(tree) if torch.is_tensor(x) and x.requires_grad]
+
+
 def draws(found: list[torch.Tensor]) -> list[torch.Tensor]:
     """Random numbers for each, drawn on the CPU."""
     return [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in found]
 
 
-def differentiable(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a tree that require a gradient."""
-    return [x for x in leaves({"": tree}).values() if isinstance(x, torch.Tensor) and x.requires_grad]
-
-
-def gradients(process: Process = lambda result: result) -> Any:
+def gradients(program: Any, given: dict[str, Any], process: Process = lambda result: result) -> Any:
     """The call, and then the gradients of its inputs."""
-
-    def run(program: Any, made: dict[str, Any]) -> Any:
-        outcome = program(*made.values())
-        found = differentiable(process(outcome["result"]))
-        torch.manual_seed(1234)
-        if found:
-            torch.autograd.backward(found, draws(found))
-        for x in differentiable(made):
-            if x.grad is not None and torch._is_zerotensor(x.grad):
-                x.grad = x.grad.clone()  # which has no memory, and may not be read before
-        return outcome
-
-    return run
+    made = program(*given.values())
+    found = differentiable(process(made["result"]))
+    torch.manual_seed(1234)
+    if found:
+        torch.autograd.backward(found, draws(found))
+    for x in differentiable(given):
+        if x.grad is not None and torch._is_zerotensor(x.grad):
+            x.grad = x.grad.clone()  # which has no memory, and may not be read before
+    return made
 
 
-def derivatives(process: Process = lambda result: result) -> Any:
+def derivatives(program: Any, given: dict[str, Any], process: Process = lambda result: result) -> Any:
     """The derivatives of the gradients along drawn tangents, in forward mode."""
-
-    def run(program: Any, made: dict[str, Any]) -> Any:
-        duals: list[torch.Tensor] = []
-
-        def dual(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor) or not x.requires_grad:
-                return x
-            duals.append(forward_ad.make_dual(x, draws([x])[0]))
-            return duals[-1]
-
-        with forward_ad.dual_level():
-            found = differentiable(process(program(*map_leaves(list(made.values()), dual))["result"]))
-            if not found:
-                return {"result": []}
-            grads = torch.autograd.grad(found, duals, draws(found), allow_unused=True)
-            tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]
-        return {"result": [x.clone() if x is not None and torch._is_zerotensor(x) else x for x in tangents]}
-
-    return run
+    with forward_ad.dual_level():
+        duals = {id(x): forward_ad.make_dual(x, draws([x])[0]) for x in differentiable(given)}
+        found = differentiable(process(program(*tree_map(lambda x: duals.get(id(x), x), [*given.values()]))["result"]))
+        grads = torch.autograd.grad(found, [*duals.values()], draws(found), allow_unused=True) if found else []
+        tangents = [None if grad is None else forward_ad.unpack_dual(grad).tangent for grad in grads]
+    return {"result": [x.clone() if x is not None and torch._is_zerotensor(x) else x for x in tangents]}
 
 
-def processed(process: Process, run: Any = lambda program, made: program(*made.values())) -> Any:
+def processed(program: Any, given: dict[str, Any], process: Process, call: Any = plain_call) -> Any:
     """The call, and beside its result what OpInfo's processing leaves of it, on the CPU."""
-
-    def around(program: Any, made: dict[str, Any]) -> Any:
-        outcome = run(program, made)
-        host = map_leaves(outcome["result"], lambda x: on_host(x) if isinstance(x, torch.Tensor) else x)
-        return {**outcome, "processed": process(host)}
-
-    return around
+    made = call(program, given)
+    return {**made, "processed": process(tree_map(lambda x: on_host(x) if torch.is_tensor(x) else x, made["result"]))}
 
 
 def with_gaps(result: Any, device: str) -> Any:
     """Tensors to be given as out=, of the result's sizes, every other element of their storages."""
-    return map_leaves(result, lambda x: torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0])
+    return tree_map(lambda x: torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0], result)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from conformance.core.moving import MARKER, storage_key, tensors
-from conformance.core.names import ORACLES
-from conformance.core.script import render, unjudged
+from conformance.core.oracles import Mismatch
+from conformance.core.script import Bug, carried, judged, render
 from conformance.core.script_runtime import leaves
 from conformance.core.target import Target
 from conformance.core.tensor_source import NoSource, input_lines, literal
 from conformance.opinfo.plan import Case
-from conformance.opinfo.sample_script import APART, GRADIENTS, from_op_db
+from conformance.opinfo.sample_script import AROUND, from_op_db
 from conformance.opinfo.sampling import Sample
 
 LONGEST = 400
@@ -75,54 +75,53 @@ def standalone(
     tree: dict[str, Any],
     sample: Sample,
     finding: str,
+    mismatch: Mismatch | None = None,
     *,
     tolerances: tuple[float | None, float | None] = (None, None),
     undefined: Collection[str] = (),
     sparse: bool = False,
 ) -> str:
     """The script that makes the call on the CPU and on the target and prints both answers. `undefined` are beginnings
-    of answers that have no value, such as `values of result`; `sparse` says that a result is sparse."""
-    left_out = [oracle for oracle in ORACLES if oracle not in ("error", "kernels")]
+    of mismatches that mean nothing, such as `value of result`; `sparse` says that a result is sparse."""
+    own_process = sample.process is not None
+    undefined = (*undefined, "value of result") if own_process else tuple(undefined)
     options = {
-        "unjudged": str(left_out if case.variant == "error_inputs" else unjudged(target.oracles - {"version"})),
-        "undefined": str(tuple(undefined)),
+        **judged({"error"} if case.variant == "error_inputs" else target.oracles - {"version"}, target.lacks),
+        "undefined": str(undefined),
         "rtol": repr(tolerances[0]),
         "atol": repr(tolerances[1]),
     }
-    notes = [f"Again: {again(case, target.spec, sample.index)}"]
-    finding = textwrap.shorten(finding, 300)
-    own_process = sample.process is not None
+    notes = [textwrap.shorten(finding, 500), f"Again: {again(case, target.spec, sample.index)}"]
+    finding = textwrap.shorten(finding, 110)
+    around = AROUND.get(case.variant, "")
+    found = [leaf for leaf in leaves(tree).values() if isinstance(leaf, torch.Tensor)]
+    if sparse or any(tensor.layout is not torch.strided for tensor in found):
+        mismatch = None  # what it is about may be a part of a sparse tensor, which has no such name
     try:
-        if source is None or case.variant == "forward_over_backward" or own_process:
+        if source is None or around == "derivatives" or own_process:
             raise NoSource(case.id)
-        arguments, lines, call = _written(source, tree, sample)
+        lines, named, call = _written(source, tree, sample, "" if target.transforms_program else ".to(device)")
     except NoSource:
         stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
-        out = _out_lines(tree["out"]) if "out" in tree else []
-        if own_process:
-            options["undefined"] = str((*undefined, "values of result"))
         return from_op_db(
             case,
             target.script(),
             sample.index,
             finding,
+            mismatch,
             notes=notes,
             options=options,
-            out=out,
+            out=_out_lines(tree["out"]) if "out" in tree else [],
             stays=stays,
             processed=own_process,
+            plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
         )
-    options |= {"run": "gradients()"} if case.variant == "backward" else {}
+    program = f"def program({', '.join(named.values())}):\n    return {{'result': {call}}}"
+    bug = Bug([carried((around,))] if around else [], lines, list(named), program, around)
     options |= {"apart": "taken_apart"} if sparse else {}
-    return render(
-        [finding, "", f"Case {case.id}, sample {sample.index}", *notes],
-        target.script(),
-        [],
-        lines,
-        f"def program({arguments}):\n    return {{'result': {call}}}",
-        options,
-        extra=[*(APART if sparse else ()), *(GRADIENTS if case.variant == "backward" else ())],
-    )
+    notes = [f"Case {case.id}, sample {sample.index}", *notes]
+    roots = ("taken_apart",) if sparse else ()
+    return render(bug, target.script(), finding, mismatch, options, notes, roots)
 
 
 def again(case: Case, target: str, index: int) -> str:
@@ -135,8 +134,22 @@ def _kept(tensor: torch.Tensor, sample: Sample) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta and storage_key(tensor) in sample.kept
 
 
-def _written(source: str, tree: dict[str, Any], sample: Sample) -> tuple[str, list[str], str]:
-    """The arguments of the function, the lines of its inputs, and the call. Raises NoSource."""
+def _plain(tree: dict[str, Any]) -> bool:
+    """Whether `.to(device)` keeps all that its tensors are: each dense, and on a storage of its own."""
+    found = tensors(tree)
+    dense = all(
+        one.layout is torch.strided
+        and one.is_contiguous()
+        and one.untyped_storage().nbytes() == one.nbytes
+        and not (one.is_conj() or one.is_neg() or one.is_meta)
+        for one in found
+    )
+    alone = dense and len({storage_key(one) for one in found}) == len(found)
+    return alone and not any(isinstance(leaf, torch.device) for leaf in leaves(tree).values())
+
+
+def _written(source: str, tree: dict[str, Any], sample: Sample, move: str) -> tuple[list[str], dict[str, str], str]:
+    """The lines of the inputs, their names in the tree with those in the script, and the call. Raises NoSource."""
     named: dict[int, tuple[str, str, torch.Tensor]] = {}
     for name, leaf in leaves(tree).items():
         if isinstance(leaf, torch.Tensor) and id(leaf) not in named:
@@ -144,7 +157,7 @@ def _written(source: str, tree: dict[str, Any], sample: Sample) -> tuple[str, li
                 raise NoSource(name)
             named[id(leaf)] = (string.ascii_lowercase[len(named)], name, leaf)
     letters = {key: letter for key, (letter, _, _) in named.items()}
-    stays = {letter for letter, _, tensor in named.values() if _kept(tensor, sample)}
+    stays = {letter for letter, _, tensor in named.values() if not move or _kept(tensor, sample)}
     lines = input_lines([(letter, tensor) for letter, _, tensor in named.values()], stays=stays, longest=LONGEST)
     lines.append(f"return {{{', '.join(f'{name!r}: {letter}' for letter, name, _ in named.values())}}}")
 
@@ -166,7 +179,7 @@ def _written(source: str, tree: dict[str, Any], sample: Sample) -> tuple[str, li
         call = f"{items[0]}.{source.removeprefix('torch.Tensor.')}({', '.join(items[1:])})"
     else:
         call = f"{source}({', '.join(items)})"
-    return ", ".join(letters.values()), lines, call
+    return lines, {name: letter for letter, name, _ in named.values()}, call
 
 
 def _out_lines(out: Any) -> list[str]:

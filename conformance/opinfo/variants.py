@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from conformance.core.errors import UserError
-from conformance.core.executor import Transform
+from conformance.core.executor import Transform, signature_of
 from conformance.core.loading import load_target
 from conformance.core.moving import map_leaves, moved, observable, taken_apart, tensors
 from conformance.core.observation import Observation, Raised, observe
@@ -94,6 +94,11 @@ class RunningCall:
         self.call, self.inputs, self.target, self.apply = call, inputs, target, apply
         self.outcome: Any = None
         self.error: Exception | None = None
+
+    def signature(self, number: int) -> Hashable:
+        """The function, how it is called, and the tensors that it is given; one without a name is always another."""
+        call = self.call
+        return (call.source or object(), call.note, call.run.__qualname__, signature_of(tensors(self.inputs)))
 
     def advance(self, number: int) -> None:
         """Make the call, with the seed that every side has."""

@@ -14,6 +14,7 @@ from conformance.core.errors import TargetError
 from conformance.core.names import VARIANTS
 from conformance.core.result import Result
 from conformance.opinfo.plan import Case, Entry
+from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
 
 CALIBRATE_EVERY = 20
@@ -48,8 +49,8 @@ def run(target: str, case: Case) -> tuple[Result, float]:
     under_test = loaded(target)
     from conformance.opinfo.case import run_case
 
-    def note(sample: int, phase: str) -> None:
-        step(f"{sample}\t{phase}", phase)
+    def note(sample: int, phase: str, builds: bool = False) -> None:
+        step(f"{sample}\t{phase}", COMPILING if builds else phase)
 
     with unit(case.id):
         note(0, "sampling")

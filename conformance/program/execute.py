@@ -7,19 +7,19 @@ the very calls that its script shows. What a difference means is not this module
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conformance.core.executor import StepFailed, Transform
+from conformance.core.executor import StepFailed, Transform, signature_of
 from conformance.core.observation import Observation, Raised, observe, versions_of
 from conformance.core.target import Target
 from conformance.program.model import LOOP, Program
 from conformance.program.source import source
 from conformance.program.steps import definitions
-from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of
+from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, walk
 from conformance.program.steps.table import OPS
 
 
@@ -106,6 +106,13 @@ class SteppedProgram(RunningProgram):
         """How many steps the program has."""
         return len(self.program.steps)
 
+    def signature(self, number: int) -> Hashable:
+        """The step's ops, the tensors that they work on, and the dtypes that they are given."""
+        step, dtypes = self.program.steps[number - 1], list[str]()
+        walk((list(step.args), dict(step.kwargs)), lambda marker: dtypes.append(str(marker.get("dtype", ""))))
+        given = [self.env[name] for name in step.names() if name in self.env]
+        return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(given))
+
     def advance(self, number: int) -> None:
         """Run step `number`. Raises StepFailed."""
         self.step(self.program.steps[number - 1])
@@ -119,6 +126,10 @@ class TransformedProgram:
     def __init__(self, program: Program, inputs: dict[str, torch.Tensor], target: Target, transform: Transform) -> None:
         self.inputs, self.outcome = inputs, {}  # type: tuple[dict[str, torch.Tensor], dict[str, Any]]
         self.function = transform(function(program, target.attempt))
+
+    def signature(self, number: int) -> Hashable:
+        """Of no meaning: each function is compiled anew."""
+        return None
 
     def advance(self, number: int) -> None:
         """Call the transformed function."""

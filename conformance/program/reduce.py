@@ -7,7 +7,7 @@ the same reducer works for a wrong value, in this process, and for a segfault, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from conformance.program.execute import Broken
@@ -15,14 +15,21 @@ from conformance.program.model import LOOP, Input, Program, ProgramError, Storag
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import Json, Step, StepError, dtype_of
+from conformance.program.steps.op import number as json_number
 from conformance.program.steps.table import OPS
 
 MOST_TRIALS = 400
 """How often the failing program may be run while it is reduced."""
 
 
-def reduce_program(program: Program, fails: Callable[[Program], bool], trials: int = MOST_TRIALS) -> Program:
-    """A smaller program for which `fails` still holds; at most `trials` are tried, all with a meaning on CPU."""
+def reduce_program(
+    program: Program,
+    fails: Callable[[Program], bool],
+    trials: int = MOST_TRIALS,
+    passes: Sequence[Callable[[Program], Iterator[Program]]] = (),
+) -> Program:
+    """A smaller program for which `fails` still holds; at most `trials` are tried, all with a meaning on CPU. `passes`
+    propose smaller programs; all of `PASSES` by default."""
     seen = {repr(program.to_json())}
     left = trials
 
@@ -42,14 +49,15 @@ def reduce_program(program: Program, fails: Callable[[Program], bool], trials: i
     best, before = program, None
     while best is not before:
         before = best
-        for propose in PASSES:
+        for propose in passes or PASSES:
             while (found := smaller(propose(best))) is not None:
                 best = found
     return best
 
 
 def settle(program: Program) -> Program | None:
-    """The program with the errors that its steps raise on CPU now, or None when it has no defined meaning."""
+    """The program with the errors that its steps raise on CPU now, or None when it has no defined meaning: also where
+    a step gives fewer results than it names, as a split of less does."""
     try:
         program.check()
         shadow = Shadow(program)
@@ -57,6 +65,8 @@ def settle(program: Program) -> Program | None:
             if shadow.offer(replace(step, raises=None)) is None:
                 return None
     except (ProgramError, StepError, Broken):
+        return None
+    if any(name not in shadow.env for step in shadow.steps for name in step.out):
         return None
     return program.with_steps(tuple(shadow.steps))
 
@@ -115,8 +125,32 @@ def fewer_inputs(program: Program) -> Iterator[Program]:
             if size >= 0:
                 values = storage.values[:size] if isinstance(storage.values, list) else storage.values
                 yield with_storage(program, number, replace(storage, size=size, values=values))
-        if storage.values != "arange":
-            yield with_storage(program, number, replace(storage, values="arange"))
+
+
+def plainer_values(program: Program) -> Iterator[Program]:
+    """With the plainest values of one storage: zeros, which say that values do not matter, else ones, else a range,
+    else small numbers in place of what must stay, half of the cells at a time and then each alone."""
+    for at, storage in enumerate(program.storages):
+        for values in _plainer_values(storage):
+            yield with_storage(program, at, replace(storage, values=values))
+
+
+def _plainer_values(storage: Storage) -> Iterator[Json]:
+    size, cells = storage.size, [json_number(value) for value in storage.literal()]
+    usual: list[Json] = [[0] * size, [1] * size, "arange"]
+    if storage.values in usual:
+        yield from usual[: usual.index(storage.values)]
+        return
+    yield from usual
+    length = size
+    while length:
+        for start in range(0, size, length):
+            part = cells[start : start + length]
+            for plain in (0, 1):
+                plainer = [cell if cell in (0, plain) else plain for cell in part]
+                if plainer != part:
+                    yield [*cells[:start], *plainer, *cells[start + length :]]
+        length //= 2
 
 
 def with_storage(program: Program, number: int, storage: Storage) -> Program:
@@ -219,4 +253,4 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
             yield values
 
 
-PASSES = (fewer_steps, fewer_inputs, plainer_steps, plainer_inputs)
+PASSES = (fewer_steps, fewer_inputs, plainer_steps, plainer_inputs, plainer_values)

@@ -9,44 +9,43 @@ given.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from conformance.program.model import LOOP, Program
 from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
 from conformance.program.steps.table import OPS
 
 
-def source(program: Program) -> str:
+def source(program: Program, *, mark: int | None = None, attempts: bool = True, also: Collection[str] = ()) -> str:
     """The text of `def program(<inputs>)`, which returns a dict: what the steps made by name, and their answers.
 
-    It uses `torch`, `device`, `attempt`, and the functions that the steps define."""
+    It uses `torch`, `device`, `attempt`, and the functions that the steps define. The first wrong step is `mark`;
+    without `attempts` a step that must raise stands in a `try`; the inputs in `also` are returned too."""
     arguments = ", ".join(one.name for one in program.inputs)
-    results = ", ".join(f"{name!r}: {value}" for name, value in _results(program))
-    body = textwrap.indent("\n".join([*_steps(program), f"return {{{results}}}"]), "    ")
-    return "".join([*_raising(program), f"def program({arguments}):\n{body}\n"])
-
-
-def _raising(program: Program) -> Iterator[str]:
+    results = ", ".join(f"{name!r}: {value}" for name, value in [*_results(program), *((name, name) for name in also)])
+    body: list[str] = []
     for number, step in enumerate(program.steps, 1):
-        if step.raises:
-            written = OPS[step.op].form in (SETITEM, AUGMENT, SET_DATA)
-            call = f"{'' if written else 'return '}{OPS[step.op].show(step)}"
-            yield f"def step_{number}({', '.join(_named(step))}):\n    {call}\n\n\n"
+        first, *rest = _lines(number, step, attempts)
+        body += [first + "  # the first wrong step" * (number == mark), *rest]
+    return f"def program({arguments}):\n" + textwrap.indent("\n".join([*body, f"return {{{results}}}"]), "    ") + "\n"
 
 
-def _named(step: Step) -> list[str]:
-    return list(dict.fromkeys(step.names()))
-
-
-def _steps(program: Program) -> Iterator[str]:
-    for number, step in enumerate(program.steps, 1):
-        if step.op == LOOP:
-            yield f"for i in range({step.times}):"
-            yield from (f"    {OPS[inner.op].line(inner)}" for inner in step.body)
-        elif step.raises:
-            yield f"answer_{number} = attempt({', '.join([f'step_{number}', *_named(step)])})"
+def _lines(number: int, step: Step, attempts: bool) -> Iterator[str]:
+    answer = f"answer_{number} = "
+    if step.op == LOOP:
+        yield f"for i in range({step.times}):"
+        yield from (f"    {OPS[inner.op].line(inner)}" for inner in step.body)
+    elif not step.raises:
+        yield answer * _answers(step) + OPS[step.op].line(step)
+    else:
+        call, value = OPS[step.op].show(step), OPS[step.op].form not in (SETITEM, AUGMENT, SET_DATA)
+        if attempts and value:
+            yield f"{answer}attempt(lambda: {call})"
+        elif attempts:
+            yield from (f"def step_{number}(): {call}", f"{answer}attempt(step_{number})")
         else:
-            yield (f"answer_{number} = " if _answers(step) else "") + OPS[step.op].line(step)
+            yield from ("try:", f"    {answer * value}{call}", *([] if value else [f"    {answer}None"]))
+            yield from ("except Exception as error:", f"    {answer}error")
 
 
 def _answers(step: Step) -> bool:

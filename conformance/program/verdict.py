@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformance.core.executor import Executor
+from conformance.core.executor import Executor, Watch
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Capture, Target
@@ -95,12 +95,12 @@ def judge_program(
     target: Target,
     *,
     locate: bool = True,
-    watch: Callable[[int], None] = lambda number: None,
+    watch: Watch = lambda number, builds: None,
     baseline: Mapping[str, int] | None = None,
 ) -> Verdict:
     """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure;
-    `watch` is told each step before the target runs it; `baseline` has the kernels that programs took before, by
-    digest.
+    `watch` is told each step before the target runs it, as by `Executor.run`; `baseline` has the kernels that programs
+    took before, by digest.
 
     Raises ProgramError when the program has no defined meaning on torch CPU."""
     unsupported = unsupported_reason(program, target)
@@ -132,9 +132,9 @@ def judge_program(
     )
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
-    found, together = first_bad_step(program, target), False
+    found, together = first_bad_step(program, target, watch), False
     if found is None:
-        found, together = None if target.transforms_program else first_bad_beginning(program, target), True
+        found, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
     number, cause = found or (None, None)
     return replace(verdict, bad_step=number, cause=cause, lazy_only=together)
 
@@ -150,27 +150,31 @@ def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
     return next((mismatch for mismatch in mismatches if mismatch.oracle == "error"), mismatches[0])
 
 
-def first_bad_step(program: Program, target: Target) -> tuple[int, Mismatch] | None:
+def first_bad_step(
+    program: Program, target: Target, watch: Watch = lambda number, builds: None
+) -> tuple[int, Mismatch] | None:
     """The number of the first step after which the target differs from CPU, observing after each, and how; 0 when the
     inputs already differ, None when no step does. Where the target transforms functions, ever longer beginnings of the
     program are functions of their own."""
     start = program.with_steps(())
     executor = Executor(target)
-    sent = executor.run(ProgramSubject(start)).last
+    sent = executor.run(ProgramSubject(start), watch=watch).last
     moved = compare(reference(start).observation, sent, oracles=target.oracles - {"kernels"}, exact=True)
     if moved:
         return 0, leading(moved)
     if target.transforms_program:
-        return first_bad_beginning(program, target)
-    return _first_wrong(program, target, executor.run(ProgramSubject(program), each=True).observations)
+        return first_bad_beginning(program, target, watch)
+    return _first_wrong(program, target, executor.run(ProgramSubject(program), each=True, watch=watch).observations)
 
 
-def first_bad_beginning(program: Program, target: Target) -> tuple[int, Mismatch] | None:
+def first_bad_beginning(
+    program: Program, target: Target, watch: Watch = lambda number, builds: None
+) -> tuple[int, Mismatch] | None:
     """The number of steps in the shortest beginning of the program that is wrong when nothing is observed before its
     end, and how; None when the failure is gone."""
     executor = Executor(target)
     beginnings = (program.with_steps(program.steps[:number]) for number in range(1, len(program.steps) + 1))
-    return _first_wrong(program, target, (executor.run(ProgramSubject(beginning)).last for beginning in beginnings))
+    return _first_wrong(program, target, (executor.run(ProgramSubject(one), watch=watch).last for one in beginnings))
 
 
 def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) -> tuple[int, Mismatch] | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from conformance.core import result as model
+from conformance.core import versions
 from conformance.core.errors import ReportError
 from conformance.core.files import write_atomic
 from conformance.core.merge import merge
@@ -27,7 +28,6 @@ HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html"}
 """The page of each kind of run, by the name that its other files share."""
-BASELINES = Path("reports/baseline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def baseline_for(target: str) -> Path:
-    """Where a target's baseline is kept."""
-    return BASELINES / f"{model.file_name(target)}.json.gz"
+def baseline_for(target: str, torch: str = "") -> Path:
+    """Where a target's baseline is kept, for this torch or else the installed one."""
+    return versions.baselines(torch) / f"{model.file_name(target)}.json.gz"
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -109,7 +109,7 @@ def _merge(options: argparse.Namespace) -> int:
         folders = {options.reports, *(path.parent for path in options.runs)}
         fuzz = merge(campaigns) if campaigns else _campaigns(folders, merged)
         _refuse_other(fuzz, merged)
-    usual = baseline_for(merged.target)
+    usual = baseline_for(merged.target, merged.environment.get("torch", ""))
     baseline = _baseline(options) or (model.load(usual) if parts and usual.exists() else None)
     _write(merged, options.reports, baseline, fuzz)
     regressions = compare.diff(baseline, merged).regressions if baseline else 0

@@ -1,8 +1,9 @@
 """A finding as an issue that is ready to be filed, in Markdown: `python -m conformance.report issue FINDING`.
 
-The key insight: an issue holds what a maintainer needs to answer it and no more: the script's own part, which runs on
-its own behind the marker's functions, both answers as they were observed, and the versions. The environment is asked of
-torch in a process of its own, since this one only reads files.
+The key insight: an issue holds what a maintainer needs to answer it and no more: the script's own part, which runs
+alone, both answers as they were observed, and the versions. Whatever comes from outside stands in code, in which
+Markdown means nothing, and no path of the user's home is told. The environment is asked of torch in a process of its
+own, since this one only reads files.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def issue(finding: str, run: Path = RUN) -> str:
     ReportError."""
     found = of_program(Path(finding)) if finding.endswith(".json") else of_case(finding, run)
     own, said = own_part(found.script), environment()
-    return rendered("issue.md.j2", **vars(found), own_part=own, environment=said, longest=LONGEST)
+    text = rendered("issue.md.j2", **vars(found), own_part=own, environment=said, longest=LONGEST)
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
 
 
 def of_program(path: Path) -> Finding:

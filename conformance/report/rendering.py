@@ -25,9 +25,11 @@ def cell(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()<>#+!|@~$&-])", lambda match: f"&#{ord(match[1])};", text)
 
 
-def line(text: Any) -> str:
-    """Text from anywhere in one line of Markdown, in which it starts nothing."""
-    return " ".join(str(text).split())[:300].replace("<", "&lt;").replace("`", "'")
+def quoted(text: Any) -> str:
+    """Text from anywhere in one line as code that it cannot end, so that it starts no tag, link or mention."""
+    flat = escape_control_characters(" ".join(str(text).split())[:300])
+    marks = "`" * (1 + max(map(len, re.findall("`+", flat)), default=0))
+    return f"{marks} {flat} {marks}" if "`" in flat else f"`{flat}`"
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -54,7 +56,7 @@ _ENVIRONMENT = jinja2.Environment(
 )
 _ENVIRONMENT.globals["source"] = _source
 _ENVIRONMENT.filters |= {"code": code, "cell": cell, "short": lambda text: cell(text[:300])}
-_ENVIRONMENT.filters |= {"line": line, "fenced": fenced}
+_ENVIRONMENT.filters |= {"quoted": quoted, "fenced": fenced}
 
 
 def rendered(template: str, **values: Any) -> str:

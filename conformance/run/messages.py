@@ -1,23 +1,30 @@
 """What passes between a pool and its workers: a task, the note of its progress, and how it ended.
 
-Defines `Limits`, `Task`, `Note`, `Done`, `Death` and `WorkerDied`. The key insight: a task ends in one of two ways,
-with an answer or with the death of its worker, and a death is told by the last note that the worker wrote *before* the
-step that killed it. All of these are plain picklable data, so that a pool may be on another machine.
+Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied`, `OutOfTime`, and `Pool`, the protocol that both halves
+of the harness work with. The key insight: a task ends in one of two ways, with an answer or with the death of its
+worker, and a death is told by the last note that the worker wrote *before* the step that killed it. All of these are
+plain picklable data, so that a pool may be on another machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from conformance.core.errors import TargetError, UserError
 
 COMPILING = "compiling"
 """The phase of a unit in which `Limits.compiling` counts, and not `Limits.unit`."""
+
+COMPILE_LIMIT = 300.0
+"""Seconds that building kernels may take within a unit; some devices need 40 for a single one on a quiet machine."""
 
 
 class Fate(StrEnum):
@@ -31,16 +38,21 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker may take: seconds for one unit (a program, a case), for compiling inside a unit, and for starting;
-    GiB of private memory (None: no limit; Linux only); tasks until it is replaced, so that leaks do not add up."""
+    """What a worker may take: seconds for one unit (a program, a case), for compiling inside a unit, which are not the
+    unit's, and for starting; GiB of private memory (None: no limit; Linux only); tasks until it is replaced, so that
+    leaks do not add up."""
 
     unit: float = 60.0
-    compiling: float = 600.0
+    compiling: float = COMPILE_LIMIT
     starting: float = 180.0
     memory: float | None = None
     recycle: int = 500
     grace: float = 10.0
     """Seconds beyond `unit` after which a worker is ended from outside, since it hears no alarm."""
+
+    def of(self, phase: str) -> float:
+        """Seconds that this phase of a unit may take."""
+        return self.compiling if phase == COMPILING else self.unit
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,13 @@ class Note:
         fate = next((Fate(line["fate"]) for line in lines[1:] if "fate" in line), None)
         return cls(pid, number, unit, steps, phase, fate)
 
+    @classmethod
+    def read(cls, path: Path) -> Note | None:
+        """The note in this file; None when there is none."""
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            return cls.parse(path.read_text(encoding="utf-8"))
+        return None
+
 
 @dataclass(frozen=True)
 class Done:
@@ -96,12 +115,36 @@ class Death:
     note: Note | None = None
 
 
+class OutOfTime(Exception):
+    """What was asked had no answer by its deadline."""
+
+
 class WorkerDied(UserError):
     """The worker that was asked died of it."""
 
     def __init__(self, death: Death) -> None:
         super().__init__(f"the worker {death.said}")
         self.death = death
+
+
+class Pool(Protocol):
+    """Runs tasks in workers that have loaded one target. `with` ends the workers."""
+
+    def submit(self, task: Task) -> None:
+        """Run a task as soon as there is room. The first may raise Stopped, while torch is imported."""
+
+    def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
+        """Each submitted task as it ends, until none is left or so many seconds have passed; tasks may be submitted
+        meanwhile. Raises Stopped when a stop was asked for."""
+
+    def ask(
+        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
+    ) -> Any:
+        """A function's value in a worker, at once. Raises what it raises, WorkerDied, Stopped, and OutOfTime when it is
+        `until`, in seconds since the epoch."""
+
+    def close(self) -> None:
+        """End all workers."""
 
 
 def unusable(target: str, death: Death) -> TargetError:

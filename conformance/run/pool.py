@@ -1,15 +1,17 @@
 """The pool: tasks in worker processes, each of which ends with a value or with a death that is told.
 
-Defines `Pool`, the protocol that both halves of the harness work with, and `LocalPool`, which runs it on this machine.
-The key insight: starting a worker costs seconds, since it imports torch and the target, so one worker more than can be
-busy stands ready: after a crash the next task runs at once, while the dead worker is replaced.
+Defines `LocalPool`, a `Pool` on this machine. The key insight: a worker that dies must cost next to nothing. Workers
+are forks of a server that has imported torch and no target, and one more than can be busy stands ready with the target
+loaded: after a crash the next task runs at once. The processes are pebble's, which sees who has died; what a task was
+doing then, its note says.
 """
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
+import math
 import os
+import pickle
+import signal
 import tempfile
 import time
 from collections import deque
@@ -19,48 +21,36 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pebble
 
-from conformance.run import stop, worker
-from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, Task, WorkerDied, exit_in_words
+from conformance.run import processes, stop, worker
+from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Task, WorkerDied, exit_in_words
 
 LOOK = 0.5
 """Seconds between two looks at the notes of the workers."""
 
 SPARE_AFTER = 5.0
 """Seconds that a worker is ready before a spare one starts, unless a death asks for it earlier: a short run that no
-program crashes is not slowed down by a second import of torch."""
+program crashes is not slowed down by loading the target twice."""
 
 ATTEMPTS = 3
 """Workers in a row that may die before they take a task."""
 
-
-class Pool(Protocol):
-    """Runs tasks in workers that have loaded one target. `with` ends the workers."""
-
-    def submit(self, task: Task) -> None:
-        """Run a task as soon as there is room."""
-
-    def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
-        """Each submitted task as it ends, until none is left or so many seconds have passed; tasks may be submitted
-        meanwhile. Raises Stopped when a stop was asked for."""
-
-    def ask(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
-        """A function's value in a worker, at once. Raises what it raises, WorkerDied, and Stopped."""
-
-    def close(self) -> None:
-        """End all workers."""
+TOGETHER = 0.2
+"""Seconds in which a SIGTERM that ended a worker reaches this process too, if it was sent to all."""
 
 
 @dataclass
 class Counters:
-    """What a pool has cost: workers started, tasks that had to wait for a worker to start, whole restarts."""
+    """What a pool has cost: workers started, tasks that had to wait for a worker to start, whole restarts; and why
+    workers are no forks any longer, if so."""
 
     started: int = 0
     waited: int = 0
     restarted: int = 0
+    lost: str = ""
 
 
 @dataclass
@@ -68,63 +58,63 @@ class _Running:
     """A task that was handed out, and what was last seen of it."""
 
     task: Task
-    pool: pebble.ProcessPool
+    context: processes.Forking | processes.Spawning
     path: Path
     given: float = field(default_factory=time.monotonic)
     seen: tuple[int, str] = (0, "")
     since: float = 0.0
     death: Death | None = None
     """Why it was ended from outside."""
-    vanished: bool = False
-
-    def note(self) -> Note | None:
-        """Its last note."""
-        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-            return Note.parse(self.path.read_text(encoding="utf-8"))
-        return None
 
     def overdue(self, limits: Limits, note: Note | None) -> Death | None:
-        """The death of a worker that cannot be waited for any longer, judged by two looks at its note."""
+        """The death of a worker that cannot be waited for any longer, judged by its note."""
         now = time.monotonic()
         if note is None:
             return None
         if (note.number, note.phase) != self.seen:
             self.seen, self.since = (note.number, note.phase), now
-        limit = limits.compiling if note.phase == COMPILING else limits.unit
-        if note.unit and now - self.since > limit + limits.grace:
-            return Death(Fate.TIMEOUT, f"gave no answer in {limit:g} s", note)
-        # Pebble takes exit code 0 for a worker that was replaced, and waits for ever. One look may come between a
-        # result and its arrival.
-        gone, self.vanished = self.vanished, not _alive(note.pid)
-        return Death(Fate.CRASH, exit_in_words(0), note) if gone and self.vanished else None
+        limit = limits.of(note.phase)
+        late = note.unit and now - self.since > limit + limits.grace
+        return Death(Fate.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
 
 
 class LocalPool:
-    """Spawned workers on this machine, at most `jobs` of them busy and one more that stands ready.
+    """Worker processes on this machine, at most `jobs` of them busy and one more that stands ready.
 
-    `modules` are imported by each worker after the target; they hold the functions of the tasks."""
+    `modules` are imported by each worker after the target; they hold the functions of the tasks. `preload` are modules
+    that may be imported before it, as torch is: once for all workers, where these can be forks."""
 
-    def __init__(self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        target: str,
+        limits: Limits,
+        jobs: int = 1,
+        modules: Sequence[str] = (),
+        preload: Sequence[str] = ("torch",),
+    ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._path = Path(self._folder.name)
-        self._modules = tuple(modules)
+        self._modules, self._preload = tuple(modules), tuple(preload)
         self._waiting: deque[Task] = deque()
         self._running: dict[Future[Any], _Running] = {}
         self._handed_out = self._fruitless = 0
         self._ever_ready, self._ready_since = False, 0.0
         self._pids: set[str] = set()
         self._looked = time.monotonic()
-        self._pool = self._started()
+        self._start_pool()
 
-    def _started(self) -> pebble.ProcessPool:
-        return pebble.ProcessPool(
+    def _start_pool(self) -> None:
+        """No process is started before the first task."""
+        fork = processes.can_fork() and not self.counters.lost
+        self._context = processes.Forking(self._preload) if fork else processes.Spawning()
+        self._pool = pebble.ProcessPool(
             max_workers=self.jobs + 1,
             max_tasks=self.limits.recycle,
             initializer=worker.start,
             initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules),
-            context=multiprocessing.get_context("spawn"),
+            context=self._context,
         )
 
     def __enter__(self) -> Self:
@@ -147,10 +137,10 @@ class LocalPool:
 
     def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
         """Each task as it ends; see `Pool.ended`."""
-        until = None if seconds is None else time.monotonic() + seconds
+        until = math.inf if seconds is None else time.time() + seconds
         while self._waiting or self._running:
             stop.check()
-            if until is not None and time.monotonic() >= until:
+            if time.time() >= until:
                 return
             self._hand_out()
             for future in self._wait(self._running, until):
@@ -164,15 +154,19 @@ class LocalPool:
                 self._hand_out()
                 yield running.task, answer
 
-    def ask(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
-        """A function's value in a worker; see `Pool.ask`. It may take `seconds`."""
+    def ask(
+        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
+    ) -> Any:
+        """A function's value in a worker; see `Pool.ask`. It may take `seconds` once it has one."""
         task = Task(getattr(function, "__name__", "a question"), function, args, seconds)
         answer: Done | Death | None = None
         while answer is None:
             future, running = self._schedule(task)
-            asked = {future: running}
-            while not self._wait(asked, None):
+            while not self._wait({future: running}, until):
                 stop.check()
+                if time.time() >= until:
+                    future.cancel()  # pebble ends its worker
+                    raise OutOfTime
             answer = self._answer(future, running)
         if isinstance(answer, Death):
             raise WorkerDied(answer)
@@ -191,19 +185,23 @@ class LocalPool:
             self._want_spare(self._ever_ready)
         self._handed_out += 1
         path = self._path / f"{self._handed_out}.note"
+        try:
+            asked = pickle.dumps((str(path), task.function, task.args))
+        except Exception as error:  # it cannot be sent
+            future: Future[Any] = Future()
+            future.set_exception(error)
+            return future, _Running(task, self._context, path)
         while True:
+            stop.check()
             try:
-                with stop.sigint_blocked():
-                    args = (str(path), task.function, task.args)
-                    future = self._pool.schedule(worker.perform, args=args, timeout=task.seconds)
-                return future, _Running(task, self._pool, path)
+                future = self._pool.schedule(worker.perform, args=(asked,), timeout=task.seconds)
+                return future, _Running(task, self._context, path)
             except RuntimeError:  # it broke before it was asked
                 self._restart()
 
-    def _wait(self, futures: dict[Future[Any], _Running], until: float | None) -> Collection[Future[Any]]:
+    def _wait(self, futures: dict[Future[Any], _Running], until: float) -> Collection[Future[Any]]:
         """Those that have ended, after at most `LOOK` seconds, in which every note was looked at."""
-        now = time.monotonic()
-        seconds = LOOK if until is None else max(min(LOOK, until - now), 0.0)
+        seconds = max(min(LOOK, until - time.time()), 0.0)
         done = wait(futures, seconds, FIRST_COMPLETED).done
         if time.monotonic() - self._looked >= LOOK:
             self._looked = time.monotonic()
@@ -217,7 +215,7 @@ class LocalPool:
         for future, running in futures.items():
             if future.done() or running.death is not None:
                 continue
-            death = running.overdue(self.limits, running.note())
+            death = running.overdue(self.limits, Note.read(running.path))
             if death is None and not future.running():
                 waited = time.monotonic() - running.given
                 dead = sum(not _alive(int(mark.stem)) for mark in self._path.glob(f"*.{worker.STARTING}"))
@@ -234,35 +232,42 @@ class LocalPool:
 
     def _answer(self, future: Future[Any], running: _Running) -> Done | Death | None:
         """How a task ended; None when its pool broke before it was begun, which is no task's fault."""
-        note = running.note()
+        note = Note.read(running.path)
         answer: Done | Death | None
         try:
-            answer = future.result(timeout=0)
+            answer = pickle.loads(future.result(timeout=0))
         except CancelledError:
             answer = running.death or Death(Fate.CRASH, "was ended", note)
         except pebble.ProcessExpired as died:
-            by_itself = note.fate if note is not None else None
-            said = {Fate.TIMEOUT: f"gave no answer in {self._limit(note):g} s", Fate.MEMORY: "ran out of memory"}
-            words = said[by_itself] if by_itself is not None else exit_in_words(died.exitcode or 0)
-            answer = Death(by_itself or Fate.CRASH, words, note)
+            answer = self._broken(running) if running.context.lost else self._died(died.exitcode, note)
         except BrokenProcessPool:
             answer = running.death or self._broken(running)
         except TimeoutError:
             answer = Death(Fate.TIMEOUT, f"gave no answer in {running.task.seconds:g} s", note)
-        except Exception as error:  # the value cannot be sent
+        except Exception as error:  # the task cannot be sent, or the value not be made anew here
             answer = Done(error=error)
         self._want_spare(isinstance(answer, Death))
         self._fruitless = 0 if answer is not None else self._fruitless
         running.path.unlink(missing_ok=True)
         return answer
 
-    def _limit(self, note: Note | None) -> float:
-        return self.limits.compiling if note is not None and note.phase == COMPILING else self.limits.unit
+    def _died(self, code: int, note: Note | None) -> Death:
+        if code == -signal.SIGTERM:  # whoever sent it may mean all of us, which is no fault of the task
+            time.sleep(TOGETHER)
+            stop.check()
+        if note is not None and note.fate is Fate.TIMEOUT:
+            return Death(note.fate, f"gave no answer in {self.limits.of(note.phase):g} s", note)
+        if note is not None and note.fate is Fate.MEMORY:
+            return Death(note.fate, "ran out of memory", note)
+        return Death(Fate.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
 
     def _broken(self, running: _Running) -> Death | None:
-        """A worker died before it took a task, or between two: another pool tries, unless that is so every time."""
-        if running.pool is self._pool:
+        """A worker died before it took a task, or between two, or the server did: another pool tries, unless that is so
+        every time."""
+        if running.context is self._context:
             self._restart()
+        if running.context.lost:
+            return None
         self._fruitless += 1
         if self._fruitless < (ATTEMPTS if self._ever_ready else 1):
             return None
@@ -270,10 +275,11 @@ class LocalPool:
 
     def _restart(self) -> None:
         self.counters.restarted += 1
+        self.counters.lost = self.counters.lost or self._context.lost
         self._end_pool()
         self._census()
         self._forget_starting()
-        self._pool = self._started()
+        self._start_pool()
 
     def _forget_starting(self) -> None:
         for mark in self._path.glob(f"*.{worker.STARTING}"):
@@ -282,6 +288,7 @@ class LocalPool:
     def _end_pool(self) -> None:
         self._pool.stop()
         self._pool.join()
+        self._context.close()
 
     def _want_spare(self, wanted: bool) -> None:
         if wanted:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from conformance.core.errors import TargetError
 from conformance.core.names import BUILTIN
-from conformance.run.messages import COMPILING, Limits, WorkerDied, unusable
+from conformance.run.messages import COMPILING, Limits, Pool, WorkerDied, unusable
 from conformance.run.pool import LocalPool
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
     from conformance.core.probe import Probe
-    from conformance.run.pool import Pool
 
 
 def resolve(spec: str, limits: Limits) -> tuple[str, Probe | None]:

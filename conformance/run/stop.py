@@ -1,17 +1,18 @@
 """Ctrl-C and SIGTERM as one clean stop: asked for at any time, answered where a pool waits.
 
-The key insight: a KeyboardInterrupt between two lines of bookkeeping leaves a result counted once or twice, so the
-signal only sets a flag, and `check` raises where nothing is half done. Later signals change nothing, so that the report
-which the first one asked for is written.
+Defines `ends_imports` for a command's first line, `deferred` and `check` for the rest of it, and `sigint_blocked` for
+the processes that it starts. The key insight: a KeyboardInterrupt between two lines of bookkeeping leaves a result
+counted once or twice, so the signal only sets a flag, and `check` raises where nothing is half done. Later signals
+change nothing, so that the report which the first one asked for is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -20,6 +21,18 @@ _asked: list[int] = []
 
 class Stopped(KeyboardInterrupt):
     """The user, or the machine, asked the command to end."""
+
+
+def ends_imports(command: str) -> None:
+    """From now on SIGINT and SIGTERM end this process with one sentence, until `deferred`: a command that imports torch
+    has nothing to lose yet, and a KeyboardInterrupt in the middle of somebody's import is a traceback."""
+
+    def leave(number: int, _: object) -> None:
+        os.write(2, f"{command}: interrupted\n".encode())
+        os._exit(128 + number)
+
+    for each in SIGNALS:
+        signal.signal(each, leave)
 
 
 @contextlib.contextmanager
@@ -50,8 +63,10 @@ def signal_number() -> int:
 
 @contextlib.contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """The threads and processes that are started in the block inherit that SIGINT is blocked, so that Ctrl-C tears no
-    worker from its imports."""
+    """The processes that are started in the block inherit that SIGINT is blocked, so that Ctrl-C tears none from its
+    imports."""
+    from multiprocessing import resource_tracker  # not before `ends_imports`, since it takes long
+
     resource_tracker.ensure_running()  # which unblocks it again where it is started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 STARTING, READY, TAKEN = "starting", "ready", "taken"
 """The suffix of the file that says of a worker, by its process id, how far it is; and of a job that has a worker."""
 
-WATCHDOG = 120.0
-"""Seconds after a pool should have ended a worker that hangs outside Python, when the worker ends by itself."""
-
 SPARE = "spare"
 """The file that is there when the pool wants a worker more than it has jobs."""
+
+WATCHDOG = 120.0
+"""Seconds after a pool should have ended a worker that hangs outside Python, when the worker ends by itself."""
 
 
 class UnitTimeout(BaseException):
@@ -52,15 +52,16 @@ class _State:
     note: int | None = None
     """The descriptor of the file that the task's progress is written to."""
     units: int = 0
-    remaining: float = 0.0
-    """Seconds that the unit had left when it began to compile."""
     phase: str = ""
+    remaining: float = 0.0
+    """Seconds that are left, in this unit, of the limit that does not count now."""
 
 
 def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str]) -> None:
     """Prepare this process: set its limits, and load the target and what the tasks import, so that no unit's time is
     spent on it. A target that cannot be loaded is reported by the first task that asks for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner alone answers it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a device starts is not to inherit that
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_owner, daemon=True).start()
     _wait_as_spare(folder, jobs)
@@ -105,22 +106,25 @@ def loaded(target: str) -> Target:
     return load_target(target)
 
 
-def perform(path: str, function: Callable[..., Any], args: Sequence[Any]) -> Done:
-    """Run a task, its progress in the file at `path`: its value, or what it raised. A task that runs too long or out of
-    memory, or that ends the interpreter, ends the process: what it interrupted, an import perhaps, is half done."""
-    _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+def perform(asked: bytes) -> bytes:
+    """Run a pickled task (the file of its note, its function, the arguments): its value, or what it raised, pickled. A
+    task that runs too long or out of memory, or that ends the interpreter, ends the process: what it interrupted, an
+    import perhaps, is half done."""
     try:
+        path, function, args = pickle.loads(asked)
+        _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         _begin("")
-        return Done(function(*args))
+        return pickle.dumps(Done(function(*args)))
     except (UnitTimeout, MemoryError) as error:
         _write({"fate": Fate.TIMEOUT if isinstance(error, UnitTimeout) else Fate.MEMORY})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
-    except Exception as error:
-        return Done(error=_portable(error))
+    except Exception as error:  # the task's, or one of its pickling
+        return pickle.dumps(Done(error=_portable(error)))
     finally:
-        os.close(_State.note)
+        if _State.note is not None:
+            os.close(_State.note)
         _State.note = None
 
 
@@ -143,12 +147,13 @@ def unit(text: str) -> Iterator[None]:
 
 
 def step(text: str, phase: str = "") -> None:
-    """Write down what is done next. In the phase `compiling`, until the next step, the limit of compiling counts and
-    the unit's own time stands still."""
+    """Write down what is done next. In the phase `compiling`, until a step in another, the limit of compiling counts
+    and the unit's own time stands still, and the other way round: a unit has so much time of either in all."""
     if _State.limits is not None and (phase == COMPILING) != (_State.phase == COMPILING):
-        if phase == COMPILING:
-            _State.remaining = signal.getitimer(signal.ITIMER_REAL)[0]
-        _arm(_State.limits.compiling if phase == COMPILING else max(_State.remaining, 0.001))
+        left = signal.getitimer(signal.ITIMER_REAL)[0]
+        if left:  # otherwise this is no unit, and nothing limits it
+            _arm(max(_State.remaining, 0.001))
+            _State.remaining = left
     _State.phase = phase
     _write({"step": text, "phase": phase})
 
@@ -165,6 +170,7 @@ def at_most(seconds: float) -> Iterator[None]:
         raise UnitTimeout(f"ran longer than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
+    _State.phase, _State.remaining = "", _State.limits.compiling if _State.limits is not None else 0.0
     _arm(seconds)
     try:
         yield

@@ -129,6 +129,5 @@ class CompileTarget(Target):
         if self.backend == "inductor":
             lines.append("import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n")
         return "".join(lines) + (
-            f"DEVICE = {self.backend!r}\n\n\ndef transform(function):\n"
-            f"    return torch.compile(function, backend={self.backend!r}, dynamic={self.dynamic})"
+            f"DEVICE = {self.backend!r}\ntransform = torch.compile(backend={self.backend!r}, dynamic={self.dynamic})"
         )

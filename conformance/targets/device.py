@@ -19,6 +19,9 @@ from conformance.core.target import Target
 
 FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
 
+LAZY = ("xla", "lazy")
+"""The devices of torch that are lazy tensors."""
+
 
 class DeviceTarget(Target):
     """What only the device itself could count, its kernels, is not judged, nor strides that say nothing of where an
@@ -36,6 +39,7 @@ class DeviceTarget(Target):
         if self.function and not self.module:
             raise TargetError(f"target 'device:{argument}' is not understood: call= needs import=MODULE; write {FORM}")
         self.spec = f"device:{argument}"
+        self.lazy = self.device_name.partition(":")[0] in LAZY
         if "without" in given:
             self.without(frozenset(given["without"].split("+")) - {"nothing"})
             self.probed = False

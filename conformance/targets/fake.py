@@ -53,4 +53,4 @@ class FakeTarget(Target):
 
     def script(self) -> str:
         """The device and the mode."""
-        return "from torch._subclasses.fake_tensor import FakeTensorMode\n\nDEVICE, MODE = 'cpu', FakeTensorMode()"
+        return "from torch._subclasses.fake_tensor import FakeTensorMode\nDEVICE, MODE = 'cpu', FakeTensorMode()"

@@ -48,10 +48,6 @@ class MetaTarget(Target):
     def synchronize(self) -> None:
         """Nothing ever runs."""
 
-    def script(self) -> str:
-        """The device, and no mode."""
-        return "import contextlib\n\nDEVICE, MODE = 'meta', contextlib.nullcontext()"
-
 
 def stand_ins(tree: Any) -> Any:
     """The tree with each tensor replaced by zeros on the CPU of the same geometry, one storage for each of its own.

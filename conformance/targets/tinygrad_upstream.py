@@ -59,6 +59,7 @@ def choose_compiler() -> None:
 
 class TinygradUpstreamTarget(Target):
     name = "tinygrad-upstream"
+    lazy = True
     probed = True
     oracles = frozenset(ORACLES) - {"kernels"}
     dtypes = frozenset(

@@ -12,7 +12,7 @@ import torch
 
 from conformance.core.errors import TargetError
 from conformance.core.executor import Executor
-from conformance.core.loading import load_target
+from conformance.core.loading import describe_target, load_target
 from conformance.core.target import Capture, Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, Storage
@@ -119,6 +119,53 @@ class TestLies:
         assert code == 1 or "transforms nothing" in said.stderr
 
 
+class TestWatch:
+    """`watch` is told each step before it runs, and whether the target may have to build kernels for it."""
+
+    @staticmethod
+    def told(target: Target, program: Program = PROGRAM) -> list[tuple[int, bool]]:
+        told: list[tuple[int, bool]] = []
+        Executor(target).run(ProgramSubject(program), watch=lambda number, builds: told.append((number, builds)))
+        return told
+
+    def test_the_first_run_builds(self) -> None:
+        """A signature that the target has not run: the move, the step and the observation, which waits for both."""
+        target = load_target("cpu")
+        assert self.told(target) == [(0, True), (1, True), (2, True), (2, False)]
+        assert self.told(target) == [(0, False), (1, False), (2, False), (2, False)]
+
+    def test_dtype_and_rank_are_part_of_it(self) -> None:
+        """A kernel is built for them."""
+        target = load_target("cpu")
+        self.told(target)
+        for dtype, shape, stride in (("float64", (2, 3), (3, 1)), ("float32", (6,), (1,))):
+            other = Program((Storage(dtype, 6),), (Input("a", 0, dtype, shape, stride),), PROGRAM.steps)
+            assert self.told(target, other) == [(0, True), (1, True), (2, True), (2, False)]
+            assert self.told(target, other)[1] == (1, False)
+
+    def test_a_new_step_after_a_known_one(self) -> None:
+        """Only it builds, and the observation after it."""
+        target = load_target("cpu")
+        self.told(target)
+        longer = PROGRAM.with_steps((*PROGRAM.steps, Step("exp", (tensor("b"),), out=("c",))))
+        assert self.told(target, longer) == [(0, False), (1, False), (2, True), (3, True), (3, False)]
+
+    def test_a_compiler_builds_every_time(self) -> None:
+        """Each program is another function."""
+        target = load_target("aot_eager")
+        for _ in range(2):
+            assert self.told(target)[1] == (1, True)
+
+    @pytest.mark.parametrize(("spec", "lazy"), [("tiny", True), ("device:xla", True), ("device:cpu", False)])
+    def test_a_lazy_device_builds_every_time(self, spec: str, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What it fuses follows from the whole program, and is built when it is observed."""
+        assert describe_target(spec).lazy is lazy
+        target = load_target("cpu")
+        monkeypatch.setattr(target, "lazy", lazy, raising=False)
+        self.told(target)
+        assert self.told(target) == [(0, lazy), (1, lazy), (2, lazy), (2, False)]
+
+
 class TestNotCompiled:
     def test_a_program_is_no_pass(self) -> None:
         """What a compiler was handed nothing of agrees with itself, and is counted apart."""
@@ -168,11 +215,11 @@ class TestCompileSpec:
         ("spec", "text"),
         [
             ("compile:aot_egaer", "knows no backend 'aot_egaer'; did you mean aot_eager"),
-            ("compile:aot_eager,impotr=x", "is not understood: write compile:NAME"),
+            ("compile:aot_eager,impotr=x", r"is not understood \(it has no option 'impotr'\): write compile:NAME"),
             ("compile:aot_eager,dynamic=maybe", "is not understood: write compile:NAME"),
             ("compile:", "is not understood: write compile:NAME"),
             ("compile:eager,import=not_there", "No module named 'not_there'"),
-            ("compile:eager,import=liars,call=not_there", "has no attribute 'not_there'"),
+            ("compile:eager,import=liars,call=not_there", "has no function 'not_there'"),
         ],
     )
     def test_bad_input_is_one_sentence(self, spec: str, text: str) -> None:

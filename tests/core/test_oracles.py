@@ -56,6 +56,22 @@ class TestMetadata:
         empty = torch.zeros(0)
         assert seen_by([empty, empty[:]], [empty, empty.clone()]) == ["alias"]
 
+    def test_a_storage_is_named_by_what_both_sides_have(self):
+        """Where one side raised, an input whose storage a result shares was said to alias otherwise: the other side has
+        no such result (`histogramdd` on `meta`). Inputs that share a storage on one side only are still seen."""
+        a, b = torch.zeros(4), torch.zeros(4)
+        answered, raised = (
+            observe({"result": a[:2]}, {"a": a, "b": b}),
+            observe((), {"a": a, "b": b}, error=ValueError()),
+        )
+        for one, two in ((answered, raised), (raised, answered)):
+            assert [mismatch.oracle for mismatch in compare(one, two)] == ["error"]
+        shared = observe((), {"a": a, "b": a[:]}, error=ValueError())
+        found = [(mismatch.oracle, mismatch.where, mismatch.expected) for mismatch in compare(answered, shared)]
+        assert found == [("alias", "b", "b"), ("error", "the whole run", "no error")]
+        written = observe((), {"a": a + 1, "b": b}, error=ValueError())
+        assert [mismatch.oracle for mismatch in compare(answered, written)] == ["value", "storage", "error"]
+
     def test_only_the_chosen_oracles_speak(self):
         """`oracles` restricts what is reported."""
         assert seen_by(torch.zeros(2, 3), torch.ones(3, 2), oracles=("stride",)) == ["stride"]

@@ -105,7 +105,22 @@ class TestDeaths:
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
         monkeypatch.setattr(isolation, "MOST_DEATHS", 2)
-        assert main(["--target", targets + name, *SETITEM, "--limit", limit, "--reports", str(tmp_path)]) == 1
+        assert (
+            main(
+                [
+                    "--target",
+                    targets + name,
+                    *SETITEM,
+                    "--limit",
+                    limit,
+                    "--compile-limit",
+                    limit,
+                    "--reports",
+                    str(tmp_path),
+                ]
+            )
+            == 1
+        )
         assert fuzz_result(tmp_path)["programs"] == 8
         assert [(one["kind"], one["signature"], one["steps"]) for one in findings(tmp_path)] == [
             (kind, f"{kind.lower()} / unfold", 1)
@@ -115,7 +130,22 @@ class TestDeaths:
         """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
         monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
         monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
-        assert main(["--target", targets + "Deaf", *SETITEM, "--limit", "5", "--reports", str(tmp_path)]) == 1
+        assert (
+            main(
+                [
+                    "--target",
+                    targets + "Deaf",
+                    *SETITEM,
+                    "--limit",
+                    "5",
+                    "--compile-limit",
+                    "5",
+                    "--reports",
+                    str(tmp_path),
+                ]
+            )
+            == 1
+        )
         assert fuzz_result(tmp_path)["programs"] == 8
         assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("TIMEOUT", "timeout / unfold")]
 
@@ -212,7 +242,7 @@ class TestReplay:
         """Replayed and minimized it is a finding: it ended the command itself, `sys.exit(0)` as if it agreed. What is
         saved knows its target, which need not be named again."""
         monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
-        found, words = tmp_path / "found.json", ("--limit", limit, "--reports", str(tmp_path))
+        found, words = tmp_path / "found.json", ("--limit", limit, "--compile-limit", limit, "--reports", str(tmp_path))
         found.write_text(json.dumps({"target": targets + name, "program": PROGRAM.to_json()}))
         for option in ("--replay", "--minimize"):
             assert main([option, str(found), *words]) == 1

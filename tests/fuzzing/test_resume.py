@@ -55,7 +55,9 @@ def children(pid: int) -> list[int]:
 
 
 def workers(pid: int) -> list[int]:
-    return [each for each in children(pid) if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    """The campaign's workers: forks of the one process that it has spawned."""
+    spawned = [each for each in children(pid) if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [worker for server in spawned for worker in children(server)]
 
 
 def summary(reports: Path) -> tuple[object, ...]:

@@ -146,7 +146,7 @@ class TestPlanted:
         assert run_case(planted, "sin").outcome is Outcome.PASS
 
     def test_script_shows_the_fault(self, planted: Any) -> None:
-        """The failure's script runs alone and prints both answers."""
+        """The failure's script runs alone, prints both answers, and ends with 1."""
         script = run_case(planted, "add").failures[0].script
         assert "import conformance" not in script
         done = subprocess.run(
@@ -157,11 +157,11 @@ class TestPlanted:
             check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), str(ROOT)])},
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 1, done.stderr
         shown = done.stdout.splitlines()
-        at = next(number for number, line in enumerate(shown) if line.startswith("result values: cpu "))
-        assert shown[at + 1].startswith("  target: ")
-        assert shown[at + 1].endswith("<-- DIFFERS")
+        assert shown[0].startswith("cpu ")
+        assert shown[0].partition(" ")[2] != shown[1].partition(" ")[2]
+        assert shown[2].startswith("value of result: expected ")
 
     def test_memory_is_a_crash(self, planted: Any) -> None:
         """A target that cannot get its memory has crashed; it did not merely raise."""

@@ -55,7 +55,7 @@ class TestResume:
             journal.write('{"seconds": 1, "resu')  # killed in the middle of a line
         other = command(*self.WORDS, "--resume", "--dtype", "float64")
         assert (other.returncode, "is of another run" in other.stderr) == (2, True), other.stderr
-        done = command(*self.WORDS, "--resume", "--limit", "3")
+        done = command(*self.WORDS, "--resume", "--limit", "3", "--compile-limit", "3")
         assert done.returncode == 1, done.stderr
         run = model.load(command.reports / "opinfo.json")
         assert {r.name: str(r.outcome) for r in run.results} == {
@@ -97,7 +97,7 @@ class TestCommand:
     def test_crash_and_hang_end_to_end(self, command: Command) -> None:
         """A crash and a hang are each that op's outcome and no other's, and the page shows foreign text as text."""
         outcomes = {"add": "FAIL", "sin": "PASS", "atan": "CRASH", "acosh": "TIMEOUT", "tan": "FAIL"}
-        run, done = self.planted(command, outcomes, "--timeout", "5")
+        run, done = self.planted(command, outcomes, "--timeout", "5", "--compile-limit", "5")
         crash = next(r for r in run.results if r.name == "atan").failures[0]
         assert (crash.oracle, crash.where, "SIGSEGV" in crash.actual) == ("crash", "the target", True)
         assert "op_db" in crash.script
@@ -269,6 +269,19 @@ class TestCommand:
         assert not run.complete
         assert [(r.name, r.outcome) for r in run.results] in ([("sin", Outcome.PASS)], [("acosh", Outcome.PASS)])
         assert "interrupted" in (command.reports / "conformance.html").read_text()
+
+    def test_building_kernels_has_its_own_limit(self, command: Command) -> None:
+        """A device builds each kernel for longer than a case may take, which once was a hang; one that hangs when its
+        kernel is there, or while it is built, still is one, each after its own limit."""
+        words = ("--op", "sin", "--dtype", "float32", "--variant", "reference_inputs", "--timeout", "1")
+        words += ("--samples", "12")
+        built = command("--target", "class:building.Builds", *words)
+        assert built.returncode == 0, built.stdout + built.stderr
+        for target, limit, said in (("Hangs", "60", "in 1 s"), ("Stuck", "3", "in 3 s")):
+            assert command("--target", f"class:building.{target}", *words, "--compile-limit", limit).returncode == 1
+            [result] = model.load(command.reports / "opinfo.json").results
+            assert result.outcome is Outcome.TIMEOUT
+            assert result.failures[0].actual == f"gave no answer {said}"
 
     def test_stop_at_first_failure(self, command: Command) -> None:
         """The run ends with the first undeclared failure and says so; `--resume` goes on."""

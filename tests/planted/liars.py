@@ -42,8 +42,16 @@ class _Device(Target):
 
     @contextlib.contextmanager
     def active(self) -> Any:
-        with _Mode(type(self).lie):
+        with self.mode():
             yield
+
+    @classmethod
+    def mode(cls) -> Any:
+        return _Mode(cls.lie)
+
+    def script(self) -> str:
+        name = type(self).__name__
+        return f"from tests.planted.liars import {name}\nDEVICE, MODE = {str(self.device)!r}, {name}.mode()"
 
 
 class ValueDevice(_Device):
@@ -62,6 +70,10 @@ class Meta(_Device, MetaTarget):
 
 class _Transform(Target):
     name, transforms_program = "lying transform", True
+
+    def script(self) -> str:
+        name = type(self).__name__
+        return f"from tests.planted.liars import {name}\nDEVICE, transform = 'lying', {name}().transform"
 
 
 class ValueTransform(_Transform):

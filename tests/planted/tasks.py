@@ -11,7 +11,7 @@ from pathlib import Path
 
 from conformance.core.target import Target
 from conformance.run.messages import COMPILING
-from conformance.run.worker import step, unit
+from conformance.run.worker import loaded, step, unit
 
 
 class Odd(Exception):
@@ -22,6 +22,11 @@ class Odd(Exception):
 
 
 def pid() -> int:
+    return os.getpid()
+
+
+def slowly_pid() -> int:
+    time.sleep(1)
     return os.getpid()
 
 
@@ -101,6 +106,29 @@ def begun_then_sleeps(mark: str) -> None:
     with unit("a program"):
         Path(mark).write_text(str(os.getpid()))
         time.sleep(1000)
+
+
+class Looks(Target):
+    """A target that remembers what its process had done before it was loaded."""
+
+    name = "looks"
+    seen: dict[str, object]
+
+    def prepare(self) -> None:
+        import torch
+
+        self.seen = {
+            "targets": [name for name in sys.modules if name.startswith("conformance.targets.")],
+            "devices": [name for name in ("cuda", "xpu", "mtia") if getattr(torch, name).is_initialized()],
+            "tinygrad": "tinygrad" in sys.modules,
+        }
+
+
+def looked() -> dict[str, object]:
+    """What `Looks` saw."""
+    target = loaded("class:tasks.Looks")
+    assert isinstance(target, Looks)
+    return target.seen
 
 
 class Dies(Target):

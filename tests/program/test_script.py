@@ -1,20 +1,28 @@
-"""Programs' scripts: the bug is on the first screen, and each runs alone, also where the target lies."""
+"""Programs' scripts: the bug is on the first screen, which runs alone and shows both answers, and the exit code tells
+whether the difference is there."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import subprocess
 import sys
 
 import pytest
 
-from conformance.core.loading import load_target
+from conformance.core.loading import describe_target, load_target
 from conformance.core.oracles import Mismatch
-from conformance.core.script import CARRIED, own_part, unjudged
+from conformance.core.script import MARKER, judged, own_part
 from conformance.core.target import Target
 from conformance.fuzzing.drawing import Drawing
-from conformance.program.model import Input, Program, Storage
+from conformance.program.model import LOOP, Input, Program, Storage
+from conformance.program.reduce import reduce_program
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import judge_program
+from conformance.selftest.faults import FAULTS
+from tests.planted import liars
 
 TRANSFORM = """DEVICE = 'lying'
 
@@ -31,17 +39,48 @@ class Scripted(Target):
 
     name = "scripted"
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, oracles: frozenset[str] | None = None) -> None:
         super().__init__()
-        self.text = text
+        self.text, self.oracles = text, oracles or self.oracles
 
     def script(self) -> str:
         return self.text
 
 
+def own_lines(text: str) -> int:
+    """The lines of a script's own part without the functions that it takes along: those that steps define, and the
+    one that calls steps which raise."""
+    kept = own_part(text).split("\n\n")
+    return sum(len(part.splitlines()) + 1 for part in kept if not part.startswith(("def ", "@")) or _own(part)) - 1
+
+
+def _own(part: str) -> bool:
+    return part.startswith(("def inputs(", "def program("))
+
+
+def printed(text: str) -> list[str]:
+    """What the own part of a script prints of each side, without the rest of the script; a target that breaks even the
+    calls, as one that splits into too few parts, ends it."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            exec(compile(own_part(text), "script", "exec"), {"__name__": "__main__"})  # noqa: S102 - rendered here
+        except ValueError as error:
+            print("target", error)
+    return re.split(r"^(?:cpu|target|lying|off_by_one) ", said.getvalue(), flags=re.MULTILINE)[1:]
+
+
+def ended(text: str) -> int:
+    """With which code a script ends."""
+    try:
+        printed(text.replace(MARKER, ""))
+    except SystemExit as end:
+        return int(end.code or 0)
+    raise AssertionError("the script never ends")
+
+
 class TestFirstScreen:
     def test_three_steps_are_25_lines(self):
-        """With two inputs, the finding's notes and a step that is wrong: the inputs, the calls, one comparison."""
+        """With two inputs, two findings, notes and a step that is wrong: the inputs, the calls, one print."""
         program = Program(
             (Storage("float32", 6), Storage("int64", 4)),
             (Input("a", 0, "float32", (2, 3), (3, 1)), Input("b", 1, "int64", (2, 2), (1, 2))),
@@ -51,58 +90,162 @@ class TestFirstScreen:
                 Step("sum", (tensor("b"),), out=("d",)),
             ),
         )
-        notes = ["FAIL in 3 programs: value / add_", "Again: a command", "Found by: a command", "With: torch 2"]
-        text = script(program, load_target("cpu"), [Mismatch("value", "a", "1", "2")], notes, 2)
-        own = own_part(text).splitlines()
-        assert len(own) <= 25
-        assert own[-13:] == [
+        found = [Mismatch("stride", "a", "(3, 1)", "(1, 2)"), Mismatch("value", "a", "1", "2", "1 of 1")]
+        text = script(program, load_target("cpu"), found, ["Again: a command", "With: torch 2"], 2)
+        assert own_part(text).splitlines() == [
+            '"""stride of a: expected (3, 1), got (1, 2)"""',
+            "import torch",
+            "DEVICE = 'cpu'",
+            "",
             "def inputs(device):",
-            "    a = torch.arange(6.0).to(device).view(2, 3)",
+            "    a = torch.arange(6.).to(device).view(2, 3)",
             "    b = torch.arange(4).to(device).view(2, 2).t()",
             "    return {'a': a, 'b': b}",
             "",
             "def program(a, b):",
             "    c = a.t()",
-            "    c.add_(1)",
+            "    c.add_(1)  # the first wrong step",
             "    d = b.sum()",
-            "    return {'c': c, 'd': d}",
+            "    return {'c': c, 'd': d, 'a': a}",
             "",
-            "def main():",
-            "    compare(inputs, program, DEVICE)",
+            'for device in "cpu", DEVICE:',
+            "    print(device, program(*inputs(device).values())['a'].stride())",
         ]
-        assert len(text.splitlines()) < 240
+        assert text.partition(MARKER)[2].splitlines()[1:5] == [
+            "# stride of a: expected (3, 1), got (1, 2)",
+            "# value of a: expected 1, got 2 (1 of 1)",
+            "# Again: a command",
+            "# With: torch 2",
+        ]
+
+    @pytest.mark.parametrize("spec", ["device:some,import=some_backend", "compile:aot_eager", "functionalize", "fake"])
+    def test_drawn_programs_of_three_steps_are_25_lines(self, spec):
+        """Before anything is shrunk, whatever they do, whichever answer is printed; what a step needs that torch does
+        not have comes on top."""
+        target = describe_target(spec)
+        for number in range(100):
+            program = Drawing(steps=(3, 3)).numbered(17, number)
+            wrong = Mismatch("stride", program.inputs[number % len(program.inputs)].name, "(1,)", "(2,)")
+            lines = own_lines(script(program, target, [wrong]))
+            bodies = sum(len(step.body) for step in program.steps if step.op == LOOP)
+            assert lines - bodies <= 25, own_part(script(program, target, [wrong]))
 
     def test_what_is_carried_is_one_text(self):
         """Whatever the program: a second kind of comparison would be another judge."""
-        texts = {script(Drawing().numbered(3, number), load_target("cpu")).partition(CARRIED)[2] for number in range(5)}
+        texts = {script(Drawing().numbered(3, number), load_target("cpu")).partition(MARKER)[2] for number in range(5)}
         assert len(texts) == 1
 
-    def test_what_is_not_judged_is_named(self):
-        """Strides that mean something are judged where the others are not."""
-        assert unjudged(load_target("meta").oracles) == ["value", "storage", "version", "insignificant stride"]
+    def test_what_is_judged_is_named(self):
+        """Strides that mean something are judged where the others are not; kernels cannot be counted."""
+        assert judged({"value", "significant_stride", "kernels"}) == {"oracles": "['value', 'significant_stride']"}
+
+
+class TestShows:
+    """The own part alone, run in this process, prints two different answers where the target is wrong."""
+
+    @pytest.mark.parametrize("fault", sorted(FAULTS))
+    def test_a_planted_fault(self, fault):
+        """Each fault of the selftest, in the first program that shows it, shrunk a little."""
+        mutant = load_target(f"mutant:{fault}")
+        program, verdict = next(
+            (drawn, verdict)
+            for number in range(4000)
+            if (verdict := judge_program(drawn := Drawing().numbered(0, number), mutant)).mismatches
+        )
+        first = verdict.mismatches[0]
+
+        def fails(candidate):
+            found = judge_program(candidate, mutant, locate=False).mismatches
+            return bool(found) and found[0].oracle == first.oracle
+
+        small = reduce_program(program, fails, 60)
+        verdict = judge_program(small, mutant)
+        planted = (
+            "from conformance.selftest.faults import FAULTS\nfrom conformance.selftest.mutants import Planted\n"
+            f"DEVICE, MODE = 'cpu', Planted(FAULTS[{fault!r}])"
+        )
+        text = script(small, Scripted(planted, mutant.oracles), verdict.mismatches, bad_step=verdict.bad_step)
+        self.differs(text)
+        assert ended(text) == 1
+
+    @pytest.mark.parametrize(
+        "liar",
+        ["ValueDevice", "StrideDevice", "ValueTransform", "StrideTransform", "RaisingTransform", "IdleTransform"],
+    )
+    def test_a_lying_target(self, liar):
+        """The targets that the executor is tested with, by scripts of their own."""
+        target = getattr(liars, liar)()
+        program = Program(
+            (Storage("float32", 6),),
+            (Input("a", 0, "float32", (2, 3), (3, 1)),),
+            (Step("mul", (tensor("a"), 2), out=("b",)),),
+        )
+        verdict = judge_program(program, target)
+        assert verdict.mismatches
+        text = script(program, target, verdict.mismatches, bad_step=verdict.bad_step)
+        self.differs(text)
+        assert ended(text) == 1
+
+    def test_a_registered_compiler(self):
+        """Through `torch.compile`, as users have it."""
+        target = load_target("compile:off_by_one,import=tests.planted.liars")
+        program = Program(
+            (Storage("float32", 6),),
+            (Input("a", 0, "float32", (6,), (1,)),),
+            (Step("neg", (tensor("a"),), out=("b",)),),
+        )
+        text = script(program, target, judge_program(program, target).mismatches)
+        self.differs(text)
+        assert ended(text) == 1
+
+    def differs(self, text):
+        """Two sides with different answers."""
+        sides = printed(text)
+        assert len(sides) == 2, (sides, own_part(text))
+        assert sides[0] != sides[1], (sides, own_part(text))
+
+    @pytest.mark.parametrize("oracle", ["value", "dtype", "shape", "stride", "storage_offset", "version", "storage"])
+    def test_every_answer_is_an_expression(self, oracle):
+        """Also of a large tensor, of which the element that differs is printed."""
+        program = Program(
+            (Storage("float32", 100),),
+            (Input("a", 0, "float32", (10, 10), (10, 1)),),
+            (Step("mul", (tensor("a"), 2), out=("b",)),),
+        )
+        for where in ("a", "b"):
+            one = Mismatch(
+                oracle, where, "100 elements, first [0.0]", "", "1 of 100 elements differ (bits), first at (0, 1):"
+            )
+            cpu, device = printed(script(program, load_target("cpu"), [one]))
+            assert cpu == device
+            assert oracle != "value" or cpu == f"{1.0 if where == 'a' else 2.0}\n"
 
 
 class TestAlone:
     @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_drawn_programs(self, tmp_path):
-        """Thirty of them in a process that never sees this package: a planted difference is marked, and no other."""
+        """Thirty of them in a process that never sees this package: it ends with 1 where a difference is planted, and
+        with 0 where none is."""
         shown = []
         for number in range(30):
             lies = number % 2 == 1
             target = Scripted(TRANSFORM.replace("LIES", str(lies)))
             (tmp_path / f"{number:02}.py").write_text(script(Drawing().numbered(41, number), target))
-            shown.append(lies)
+            shown.append(int(lies))
         runner = (
             "import pathlib, sys\n"
             "for path in sorted(pathlib.Path('.').glob('*.py')):\n"
-            "    print('=====', path)\n"
-            "    exec(compile(path.read_text(), path, 'exec'), {'__name__': 'script'})\n"
+            "    print('=====')\n"
+            "    try:\n"
+            "        exec(compile(path.read_text(), path, 'exec'), {'__name__': '__main__'})\n"
+            "    except SystemExit as end:\n"
+            "        print('ended', int(end.code))\n"
             "assert not any(name.startswith('conformance') for name in sys.modules)\n"
         )
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", runner], capture_output=True, text=True, cwd=tmp_path, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        for marked, said in zip(shown, done.stdout.split("=====")[1:], strict=True):
-            assert ("DIFFERS" in said, "no difference here" in said, "raises" in said) == (marked, not marked, False)
+        said = [part.splitlines()[-1] for part in done.stdout.split("=====\n")[1:]]
+        assert said == [f"ended {code}" for code in shown]

@@ -10,11 +10,11 @@ import pytest
 
 from conformance.core import result as model
 from conformance.core.result import Failure, Outcome, Result, Run
-from conformance.core.script import CARRIED
+from conformance.core.script import MARKER
 from conformance.report import issue
 from conformance.report.__main__ import main
 
-SCRIPT = f'"""value of a"""\nimport torch\n\n{CARRIED}\n\ndef compare(): ...\n'
+SCRIPT = f'"""value of a"""\nimport torch\n\n{MARKER}\n\ndef compare(): ...\n'
 
 
 @pytest.fixture(autouse=True)
@@ -42,15 +42,14 @@ def saved(folder, **changes):
 class TestIssue:
     @pytest.mark.parametrize("spelling", ["issue", "--issue"])
     def test_of_a_program(self, spelling, tmp_path, capsys):
-        """The script's own part first, the whole of it folded away, and both answers."""
+        """The script's own part alone, and both answers."""
         assert main([spelling, str(saved(tmp_path))]) == 0
         said = capsys.readouterr().out
-        assert said.startswith("# mine: value / add_\n\nTarget: `mine`, compared with torch CPU.\n")
-        first, _, whole = said.partition("<details>")
-        assert CARRIED not in first
-        assert CARRIED in whole
-        assert "value of a: 1 of 1\n\n```\ntorch CPU: [1.0]\nmine: [2.0]\n```" in said
-        assert said.endswith("## Environment\n\n```\nPyTorch version: 0\n```\n")
+        assert said.startswith("# `mine: value / add_`\n\nTarget: `mine`, compared with torch CPU.\n")
+        assert "import torch\n```" in said
+        assert MARKER not in said
+        assert "`value of a: 1 of 1`\n\n```\ntorch CPU: [1.0]\nmine: [2.0]\n```" in said
+        assert said.endswith("## Versions\n\n```\nPyTorch version: 0\n```\n")
 
     def test_of_a_case(self, tmp_path, capsys):
         """By its id in a result file, also with a sample's number."""
@@ -59,27 +58,38 @@ class TestIssue:
         model.save(Run("mine", [failed]), tmp_path / "run.json")
         assert main(["issue", f"{failed.id}#3", "--run", str(tmp_path / "run.json")]) == 0
         said = capsys.readouterr().out
-        assert said.startswith("# mine: value of torch.add(Tensor[2] float32, 1) (add::float32::forward::as_sampled)\n")
+        assert said.startswith(
+            "# `mine: value of torch.add(Tensor[2] float32, 1) (add::float32::forward::as_sampled)`\n"
+        )
         assert "torch CPU: 1\nmine: 2\n" in said
         assert main(["issue", "ad::float32::forward::as_sampled", "--run", str(tmp_path / "run.json")]) == 2
         assert "did you mean add::float32::forward::as_sampled?" in capsys.readouterr().err
 
     def test_text_from_outside_starts_nothing(self, tmp_path, capsys):
-        """No fence is ended, no tag opened, no terminal escape passed on."""
+        """No fence is ended, no tag opened, nobody mentioned, no terminal escape passed on: it is all code."""
         evil = {
             "oracle": "error",
             "where": "a",
             "expected": "x",
             "actual": "```\n<script>\x1b[31m",
-            "detail": "<b>`\n# x",
+            "detail": "<b>``\n# x",
         }
-        main(["issue", str(saved(tmp_path, mismatches=[evil], signature="<img>\n# two"))])
+        main(["issue", str(saved(tmp_path, mismatches=[evil], signature="@somebody <img>\n# two"))])
         said = capsys.readouterr().out
         assert "\x1b" not in said
-        assert "<img>" not in said
-        assert "<b>" not in said
-        assert "\n# two" not in said
+        assert said.startswith("# `mine: @somebody <img> # two`\n")
+        assert "\n``` error of a: <b>`` # x ```\n" in said
         assert "\n````\ntorch CPU: x\nmine: ```\n<script>" in said
+
+    def test_no_path_of_the_home_is_told(self, tmp_path, capsys, monkeypatch):
+        """Neither of an answer nor of torch's environment; errors of compilers name files."""
+        monkeypatch.setenv("HOME", "/home/somebody")
+        monkeypatch.setattr(issue, "environment", lambda: "PyTorch version: 0 in /home/somebody/env")
+        answer = {"oracle": "error", "where": "a", "expected": "x", "actual": "no /home/somebody/x.so", "detail": ""}
+        main(["issue", str(saved(tmp_path, mismatches=[answer]))])
+        said = capsys.readouterr().out
+        assert "somebody" not in said
+        assert "mine: no ~/x.so" in said
 
     def test_what_is_no_finding(self, tmp_path, capsys):
         """One sentence, exit code 2."""

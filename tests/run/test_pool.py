@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ import pytest
 
 from conformance.core.errors import UserError
 from conformance.run import pool as pool_module
-from conformance.run import stop
-from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, Task, WorkerDied
-from conformance.run.pool import LocalPool, Pool
+from conformance.run import processes, stop
+from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied
+from conformance.run.pool import Counters, LocalPool
 
 PLANTED = Path(__file__).parent.parent / "planted"
 sys.path.insert(0, str(PLANTED))
@@ -50,6 +52,31 @@ def outcome(pool: Pool, function: Any, *args: Any) -> Done | Death:
     return answer
 
 
+def descendants(pid: int) -> list[int]:
+    found = [int(one) for task in Path(f"/proc/{pid}/task").iterdir()
+             for one in (task / "children").read_text().split()]  # fmt: skip
+    return found + [inner for one in found for inner in descendants(one)]
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def alive(pid: int) -> bool:
+    line = Path(f"/proc/{pid}/cmdline")
+    return line.exists() and bool(line.read_bytes())
+
+
+def trackers() -> set[int]:
+    """multiprocessing's own process, which serves all of this process's pools."""
+    return {pid for pid in descendants(os.getpid()) if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def only_of_tracker(said: bytes) -> bool:
+    """Whether all that was said is the warning of multiprocessing's own process about a dead process's semaphores."""
+    return all(b"leaked semaphore" in line or b"warnings.warn(" in line for line in said.splitlines())
+
+
 def until_ready(pool: LocalPool, workers: int) -> None:
     """Wait until so many workers stand ready."""
     pool._want_spare(True)
@@ -69,7 +96,6 @@ class TestDeaths:
             (tasks.killed, Fate.CRASH, "SIGKILL (out of memory?)", ()),
             (tasks.sleeps, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
             (tasks.hangs_outside_python, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
-            (tasks.unsendable, Fate.CRASH, "exit code 1", ()),
         ],
     )
     def test_each_is_told(
@@ -100,6 +126,15 @@ class TestDeaths:
             shared.ask(tasks.raises)
         assert before in {shared.ask(tasks.pid) for _ in range(20)}
 
+    def test_a_value_that_cannot_be_sent(self, shared: LocalPool) -> None:
+        """It is an error of its task, as arguments that cannot be sent are; it once was told as a crash."""
+        before = shared.ask(tasks.pid)
+        for function, args in ((tasks.unsendable, ()), (abs, (lambda: 0,))):
+            answer = outcome(shared, function, *args)
+            assert isinstance(answer, Done)
+            assert "pickle" in str(answer.error)
+        assert before == shared.ask(tasks.pid)
+
     def test_ask(self, shared: LocalPool) -> None:
         """A question that kills its worker is an error with the death in it."""
         with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
@@ -122,13 +157,23 @@ class TestSpare:
         """After each of three crashes the next task has a worker that is ready; only the first task of all waited."""
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             pool.ask(tasks.pid)
-            assert (pool.counters.started, pool.counters.waited) == (1, 1)
-            for crash in range(3):
+            assert pool.counters == Counters(started=1, waited=1)
+            for crash in range(1, 4):
                 until_ready(pool, 2)
                 assert isinstance(outcome(pool, tasks.segfaults), Death)
                 assert isinstance(outcome(pool, tasks.pid), Done)
-                assert pool.counters.waited == 1
-                assert pool.counters.started >= 2 + crash
+                assert pool.counters.started >= 1 + crash
+                assert replace(pool.counters, started=0) == Counters(waited=1)
+
+    def test_without_forks_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each worker then imports torch, but no task waits for it."""
+        monkeypatch.setattr(processes, "can_fork", lambda: False)
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
+            assert pool.ask(os.getppid) == os.getpid()
+            until_ready(pool, 2)
+            assert isinstance(outcome(pool, tasks.segfaults), Death)
+            assert isinstance(outcome(pool, tasks.pid), Done)
+            assert (pool.counters.waited, pool.counters.restarted) == (1, 0)
 
     def test_the_spare_is_no_second_job(self, tmp_path: Path, shared: LocalPool) -> None:
         """At most `jobs` tasks run at a time."""
@@ -144,7 +189,96 @@ class TestSpare:
             assert pool.counters.restarted == 0
 
 
+class TestForks:
+    """Workers are forks of a process that has done nothing that a fork does not survive."""
+
+    pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
+
+    @pytest.mark.parametrize("preload", [["torch"], ["conformance.fuzzing.worker", "torch._dynamo"]])
+    def test_what_the_server_has_done(self, preload: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has imported torch and no target, initialized no device, and has one thread, whatever the user's setting
+        of OpenBLAS, which workers see."""
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+        with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"], preload) as pool:
+            assert pool.ask(tasks.looked) == {"targets": [], "devices": [], "tinygrad": False}
+            assert pool.counters == Counters(started=1, waited=1)
+            assert threads(pool.ask(os.getppid)) == 1
+            assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
+
+    @pytest.mark.parametrize(
+        ("module", "why"), [("threads_at_import", "started 1 threads"), ("no_such_module", "cannot be imported")]
+    )
+    def test_a_server_that_must_not_fork(self, module: str, why: str) -> None:
+        """Modules that start threads, or that cannot be imported: the task runs in a process of its own."""
+        with LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", module]) as pool:
+            assert pool.ask(os.getppid) == os.getpid()
+            assert why in pool.counters.lost
+            assert replace(pool.counters, lost="") == Counters(started=1, waited=1, restarted=1)
+
+    def test_a_server_that_dies(self) -> None:
+        """Its workers are ended, and the task runs again in one that needs no server."""
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
+            server = pool.ask(os.getppid)
+            pool.submit(Task("it", tasks.slowly_pid))
+            os.kill(server, signal.SIGKILL)
+            [(_, answer)] = pool.ended()
+            assert isinstance(answer, Done)
+            assert pool.ask(os.getppid) == os.getpid()
+            assert "has ended" in pool.counters.lost
+
+    def test_a_backend_that_torch_loads_by_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may not survive a fork, so each worker is a process of its own, unless torch is told not to load it."""
+        assert processes.can_fork()
+        monkeypatch.setattr(processes.importlib.metadata, "entry_points", lambda group: [group])
+        assert not processes.can_fork()
+        monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+        assert processes.can_fork()
+
+    def test_a_pool_that_runs_nothing_starts_nothing(self) -> None:
+        """No process is there before the first task, so a command that ends earlier has none to end."""
+        before = set(descendants(os.getpid()))
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
+            assert pool.counters == Counters()
+            assert set(descendants(os.getpid())) == before
+
+    def test_stopped_while_it_imports(self) -> None:
+        """A stop does not wait for the imports of the server, and leaves nobody behind."""
+        before, left, began = set(descendants(os.getpid())), set[int](), time.monotonic()
+
+        def interrupts() -> None:
+            left.update(set(descendants(os.getpid())) - before)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        timer = threading.Timer(1.0, interrupts)
+        with stop.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", "sleeps_at_import"]) as pool:
+            timer.start()
+            with pytest.raises(stop.Stopped):
+                pool.submit(Task("it", tasks.pid))
+        with stop.deferred():  # the next test was asked for nothing
+            pass
+        assert time.monotonic() - began < 10
+        assert left
+        assert not any(alive(pid) for pid in left - trackers())
+
+
 class TestWorkers:
+    def test_what_they_inherit(self, shared: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The environment that their pool began to work in."""
+        shared.ask(tasks.pid)
+        monkeypatch.setenv("CONFORMANCE_TEST", "now")
+        assert shared.ask(os.getenv, "CONFORMANCE_TEST") is None
+        with LocalPool("cpu", Limits(), 1) as pool:
+            assert pool.ask(os.getenv, "CONFORMANCE_TEST") == "now"
+
+    def test_a_deadline(self, shared: LocalPool) -> None:
+        """What has no answer by then is given up, its worker too, and the next question has another."""
+        before = shared.ask(tasks.pid)
+        with pytest.raises(OutOfTime):
+            shared.ask(tasks.sleeps, until=time.time() + 0.2)
+        assert shared.ask(tasks.pid) != before
+        with pytest.raises(OutOfTime):
+            shared.ask(tasks.pid, until=time.time())
+
     def test_what_they_print(self, shared: LocalPool, capfd: pytest.CaptureFixture[str]) -> None:
         """It goes to stderr: the command's own output is read by others."""
         assert outcome(shared, tasks.prints) == Done(1)
@@ -174,20 +308,48 @@ class TestWorkers:
         """
         (tmp_path / "owner.py").write_text(textwrap.dedent(script))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path])}
-        owner = subprocess.Popen([sys.executable, str(tmp_path / "owner.py")], env=environment)
+        command = [sys.executable, str(tmp_path / "owner.py")]
+        owner = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 100
         while not (tmp_path / "mark").exists():
             assert time.monotonic() < deadline
             assert owner.poll() is None
             time.sleep(0.05)
-        workers = [int(pid) for path in Path(f"/proc/{owner.pid}/task").iterdir()
-                   for pid in (path / "children").read_text().split()]  # fmt: skip
+        left = descendants(owner.pid)
+        assert len(left) >= 3, "a server, a worker and multiprocessing's tracker"
         owner.send_signal(signal.SIGKILL)
-        owner.wait()
-        for pid in workers:
-            while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
-                assert time.monotonic() < deadline, "a worker goes on"
-                time.sleep(0.05)
+        said = owner.communicate()[1]
+        while any(map(alive, left)):
+            assert time.monotonic() < deadline, "a worker goes on"
+            time.sleep(0.05)
+        assert only_of_tracker(said)
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+    @pytest.mark.parametrize("after", [0.0, 0.3, 0.8, 1.5])
+    def test_they_end_with_an_owner_that_is_killed_early(self, after: float, tmp_path: Path) -> None:
+        """While the server imports torch, or a worker the target: nobody is left, and nothing is said."""
+        (tmp_path / "owner.py").write_text(textwrap.dedent("""
+            from conformance.run.messages import Limits, Task
+            from conformance.run.pool import LocalPool
+            import tasks
+
+            if __name__ == "__main__":
+                with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
+                    pool.submit(Task("it", tasks.sleeps))
+                    print("submitted", flush=True)
+                    list(pool.ended())
+        """))  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path])}
+        command = [sys.executable, str(tmp_path / "owner.py")]
+        owner = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        time.sleep(after)
+        left = descendants(owner.pid)
+        owner.send_signal(signal.SIGKILL)
+        said = owner.communicate(timeout=60)[1]  # when all who have its stderr have ended
+        assert not any(map(alive, left))
+        assert only_of_tracker(said)
 
 
 class TestOverdue:
@@ -201,7 +363,7 @@ class TestOverdue:
 
     @staticmethod
     def running(tmp_path: Path) -> Any:
-        return pool_module._Running(Task("it", tasks.pid), None, tmp_path / "note")  # type: ignore[arg-type]
+        return pool_module._Running(Task("it", tasks.pid), processes.Spawning(), tmp_path / "note")
 
     def test_slow_units_are_no_hang(self, tmp_path: Path, clock: list[float]) -> None:
         """Each of them within its limit, however many; one beyond it and the grace is a timeout."""

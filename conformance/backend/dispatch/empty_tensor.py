@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..runtime import torch_compat
+
 _EXTENSION_DEVICE = 12  # kDLExtDev: what torch maps to PrivateUse1
 
 
@@ -37,8 +39,9 @@ class _ManagedTensor(ctypes.Structure):
 def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
     """A new tensor of no elements on `tiny:index`."""
     if index == 0:
-        return torch._C._acc.create_empty_tensor((0,), dtype)
-    with torch._C._AutoDispatchBelowAutograd():
+        made: torch.Tensor = torch_compat.create_empty_tensor((0,), dtype)
+        return made
+    with torch_compat.below_autograd():
         return torch.ops.aten.alias.default(_template(dtype, index))
 
 
@@ -69,7 +72,8 @@ def _template(dtype: torch.dtype, index: int) -> torch.Tensor:
     _KEPT.append((managed, shape, strides))
     make: Any = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return torch._C._from_dlpack(make(ctypes.addressof(managed), b"dltensor", None))
+    made: torch.Tensor = torch_compat.from_dlpack(make(ctypes.addressof(managed), b"dltensor", None))
+    return made
 
 
 _KEPT: list[Any] = []  # what a capsule points to must outlive it

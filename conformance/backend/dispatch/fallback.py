@@ -14,6 +14,7 @@ import torch
 
 from ..lazy import access, layout
 from ..lazy.storage import lazy_storage
+from ..runtime import torch_compat
 from ..runtime.stats import count_fallback
 from . import sparse, transfer
 from .tensors import SET, Spec, is_tiny, new_tensor, tensor_on
@@ -63,7 +64,7 @@ class _Call:
             if (t.size(), t.stride(), t.storage_offset()) != (host.size(), host.stride(), host.storage_offset()):
                 SET(t, t.untyped_storage(), host.storage_offset(), host.size(), host.stride())
             if t.is_conj() != host.is_conj():  # linalg.lu_solve from the right leaves its out= conjugated
-                torch._C._set_conj(t, host.is_conj())
+                torch_compat.set_conj(t, host.is_conj())
         for t, host in self.sparse:
             if any(w is t for w in written):
                 sparse.refill(t, [upload(piece, self.index) for piece in sparse.parts(host)], host)

@@ -18,10 +18,9 @@ import torch
 
 from ..lazy import layout
 from ..lazy.storage import lazy_storage
+from ..runtime.torch_compat import OpOverload
 from . import fallback
 from .tensors import Spec, geometry
-
-OpOverload = torch._ops.OpOverload
 
 
 class MetaRejected(Exception):

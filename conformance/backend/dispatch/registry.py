@@ -22,7 +22,7 @@ from tinygrad.uop.ops import UOp
 
 from ..lazy.dtypes import COMPUTED, opmath
 from ..runtime import memory, recording
-from .metadata import OpOverload
+from ..runtime.torch_compat import OpOverload
 from .tensors import Spec, cast, constant
 
 ValueFunction = Callable[..., Any]
@@ -130,16 +130,22 @@ def complex_value(*names: str) -> Callable[[ValueFunction], ValueFunction]:
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
 
+HELD_BY: dict[str, str] = {}
+"""The versions of torch, as a PEP 440 specifier, of an overload which not all of them have that the device runs on."""
 
-def decomposition(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+
+def decomposition(*names: str, torch_versions: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register our own decomposition of functional overloads: a function of torch tensors in terms of other operators.
 
     Use it where torch has none, or where torch's is a reference that recurses. In-place and out= forms follow.
+    `torch_versions`, such as "<2.14", are those that have the overloads; without it, all do that the device runs on.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in names:
-            DECOMPOSITIONS[name if "." in name else f"{name}.default"] = function
+        for name in map(full_name, names):
+            DECOMPOSITIONS[name] = function
+            if torch_versions:
+                HELD_BY[name] = torch_versions
         return function
 
     return register

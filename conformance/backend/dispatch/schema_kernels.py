@@ -10,6 +10,7 @@ Must not know which operators there are: the tables in `ops` say that.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 from tinygrad.uop.ops import UOp
 
 from ..lazy.dtypes import COMPUTED, PAIRS
-from ..runtime import recording
+from ..runtime import recording, torch_compat
 from ..runtime.stats import STATS, FallbackError, count_fallback
+from ..runtime.torch_compat import OpOverload
 from . import fallback, overlap
-from .metadata import MetaRejected, OpOverload, check_devices, device_index, specs, tensors_in
-from .registry import DECOMPOSITIONS, ROWS, Context, Declined, Row, ValueFunction
+from .metadata import MetaRejected, check_devices, device_index, specs, tensors_in
+from .registry import DECOMPOSITIONS, HELD_BY, ROWS, Context, Declined, Row, ValueFunction
 from .tensors import Spec, assign, cast, check_writable, elements, make
 
 
@@ -58,8 +60,7 @@ class Overload:
         self.name = str(op)
         # Structured operators give a resized out the strides that a new result would have, most others contiguous ones.
         structured = all(
-            torch._C._dispatch_has_kernel_for_dispatch_key(functional.name(), key)
-            for key in ("CPU", "CompositeExplicitAutogradNonFunctional")
+            torch_compat.has_kernel(functional.name(), key) for key in ("CPU", "CompositeExplicitAutogradNonFunctional")
         )
         self.out_as_new = "resized" if structured else row.out_as_new
 
@@ -202,13 +203,27 @@ def find(name: str) -> Any:
         return None
 
 
+def listed(name: str) -> Any:
+    """The aten overload of an entry of the op tables; None where the entry does not hold for the running torch.
+
+    Raises RuntimeError where it should and torch has no such overload; for a torch that is newer than the tables it is
+    a warning."""
+    if not torch_compat.holds(HELD_BY.get(name, "")):
+        return None
+    op = find(name)
+    if op is None:
+        said = f"tiny: the table names aten::{name}, which torch {torch_compat.TORCH} does not have"
+        if not torch_compat.is_untested():
+            raise RuntimeError(said)
+        warnings.warn(said, stacklevel=2)
+    return op
+
+
 def overloads() -> Iterable[Overload]:
     """Every overload that a registered value function serves."""
     for name, row in ROWS.items():
-        functional = find(name)
-        if functional is None:
-            raise RuntimeError(f"tiny: the table names aten::{name}, which this torch does not have")
-        for op in variants(functional):
+        functional = listed(name)
+        for op in () if functional is None else variants(functional):
             yield Overload(op, functional, row)
 
 
@@ -257,10 +272,8 @@ def into_out(op: OpOverload, native: Container[Any], table: Mapping[Any, Callabl
 def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:
     """Kernels for every overload that our own decompositions serve: the functional one, in-place, out=."""
     for name, function in DECOMPOSITIONS.items():
-        functional = find(name)
-        if functional is None:
-            raise RuntimeError(f"tiny: the table names aten::{name}, which this torch does not have")
-        for op in variants(functional):
+        functional = listed(name)
+        for op in () if functional is None else variants(functional):
             written = [a for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
             if not written:
                 yield op, or_cpu(op, decomposed(op, function))

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from ..runtime import torch_compat
+
 aten = torch.ops.aten
-Key = torch._C.DispatchKey
+Key = torch_compat.DispatchKey
 
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
@@ -84,7 +86,7 @@ def assembled(like: torch.Tensor, pieces: Sequence[torch.Tensor]) -> torch.Tenso
 def refill(target: torch.Tensor, pieces: Sequence[torch.Tensor], like: torch.Tensor) -> None:
     """Give a sparse tensor of the device the parts, and the size, of what `like` has become on the CPU."""
     if target.layout is torch.sparse_coo:
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch_compat.below_autograd():
             aten.sparse_resize_and_clear_.default(target, like.shape, like.sparse_dim(), like.dense_dim())
             aten.copy_sparse_to_sparse_.default(target, assembled(like, pieces))
             aten._coalesced_.default(target, like.is_coalesced())

@@ -21,7 +21,7 @@ from tinygrad.uop.ops import GroupOp, UOp
 from ..lazy import access, layout
 from ..lazy.dtypes import COMPUTED, PAIRS, element
 from ..lazy.storage import allocate, lazy_storage
-from ..runtime import expressions
+from ..runtime import expressions, torch_compat
 from .empty_tensor import empty_tensor
 
 
@@ -146,7 +146,7 @@ def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Seque
     return SET(empty_tensor(dtype, store.device.index or 0), store, offset, size, stride)
 
 
-CPU = torch._C.DispatchKey.CPU
+CPU = torch_compat.CPU_KEY
 SET = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, CPU)
 
 

@@ -17,7 +17,7 @@ from tinygrad.uop.ops import UOp
 from ..lazy import flush, layout
 from ..lazy.dtypes import COMPUTED, TORCH, element
 from ..lazy.storage import LazyStorage, lazy_storage
-from ..runtime import memory
+from ..runtime import memory, torch_compat
 from . import overlap
 from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
 
@@ -42,7 +42,7 @@ def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
     made = torch.empty(0, dtype=tensor.dtype)
     made.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
     made = made.conj() if tensor.is_conj() else made
-    return torch._neg_view(made) if tensor.is_neg() else made
+    return torch_compat.neg_view(made) if tensor.is_neg() else made
 
 
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -95,7 +95,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if self.is_conj():  # what is written to a conjugate view is the conjugate
         copy_(self.conj(), src.conj())
     elif self.is_neg():
-        copy_(torch._neg_view(self), torch._neg_view(src))
+        copy_(torch_compat.neg_view(self), torch_compat.neg_view(src))
     elif not is_tiny(self):
         _copy_out(self, src)
     elif not is_tiny(src):

@@ -9,14 +9,13 @@ Must not know operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..runtime import expressions
+from ..runtime import expressions, torch_compat
 from . import flush, layout
 from .addresses import ADDRESSES
 from .constant_writes import Number
@@ -150,7 +149,7 @@ def resize(storage: Any, nbytes: int) -> None:
     lazy.replace(old.shrink(((0, kept),)).pad(((0, length - kept),)), nbytes)
     address, size_class = ADDRESSES.reserve(nbytes)
     lazy.addresses.append((address, size_class))
-    make: Callable[..., Any] = torch._C._construct_storage_from_data_pointer  # type: ignore[attr-defined]
+    make = torch_compat.construct_storage
     device = torch.device("tiny", index)
     storage._swap_data_ptr_(make(0, device, 0))
     storage._swap_data_ptr_(make(address, device, nbytes))

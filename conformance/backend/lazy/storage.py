@@ -21,7 +21,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from ..runtime import expressions, memory, recording
+from ..runtime import expressions, memory, recording, torch_compat
 from . import layout
 from .addresses import ADDRESSES
 from .constant_writes import Number, NumberWrite
@@ -240,7 +240,7 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
     """A new storage of `nbytes` bytes on `tiny:index`; it reads as zeros in `dtype`."""
     address, size_class = ADDRESSES.reserve(nbytes)
     device = torch.device("tiny", index)
-    storage: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)  # type: ignore[attr-defined]
+    storage: Any = torch_compat.construct_storage(address, device, nbytes)
     storage._lazy = lazy = LazyStorage(nbytes, memory.device_name(index), dtype)
     BY_ADDRESS[address] = lazy
     lazy.addresses.append((address, size_class))

@@ -380,7 +380,7 @@ def linalg_cholesky_ex(ctx: Context, a: UOp, *, upper: bool = False, check_error
     return factor.reshape(a.shape), info.reshape(a.shape[:-2])
 
 
-@decomposition("cholesky")
+@decomposition("cholesky", torch_versions="<2.14")
 def cholesky(a: torch.Tensor, upper: bool = False) -> torch.Tensor:
     """The factor; the CPU words the error of a matrix that has none."""
     if not a.numel():  # the CPU returns before LAPACK's column-major order

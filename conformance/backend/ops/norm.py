@@ -19,6 +19,7 @@ from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import Context, value
 from ..dispatch.tensors import Spec, assign, cast, check_writable, constant, make, read
 from ..lazy.dtypes import COMPUTED, opmath
+from ..runtime import torch_compat
 from ..runtime.stats import STATS
 from .elementary import divide
 from .matmul import stored
@@ -242,7 +243,7 @@ def _like(x: torch.Tensor) -> Spec:
 
 def suggested_format(x: torch.Tensor) -> torch.memory_format:
     """What at::Tensor::suggest_memory_format gives."""
-    return torch._prims_common.suggest_memory_format(x)
+    return torch_compat.suggest_memory_format(x)
 
 
 @value("native_group_norm_backward")

@@ -83,7 +83,8 @@ def ensure_compiler() -> Compiler | None:
             return None
         raise ToolchainError(
             "tinygrad's CPU device needs a C compiler and none was found that can compile __bf16: run "
-            "`pip install ziglang`, or install clang 15 or newer, or name one in CC, or choose another device in DEV."
+            "`pip install 'conformance[tiny]'`, which brings one, or install clang 15 or newer, or name one in CC, or "
+            "choose another device in DEV."
         )
     if asked and compiler.kind != "CC" and asked != compiler.path:
         warnings.warn(f"CC={asked} cannot compile tinygrad's kernels; using {compiler.path} instead", stacklevel=2)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..runtime import torch_compat
+
 LOWER = frozenset({
     "conv1d", "conv2d", "conv3d", "bmm", "mm", "linalg_vecdot", "baddbmm", "addmm", "addbmm", "linear", "matmul",
     "_convolution", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu",
@@ -27,10 +29,10 @@ def install() -> None:
     library, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     _libraries.extend((library, others))
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    for qualified in torch._C._dispatch_get_all_op_names():
+    for qualified in torch_compat.all_op_names():
         if not qualified.startswith("aten::"):
             continue
-        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "AutocastCPU"):
+        if torch_compat.has_kernel(qualified, "AutocastCPU"):
             name, _, overload = qualified.removeprefix("aten::").partition(".")
             op = getattr(getattr(torch.ops.aten, name), overload or "default")
             choose = _lower if name in LOWER else _widest if name in WIDEST else _float32
@@ -50,11 +52,10 @@ def _widest(tensors: list[torch.Tensor]) -> torch.dtype:
 
 
 def _kernel(op: Any, choose: Callable[[list[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
-    autocast: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
-    keys = torch._C.DispatchKeySet(autocast)
+    keys = torch_compat.DispatchKeySet(torch_compat.parse_key("AutocastPrivateUse1"))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
+        with torch_compat.exclude_keys(keys):
             dtype = choose([t for t in _tensors([args, *kwargs.values()]) if _eligible(t)])
             return op(*_cast(args, dtype), **{k: _cast(v, dtype) for k, v in kwargs.items()})
 

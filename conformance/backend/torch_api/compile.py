@@ -25,7 +25,7 @@ from ..dispatch.tensors import geometry, is_tiny, tensor_on
 from ..lazy import buffer_donation, flush
 from ..lazy.dtypes import element
 from ..lazy.storage import LazyStorage, allocate, lazy_storage
-from ..runtime import expressions, memory, recording, replay, scheduler
+from ..runtime import expressions, memory, recording, replay, scheduler, torch_compat
 
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
@@ -77,23 +77,18 @@ class _Recording:
 
 def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The Dynamo backend: forward and backward each become one recorded schedule; inputs on tiny or on the CPU."""
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
     # Writes to inputs (an optimizer's) stay in the graph: each would be a copy of its own after it.
-    backend = aot_autograd(
+    backend: Any = torch_compat.aot_autograd()(
         fw_compiler=_compiler,
         bw_compiler=_compiler,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=torch_compat.min_cut_partition(),
         keep_inference_input_mutations=True,
     )
     return backend(graph, example_inputs)
 
 
 def _compiler(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    from torch._functorch.aot_autograd import make_boxed_func
-
-    return make_boxed_func(_Compiled(graph))
+    return torch_compat.boxed(_Compiled(graph))
 
 
 class _Compiled:

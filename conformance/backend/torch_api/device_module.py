@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ..lazy import flush
 from ..lazy.storage import allocate
+from ..runtime import torch_compat
 
 _current = 0
 
@@ -108,12 +108,12 @@ def _module() -> ModuleType:
     return module
 
 
-class _Guard(torch._C._acc.DeviceGuard):  # type: ignore[name-defined,misc]
+class _Guard(torch_compat.DeviceGuard):  # type: ignore[misc]
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]
+        return torch_compat.DeviceType.PrivateUse1
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[name-defined,misc]
+class _Hooks(torch_compat.PrivateUse1Hooks):  # type: ignore[misc]
     def is_available(self) -> bool:
         return True
 
@@ -126,7 +126,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[name-defined,misc]
 
 def register() -> None:
     """Make `tiny` a torch device. Call once, before kernels are installed."""
-    _setup_privateuseone_for_python_backend("tiny", backend_module=_module(), hook=_Hooks(), device_guard=_Guard())
+    torch_compat.set_up_device("tiny", backend_module=_module(), hook=_Hooks(), device_guard=_Guard())
     _serve_untyped_storage()
     _print_on_host()
     _keep_shared_parameters()
@@ -157,12 +157,11 @@ def _serve_untyped_storage() -> None:
 
 def _print_on_host() -> None:
     """torch formats a tensor with some thirty operators; formatting a copy on the host needs none of the device."""
-    original = torch._tensor_str._tensor_str
 
     def tensor_str(self: torch.Tensor, indent: int) -> str:
-        return original(self.cpu() if self.device.type == "tiny" else self, indent)
+        return torch_compat.tensor_str(self.cpu() if self.device.type == "tiny" else self, indent)
 
-    torch._tensor_str._tensor_str = tensor_str
+    torch_compat.replace_tensor_str(tensor_str)
 
 
 def _keep_shared_parameters() -> None:
@@ -171,7 +170,7 @@ def _keep_shared_parameters() -> None:
     Parameters that were shared (a language model's embedding and its last layer) would come out separate and train
     apart, without an error. The places that shared one share the first one's successor again.
     """
-    original = torch.nn.Module._apply
+    original = torch_compat.module_apply
     moving = False
 
     def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
@@ -193,7 +192,7 @@ def _keep_shared_parameters() -> None:
                 module._parameters[other] = first._parameters[name]
         return moved
 
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    torch_compat.replace_module_apply(apply)
 
 
 def _serve_accelerator() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._decomp
 
 from .. import ops
 from ..dispatch import fallback, schema_kernels, sparse, transfer, views
+from ..runtime import torch_compat
 
 # What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
@@ -30,19 +30,19 @@ def install() -> None:
     everything = torch.library.Library("_", "IMPL")
     _libraries.extend((aten, everything))
     kernels: dict[Any, Callable[..., Any]] = {op: views.borrowed(op) for op in views.BORROWED}
-    kernels |= {schema_kernels.find(name): kernel for name, kernel in views.KERNELS.items()}
+    kernels |= {op: kernel for name, kernel in views.KERNELS.items() if (op := schema_kernels.listed(name)) is not None}
     kernels[torch.ops.aten.copy_.default] = transfer.copy_
     kernels[torch.ops.aten._local_scalar_dense.default] = transfer.item
     for name, kernel in ops.KERNELS.items():
-        known = schema_kernels.find(name)
-        kernels[known] = schema_kernels.or_cpu(known, kernel)
+        if (op := schema_kernels.listed(name)) is not None:
+            kernels[op] = schema_kernels.or_cpu(op, kernel)
     for overload in schema_kernels.overloads():
         kernels.setdefault(overload.op, overload.kernel)
     for op, kernel in schema_kernels.own_decompositions():
         kernels.setdefault(op, kernel)
-    table = torch._decomp.decomposition_table
+    table = torch_compat.decomposition_table
     for listed, function in table.items():
-        if isinstance(listed, torch._ops.OpOverload) and listed not in kernels and decomposes(listed, function):
+        if isinstance(listed, torch_compat.OpOverload) and listed not in kernels and decomposes(listed, function):
             into_out = schema_kernels.into_out(listed, kernels, table)
             kernels[listed] = into_out or schema_kernels.checked_decomposition(listed, function)
     for op, kernel in kernels.items():
@@ -67,8 +67,8 @@ def _computed_on(key: str, borrowed: Sequence[Any]) -> Iterator[Any]:
 
     A fallback alone would come after torch's composite kernels, which make results of other layouts.
     """
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    for name in torch._C._dispatch_get_all_op_names():
+    has = torch_compat.has_kernel
+    for name in torch_compat.all_op_names():
         if name.startswith("aten::") and has(name, key) and not has(name, "CompositeImplicitAutograd"):
             op = schema_kernels.find(name.removeprefix("aten::"))
             if op is not None and op not in borrowed:
@@ -77,13 +77,13 @@ def _computed_on(key: str, borrowed: Sequence[Any]) -> Iterator[Any]:
 
 def loses_gradients(op: Any) -> bool:
     """Whether a device kernel would hide the composite form through which alone torch differentiates an operator."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    has = torch_compat.has_kernel
     return has(op.name(), "CompositeImplicitAutograd") and not has(op.name(), "Autograd")
 
 
 def decomposes(op: Any, function: Callable[..., Any]) -> bool:
     """Whether torch's decomposition of an operator is used: where torch has no kernel for every device already."""
-    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in COMPOSITE):
+    if any(torch_compat.has_kernel(op.name(), key) for key in COMPOSITE):
         return False
     if op.namespace != "aten" or op._schema.name.split("::")[1] in ops.NOT_DECOMPOSED:
         return False

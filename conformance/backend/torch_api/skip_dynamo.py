@@ -13,25 +13,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
-import torch
 from tinygrad.device import Buffer
 from tinygrad.uop.ops import UOp
 
-_dynamo: Any = torch._C._dynamo.eval_frame
+from ..runtime import torch_compat
+
 _PACKAGE = __package__.rpartition(".")[0] + "."
 
 
 def skip_dynamo_frames() -> None:
     """Skip every function of this package, with what it calls, and the finalizers of what it holds."""
-    skip = _dynamo._FrameAction.SKIP
-    strategy = _dynamo._FrameExecStrategy(skip, skip)
+    skip = torch_compat.eval_frame._FrameAction.SKIP
+    strategy = torch_compat.eval_frame._FrameExecStrategy(skip, skip)
     ours = [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGE)]
     finalizers = [UOp.__del__, Buffer.__del__]
     for function in [*(f for module in ours for f in _functions(module)), *finalizers]:
         for code in _with_inner(function.__code__):
-            _dynamo.set_code_exec_strategy(code, strategy)
+            torch_compat.eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:

@@ -1,0 +1,141 @@
+"""Every private symbol of torch that the device uses, probed when the device is imported.
+
+Defines the symbols under their own names, `check`, `holds`, and `TorchError`. The key insight: a device is registered
+through functions that torch keeps to itself, so a torch that lacks one has to be refused in a sentence that names it,
+before anything is registered; and each row of the op tables says for which versions it holds, so that an op which a
+version has no more is left out there on purpose, and missed everywhere else.
+The harness has a module of its own like this one (`core/torch_compat.py`), since the device knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+OLDEST, NEWEST = "2.13", "2.15"
+"""The minor versions of torch between which the device is tested (`nox -s versions`)."""
+
+TORCH = Version(Version(str(torch.__version__)).base_version)
+"""The torch that is running; of a nightly build the release to come."""
+
+
+class TorchError(ImportError):
+    """The running torch is too old, or lacks what the device is made with."""
+
+
+def check() -> None:
+    """Raises TorchError for a torch that is too old; warns once, in the first process alone, of one that is too new."""
+    if TORCH.release[:2] < Version(OLDEST).release:
+        raise TorchError(f"tiny: torch {TORCH} is too old for the device: `pip install 'torch>={OLDEST}'`")
+    if is_untested() and multiprocessing.parent_process() is None:
+        warnings.warn(
+            f"tiny: torch {TORCH} is newer than {NEWEST}, the newest that the device was tested with", stacklevel=2
+        )
+
+
+def is_untested() -> bool:
+    """Whether torch is newer than all versions that the tables were written for."""
+    return TORCH.release[:2] > Version(NEWEST).release
+
+
+@functools.cache
+def holds(specifier: str) -> bool:
+    """Whether the running torch is among the versions of a PEP 440 specifier; the empty one has all of them."""
+    return TORCH in SpecifierSet(specifier)
+
+
+def found(name: str) -> Any:
+    """A private symbol, written "module:name.name". Raises TorchError, in one sentence, where torch has none."""
+    module, _, path = name.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for part in path.split("."):
+            value = getattr(value, part)
+        return value
+    except (ImportError, AttributeError):
+        raise TorchError(
+            f"tiny: torch {TORCH} has no {name.replace(':', '.')}, which the device needs: "
+            f"`pip install 'torch>={OLDEST},<={NEWEST}.99'`"
+        ) from None
+
+
+check()
+
+# Dispatch
+CPU_KEY: Any = found("torch._C:DispatchKey.CPU")
+DispatchKey: Any = found("torch._C:DispatchKey")
+DispatchKeySet: Any = found("torch._C:DispatchKeySet")
+all_op_names: Callable[[], list[str]] = found("torch._C:_dispatch_get_all_op_names")
+below_autograd: Any = found("torch._C:_AutoDispatchBelowAutograd")
+exclude_keys: Any = found("torch._C:_ExcludeDispatchKeyGuard")
+has_kernel: Callable[[str, str], bool] = found("torch._C:_dispatch_has_kernel_for_dispatch_key")
+parse_key: Any = found("torch._C:_parse_dispatch_key")
+decomposition_table: dict[Any, Callable[..., Any]] = found("torch._decomp:decomposition_table")
+_OF_OVERLOADS = found("torch:ops.aten.alias.default._op_dk"), found("torch:ops.aten.alias.default._schema")
+from torch._ops import OpOverload  # noqa: E402, F401 - a type, so not by `found`
+
+# Tensors and storages
+construct_storage: Any = found("torch._C:_construct_storage_from_data_pointer")
+create_empty_tensor: Any = found("torch._C:_acc.create_empty_tensor")
+from_dlpack: Any = found("torch._C:_from_dlpack")
+neg_view: Callable[[torch.Tensor], torch.Tensor] = found("torch:_neg_view")
+set_conj: Any = found("torch._C:_set_conj")
+suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = found(
+    "torch._prims_common:suggest_memory_format"
+)
+_OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_")
+
+# Registration
+DeviceGuard: Any = found("torch._C:_acc.DeviceGuard")
+DeviceType: Any = found("torch._C:_autograd.DeviceType")
+PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
+set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
+tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
+module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
+
+
+def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
+    """Let torch format the text of a tensor by this function."""
+    torch._tensor_str._tensor_str = function
+
+
+def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:
+    """Let a module's `to`, `float` and the like change its tensors by this method."""
+    torch.nn.Module._apply = function  # type: ignore[method-assign]
+
+
+# Dynamo's C half, which is there before Dynamo is imported
+eval_frame: Any = found("torch._C:_dynamo.eval_frame")
+_OF_FRAMES = [
+    found(f"torch._C:_dynamo.eval_frame.{name}")
+    for name in ("_FrameAction.SKIP", "_FrameExecStrategy", "set_code_exec_strategy")
+]
+
+
+# Compiling: imported on first use, since Dynamo takes seconds
+
+
+def aot_autograd() -> Callable[..., Any]:
+    """What makes a Dynamo backend of two compilers, of the forward and of the backward graph."""
+    made: Callable[..., Any] = found("torch._dynamo.backends.common:aot_autograd")
+    return made
+
+
+def min_cut_partition() -> Callable[..., Any]:
+    """What chooses the values that are kept between forward and backward."""
+    made: Callable[..., Any] = found("torch._functorch.partitioners:min_cut_rematerialization_partition")
+    return made
+
+
+def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiled function in the form in which it may free its inputs."""
+    made: Callable[..., Any] = found("torch._functorch.aot_autograd:make_boxed_func")(function)
+    return made

@@ -1,0 +1,273 @@
+"""What works with another torch: run the tests that matter there under its Python, and keep the last results as a page.
+
+The key insight: a version is judged by what users do with it. The harness's own tests must pass, and no campaign or run
+of op_db may end in a fault of ours; what torch's own targets (meta, fake, ...) show are findings about torch, which
+differ from version to version and are counted, not judged. On `tiny` and on torch's CPU nothing may fail.
+
+Usage: ``python scripts/torch_versions.py check PYTHON`` runs the checks under an interpreter that has the package and
+adds the results to docs/versions.json; ``... page`` writes docs/versions.md from that file. `nox -s versions` does both
+for each version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "docs" / "versions.json", ROOT / "docs" / "versions.md"
+OLDEST_FOR_TINY = (2, 13)
+TARGETS = ("cpu", "meta", "fake", "functionalize", "aot_eager")
+RIGHT = ("cpu", "tiny")
+"""Targets on which nothing may fail: the reference itself, and the device in this package."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One command under the version's Python; `kind` is tests, fuzz or op_db, `subject` a part of the tests or a
+    target."""
+
+    kind: str
+    subject: str
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """As the page has it."""
+        return f"{self.kind} {self.subject}"
+
+
+@dataclass
+class Outcome:
+    """What a check came to: how many tests, programs or cases passed and failed. `faults` are errors of the harness or
+    the device: a failed test, a failure on a target that must have none, a run that broke off."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    faults: int = 0
+    seconds: float = 0.0
+    said: str = ""
+
+
+def checks(tiny: bool) -> Iterator[Check]:
+    """Those of a version; `tiny` where the device runs on it."""
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600")
+    yield Check("tests", "harness", (*pytest, "tests/core"))
+    if tiny:
+        parts = ("dispatch", "lazy", "torch_api/test_compile.py", "test_behaviours.py")
+        yield Check("tests", "tiny", (*pytest, *(f"tests/backend/{part}" for part in parts)))
+    for target in (*TARGETS, *(["tiny"] if tiny else [])):
+        programs = "200" if target == "tiny" else "60"
+        words = ("-m", "conformance.fuzz", "--target", target, "--seed", "0", "--programs", programs)
+        yield Check("fuzz", target, words)
+    for target in (*TARGETS, *(["tiny"] if tiny else [])):
+        yield Check("op_db", target, ("-m", "conformance.opinfo_runner", "--target", target, "--suite", "quick"))
+
+
+def run(check: Check, python: str) -> Outcome:
+    """Run a check and read its result: pytest's last line, or the result file of the command."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        reports = [] if check.kind == "tests" else ["--reports", folder]
+        done = subprocess.run(
+            [python, *check.arguments, *reports],
+            cwd=ROOT if check.kind == "tests" else folder, env=environment, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        made = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
+    made.seconds = round(time.monotonic() - began, 1)
+    if made.faults:
+        print(done.stdout[-6000:], flush=True)
+    return made
+
+
+def of_tests(done: subprocess.CompletedProcess[str]) -> Outcome:
+    """From pytest's last line: a test that fails is a fault, and so is a run without tests."""
+    words = re.findall(r"(\d+) (passed|failed|skipped|errors?)", done.stdout.rpartition("\n=")[2] or done.stdout)
+    counts = {word.rstrip("s") if word.startswith("error") else word: int(number) for number, word in words}
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    broken = done.returncode not in (0, 1) or not counts.get("passed")
+    said = "; ".join(re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)[:5])
+    return Outcome(counts.get("passed", 0), failed, counts.get("skipped", 0), failed or int(broken), said=said)
+
+
+def of_run(check: Check, done: subprocess.CompletedProcess[str], reports: Path) -> Outcome:
+    """From the result file: which findings are faults of ours."""
+    try:
+        data = json.loads((reports / f"{'fuzz' if check.kind == 'fuzz' else 'opinfo'}.json").read_text())
+    except (OSError, ValueError):
+        return Outcome(faults=1, said=last_line(done.stdout) or f"exit code {done.returncode}")
+    *_, (passed, failed, skipped) = re.findall(r"(\d+) passed, (\d+) failed, (\d+) skipped", done.stdout) or [(0, 0, 0)]
+    made = Outcome(int(passed), int(failed), int(skipped))
+    broken = [
+        result for result in data["results"] if result["outcome"] in ("CRASH", "TIMEOUT", "FAIL", "XPASS", "FLAKY")
+    ]
+    ours = [result for result in broken if check.subject in RIGHT or is_ours(result)]
+    made.faults = len(ours) or int(done.returncode not in (0, 1) or not data["complete"])
+    named = [f"{result.get('op', '')} ({', '.join(oracles(result)) or result['outcome']})" for result in ours or broken]
+    made.said = "; ".join(dict.fromkeys(named))
+    return made
+
+
+def is_ours(result: dict[str, Any]) -> bool:
+    """Whether a finding is an exception in the harness itself."""
+    return "harness" in oracles(result)
+
+
+def oracles(result: dict[str, Any]) -> list[str]:
+    """The oracles by which a result failed, each once."""
+    return list(dict.fromkeys(failure["oracle"] for failure in result.get("failures", [])))
+
+
+def last_line(text: str) -> str:
+    """The last line with something in it."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+ASK = """
+import importlib.metadata as m, json, platform
+def version(name):
+    try:
+        return m.version(name)
+    except m.PackageNotFoundError:
+        return ""
+print(json.dumps({"torch": version("torch"), "tinygrad": version("tinygrad"), "python": platform.python_version()}))
+"""
+
+
+def check_all(python: str) -> int:
+    """Run all checks under an interpreter and write the results down; 1 where there is a fault."""
+    asked = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
+    has: dict[str, str] = json.loads(asked.stdout)
+    torch = has["torch"].partition("+")[0]
+    tiny = tuple(map(int, torch.split(".")[:2])) >= OLDEST_FOR_TINY and bool(has["tinygrad"])
+    made: dict[str, Any] = {}
+    entry = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": made}
+    for check in checks(tiny):
+        outcome = run(check, python)
+        made[check.name] = asdict(outcome)
+        print(f"torch {torch}: {check.name}: {cell(made[check.name])} in {outcome.seconds:.0f} s", flush=True)
+        keep(entry)
+    return int(any(one["faults"] for one in made.values()))
+
+
+def keep(entry: dict[str, Any]) -> None:
+    """Put a version's results, as far as they are, in place of its last ones, and write the page anew."""
+    with locked(RESULTS.parent):
+        every = {f"{one['torch']} {one['tinygrad']}": one for one in (*read(), entry)}
+        write(RESULTS, json.dumps(sorted(every.values(), key=in_order), indent=1) + "\n")
+        page()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Alone among those that write there: two versions may be checked at once."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def in_order(entry: dict[str, Any]) -> tuple[list[int], str]:
+    """By version."""
+    return [int(part) for part in re.findall(r"\d+", entry["torch"])], entry["tinygrad"]
+
+
+def read() -> list[dict[str, Any]]:
+    """The last results, oldest torch first."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return found
+
+
+def write(path: Path, text: str) -> None:
+    """Beside the old file, then renamed."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+HEAD = """\
+# Versions of torch
+
+<!-- Written by scripts/torch_versions.py from versions.json; do not edit. -->
+
+The harness is for torch 2.9 to 2.15, `tiny` for 2.13 to 2.15. A newer torch is a warning, not a refusal; an older one
+is refused in one sentence. What was learnt about torch says for which versions: private symbols in
+`core/torch_compat.py` and `backend/runtime/torch_compat.py`, which are probed at import; rows of the op tables
+(`torch_versions`); expectations (`torch = ">=2.14"`); baselines (`reports/baseline/torch-2.13/`).
+
+`nox -s versions -- 2.9.1 2.15.0` makes an environment for each and runs what is below; the word `tinygrad` among them
+stands for the pinned torch with the newest tinygrad. PyPI's wheels bring CUDA libraries, 5 GB and two minutes each, so
+it is no part of CI.
+
+A cell is *passed / failed*: tests, drawn programs, cases of op_db. **Bold** are faults of ours. What fails on a target
+of torch's own (meta, fake, functionalize, aot_eager) is a finding about that torch and no fault.
+"""
+
+
+def page() -> None:
+    """Write the page from the last results."""
+    entries = read()
+    parts = [HEAD]
+    for kind, title in (("tests", "Tests"), ("fuzz", "Drawn programs, seed 0"), ("op_db", "op_db, the quick suite")):
+        subjects = list(
+            dict.fromkeys(name for entry in entries for name in entry["checks"] if name.startswith(kind + " "))
+        )
+        parts.append(f"## {title}\n\n" + "\n".join(table(entries, subjects)) + "\n")
+    notes = [
+        f"- torch {entry['torch']}, {name}: {outcome['said']}"
+        for entry in entries
+        for name, outcome in entry["checks"].items()
+        if outcome["said"]
+    ]
+    parts.append("## What failed\n\n" + ("\n".join(notes) or "Nothing.") + "\n")
+    write(PAGE, "\n".join(parts))
+
+
+def table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[str]:
+    """One kind of check: a line for each version."""
+    yield "| torch | tinygrad | date | " + " | ".join(name.partition(" ")[2] for name in names) + " |"
+    yield "|---" * (3 + len(names)) + "|"
+    for entry in entries:
+        cells = (cell(entry["checks"][name]) if name in entry["checks"] else "-" for name in names)
+        yield f"| {entry['torch']} | {entry['tinygrad'] or '-'} | {entry['date']} | {' | '.join(cells)} |"
+
+
+def cell(outcome: dict[str, Any]) -> str:
+    """How many passed and failed, bold where something is our fault."""
+    text = f"{outcome['passed']} / {outcome['failed']}"
+    return f"**{text}**" if outcome["faults"] else text
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="run the checks under an interpreter").add_argument("python")
+    commands.add_parser("page", help="write the page from the last results")
+    given = parser.parse_args()
+    if given.command == "check":
+        return check_all(given.python)
+    page()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

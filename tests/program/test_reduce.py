@@ -1,0 +1,100 @@
+"""Reducing also makes values plain, within its budget, and what is wrong stays what was wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.core.loading import load_target
+from conformance.fuzzing.drawing import Drawing
+from conformance.program.execute import make_inputs
+from conformance.program.model import Input, Program, Storage
+from conformance.program.reduce import PASSES, plainer_values, reduce_program, settle
+from conformance.program.source import source
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import judge_program, signature
+
+
+def holding(values, dtype="float32", size=4):
+    """A program that negates these values."""
+    storage = Storage(dtype, size, values)
+    return Program((storage,), (Input("a", 0, dtype, (size,), (1,)),), (Step("neg", (tensor("a"),), out=("b",)),))
+
+
+def values_of(program):
+    return program.storages[0].make().tolist()
+
+
+def test_a_step_gives_all_results_that_it_names():
+    """A split shrank to one into fewer parts than it had names for, and its script failed on the CPU."""
+    split = Step("split", (tensor("a"), 2), out=("b", "c"))
+    program = Program((Storage("float32", 4),), (Input("a", 0, "float32", (4,), (1,)),), (split,))
+    assert settle(program) == program
+    small = reduce_program(program, lambda one: [step.op for step in one.steps] == ["split"])
+    scope: dict = {"torch": torch}
+    exec(source(small), scope)  # noqa: S102 - rendered from checked steps
+    assert scope["program"](*make_inputs(small).values()).keys() == {"b", "c"}
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("fails", "values"),
+        [
+            (lambda values: len(values) == 4, [0.0, 0.0, 0.0, 0.0]),
+            (lambda values: 1.0 in values, [1.0]),
+            (lambda values: len(values) > 1 and values[1] != values[0], [0.0, 1.0]),
+            (lambda values: -2.5 in values, [0.0, 0.0, -2.5]),
+            (lambda values: len(values) == 4 and -2.5 in values, [0.0, 0.0, -2.5, 0.0]),
+            (lambda values: float("inf") in values, [0.0, float("inf")]),
+        ],
+    )
+    def test_they_are_as_plain_as_can_be(self, fails, values):
+        """Zeros where values do not matter, else ones, else a range, else only what must stay is other than zero."""
+        inf = {"number": "inf"}
+        program = holding([3, inf, -2.5, 1])
+        assert values_of(reduce_program(program, lambda one: fails(values_of(one)))) == values
+
+    def test_zeros_are_the_plainest(self):
+        """Nothing is proposed in their place, and only zeros in place of ones, so that reducing ends."""
+        assert list(plainer_values(holding([0, 0, 0, 0]))) == []
+        assert [one.storages[0].values for one in plainer_values(holding([1, 1, 1, 1]))] == [[0, 0, 0, 0]]
+        proposed = [one.storages[0].values for one in plainer_values(holding("arange"))]
+        assert proposed == [[0, 0, 0, 0], [1, 1, 1, 1]]
+
+    @pytest.mark.parametrize("dtype", ["bool", "uint8", "complex64", "bfloat16"])
+    def test_every_dtype_has_them(self, dtype):
+        """What is proposed can be read again."""
+        for one in plainer_values(holding({"seed": 3}, dtype)):
+            assert Program.from_json(one.to_json()) == one
+            make_inputs(one)
+
+    def test_the_budget_holds(self):
+        """However many cells there are."""
+        asked = []
+        reduce_program(holding({"seed": 1}, size=200), lambda one: bool(asked.append(one)), 50)
+        assert len(asked) == 50
+
+    @pytest.mark.parametrize(
+        "fault",
+        ["slice drops the offset", "transpose is stale", "as_strided_ leaves stale strides", "mask is off by one"],
+    )
+    def test_the_signature_stays(self, fault):
+        """A planted fault has the same one with and without plain values, and the same program is reached twice."""
+        mutant = load_target(f"mutant:{fault}")
+        program, verdict = next(
+            (drawn, verdict)
+            for number in range(1000)
+            if (verdict := judge_program(drawn := Drawing().numbered(0, number), mutant)).mismatches
+        )
+
+        def fails(candidate):
+            found = judge_program(candidate, mutant, locate=False).mismatches
+            return bool(found) and found[0].oracle == verdict.mismatches[0].oracle
+
+        small = reduce_program(program, fails)
+        assert small == reduce_program(program, fails)
+        assert all(isinstance(one.values, list) or one.values == "arange" for one in small.storages)
+        before = reduce_program(program, fails, passes=PASSES[:-1])
+        assert str(signature(small, judge_program(small, mutant))) == str(
+            signature(before, judge_program(before, mutant))
+        )

@@ -1,0 +1,114 @@
+"""Ctrl-C and SIGTERM at any moment of a command: one sentence, its exit code, and nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+COMMANDS = {
+    "fuzz": ["conformance.fuzz", "--target", "cpu", "--seed", "0", "--programs", "100000"],
+    "conformance fuzz": ["conformance", "fuzz", "--target", "cpu", "-n", "2", "--programs", "100000"],
+    "opinfo": ["conformance.opinfo_runner", "--target", "cpu", "--suite", "main"],
+    "conformance opinfo": ["conformance", "opinfo", "--target", "cpu", "-n", "2", "--suite", "main"],
+    "unknown target": ["conformance.fuzz", "--target", "nonsense"],
+    "unknown target of opinfo": ["conformance.opinfo_runner", "--target", "nonsense"],
+}
+STARTED = 0.3
+"""Seconds in which the interpreter itself starts; before that, none of our code is there to answer."""
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@pytest.fixture(autouse=True)
+def not_ignored() -> Iterator[None]:
+    """SIGINT is not ignored in what these tests start, as it is in a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def in_session(session: int) -> list[str]:
+    """The command lines of the processes of a session that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(line)
+    return found
+
+
+def interrupted(
+    words: list[str], after: float, number: signal.Signals, folder: Path, done: str = ""
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that gets a signal, as a terminal sends it to all of its processes: so
+    many seconds after it has started, and has written `done` into its note of its progress."""
+    running = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", *words, "--reports", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    time.sleep(STARTED + after)
+    until = time.monotonic() + 100
+    while done and not any(done in path.read_text() for path in folder.glob("*progress*")):
+        assert time.monotonic() < until, f"no {done!r} is noted"
+        time.sleep(0.05)
+    try:
+        os.killpg(running.pid, number)
+    except ProcessLookupError:
+        assert running.poll() is not None
+    out, errors = running.communicate(timeout=100)
+    left, until = in_session(running.pid), time.monotonic() + 10
+    while left and time.monotonic() < until:  # multiprocessing's tracker ends by itself
+        time.sleep(0.1)
+        left = in_session(running.pid)
+    assert not left
+    return running.returncode, out, errors
+
+
+class TestCtrlC:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_at_any_moment(self, name: str, tmp_path: Path) -> None:
+        """130, or 2 where the target is unknown and that was said before: at most one sentence, and no traceback. A
+        worker, the server that forks it, or the command itself was torn from its imports, and said so at length."""
+        moments = random.Random(name)
+        for _ in range(20):
+            after = moments.uniform(0.0, 3.0)
+            code, _, errors = interrupted(COMMANDS[name], after, signal.SIGINT, tmp_path)
+            assert code == 130 or (code == 2 and "unknown" in name), (after, code, errors)
+            assert errors.count("\n") <= 1, (after, errors)
+            assert "Traceback" not in errors
+
+    @pytest.mark.parametrize("after", [0.1, 1.2, 2.4])
+    @pytest.mark.parametrize("name", ["fuzz", "conformance opinfo"])
+    def test_at_some_moments(self, name: str, after: float, tmp_path: Path) -> None:
+        """The same, at three moments: while the command imports, while the server does, and while a worker loads."""
+        code, _, errors = interrupted(COMMANDS[name], after, signal.SIGINT, tmp_path)
+        assert (code, errors.count("\n")) == (130, 1), errors
+
+    @pytest.mark.parametrize(("name", "done"), [("fuzz", '"following": 20'), ("conformance opinfo", '"outcome"')])
+    def test_sigterm_to_all(self, name: str, done: str, tmp_path: Path) -> None:
+        """143, and what `timeout` kills is not told as a finding: a worker may die of the signal before the command has
+        heard it."""
+        code, _, errors = interrupted(COMMANDS[name], 1.0, signal.SIGTERM, tmp_path, done)
+        assert code == 143
+        assert "Traceback" not in errors
+        report = tmp_path / ("fuzz.json" if name == "fuzz" else "opinfo.json")
+        assert "SIGTERM" not in report.read_text()

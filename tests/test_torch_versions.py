@@ -1,0 +1,103 @@
+"""The page of versions: what of a run under another torch is a fault of ours, and how the last results are kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """The script as a module, with its results in a folder of the test's own."""
+    spec = importlib.util.spec_from_file_location("torch_versions", ROOT / "scripts" / "torch_versions.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses looks its class's module up
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "versions.json")
+    monkeypatch.setattr(module, "PAGE", tmp_path / "versions.md")
+    return module
+
+
+def ended(code: int, text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess([], code, text)
+
+
+def entry(torch: str, checks: dict, tinygrad: str = "") -> dict:
+    return {"torch": torch, "tinygrad": tinygrad, "python": "3.11", "date": "2026-01-01", "checks": checks}
+
+
+class TestTests:
+    @pytest.mark.parametrize(
+        ("code", "text", "counts"),
+        [
+            (0, "...\n223 passed, 7 deselected, 2 warnings in 59.43s\n", (223, 0, 0, 0)),
+            (
+                1,
+                "F\n= short test summary info =\nFAILED tests/a.py::b - x\n1 failed, 2 passed, 3 skipped in 1s\n",
+                (2, 1, 3, 1),
+            ),
+            (2, "E\nERROR tests/a.py\n1 error in 1s\n", (0, 1, 0, 1)),
+            (1, "+++ Timeout +++\n", (0, 0, 0, 1)),
+            (5, "no tests ran in 0.01s\n", (0, 0, 0, 1)),
+        ],
+    )
+    def test_counts(self, script, code, text, counts):
+        """A test that fails is a fault, and so is a run that says nothing."""
+        made = script.of_tests(ended(code, text))
+        assert (made.passed, made.failed, made.skipped, made.faults) == counts
+
+
+class TestRuns:
+    def of(self, script, folder: Path, target: str, *results: dict, code: int = 1, complete: bool = True):
+        (folder / "fuzz.json").write_text(json.dumps({"results": results, "complete": complete}))
+        return script.of_run(script.Check("fuzz", target, ()), ended(code, "58 passed, 2 failed, 0 skipped\n"), folder)
+
+    def test_a_finding_about_torch_is_no_fault(self, script, tmp_path):
+        """torch's functionalization loses strides: true, and none of our doing."""
+        found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
+        made = self.of(script, tmp_path, "functionalize", found)
+        assert (made.passed, made.failed, made.faults, made.said) == (58, 2, 0, "clone (stride)")
+
+    def test_the_same_on_the_reference_is_one(self, script, tmp_path):
+        """torch CPU against itself has no failures, and tiny should have none."""
+        found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
+        assert [self.of(script, tmp_path, target, found).faults for target in ("cpu", "tiny")] == [1, 1]
+
+    def test_an_exception_of_the_harness_is_one(self, script, tmp_path):
+        """Whatever the target."""
+        found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "harness"}]}
+        assert self.of(script, tmp_path, "meta", found).faults == 1
+
+    def test_a_run_that_broke_off_is_one(self, script, tmp_path):
+        """Without a failure to show for it, too; and so is one that left no result."""
+        assert self.of(script, tmp_path, "meta", code=0, complete=False).faults == 1
+        assert self.of(script, tmp_path, "meta", code=2).faults == 1
+        made = script.of_run(script.Check("op_db", "meta", ()), ended(2, "conformance: no\n"), tmp_path / "none")
+        assert (made.faults, made.said) == (1, "conformance: no")
+
+
+class TestPage:
+    def test_the_last_result_of_each_version(self, script):
+        """A version that is checked again takes the place of its last check; the order is by number."""
+        outcome = {"passed": 1, "failed": 0, "faults": 0, "said": ""}
+        script.keep(entry("2.15.0", {"fuzz cpu": outcome}))
+        script.keep(
+            entry("2.9.1", {"fuzz cpu": {**outcome, "passed": 7, "failed": 1, "faults": 1, "said": "add (value)"}})
+        )
+        script.keep(entry("2.15.0", {"fuzz cpu": {**outcome, "passed": 60}}))
+        rows = [line for line in script.PAGE.read_text().splitlines() if line.startswith("| 2.")]
+        assert rows == ["| 2.9.1 | - | 2026-01-01 | **7 / 1** |", "| 2.15.0 | - | 2026-01-01 | 60 / 0 |"]
+        assert "- torch 2.9.1, fuzz cpu: add (value)" in script.PAGE.read_text()
+
+    def test_the_tracked_page_is_that_of_the_tracked_results(self, script, monkeypatch):
+        """Nobody edits the page by hand."""
+        monkeypatch.setattr(script, "RESULTS", ROOT / "docs" / "versions.json")
+        script.page()
+        assert script.PAGE.read_text() == (ROOT / "docs" / "versions.md").read_text()
