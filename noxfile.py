@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import nox
 from filelock import FileLock
@@ -173,6 +177,70 @@ def docs(session: nox.Session) -> None:
     session.install("--quiet", "--constraint", str(CONSTRAINTS), *extras["docs"])
     session.run("python", "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "docs", "site")
     session.log(f"Pages: {ROOT / 'site' / 'index.html'}")
+
+
+@nox.session(python=False, default=False)
+def backends(session: nox.Session) -> None:
+    """Devices and compilers that somebody else wrote, each in an environment of its own: fuzzing, then op_db."""
+    known = nox.project.load_toml(ROOT / "requirements" / "backends.toml")
+    parser = argparse.ArgumentParser("nox -s backends --", description=backends.__doc__)
+    parser.add_argument("name", nargs="+", choices=sorted(known), help="one or more of %(choices)s")
+    parser.add_argument("--minutes", default="20", help="of fuzzing each (default: %(default)s)")
+    parser.add_argument("--seed", default="0", help="the fuzzer's seed (default: %(default)s)")
+    parser.add_argument("-n", "--jobs", default="1", help="processes (default: %(default)s)")
+    given = parser.parse_args(session.posargs)
+    failed: dict[str, int] = {}
+    for name in given.name:
+        backend = known[name]
+        missing = missing_from_debian(backend.get("debian", []))
+        if missing:
+            session.warn(f"{name} needs what is not installed here: apt-get install {' '.join(missing)}")
+        folder = session.cache_dir.resolve().parent / f"backend-{name}"
+        both = ["--target", backend["target"].format(checkout=folder / "checkout"), "-n", given.jobs]
+        both += ["--reports", str(ROOT / "reports" / "backends" / name)]
+        own = backend.get("options", [])
+        try:
+            other = backend_environment(session, backend, folder)
+        except CommandFailed as failure:
+            failed[name] = failure.return_code or 1
+            continue
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **backend.get("environment", {})}
+        fuzz = ["conformance.fuzz", "--seed", given.seed, "--minutes", given.minutes, *own]
+        for command in (fuzz, ["conformance.opinfo_runner", "--dtype", "float32", "--samples", "3"]):
+            try:
+                session.run(other, "-m", *command, *both, env=environment, external=True)
+            except CommandFailed as failure:
+                failed[f"{name}: {command[0]}"] = failure.return_code or 1
+        session.log(f"Report: {ROOT / 'reports' / 'backends' / name}; the environment is {folder}")
+    finish(session, failed)
+
+
+def missing_from_debian(packages: Sequence[str]) -> list[str]:
+    """Those of Debian's packages that are not installed; none where there is no dpkg to ask."""
+    if not shutil.which("dpkg-query"):
+        return []
+    command = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n", *packages]
+    installed = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
+    return [name for name in packages if f"{name} installed" not in installed]
+
+
+def backend_environment(session: nox.Session, backend: dict[str, Any], folder: Path) -> str:
+    """The Python of an environment with a backend, the torch that it wants, and the harness without `tiny`."""
+    python, stamp = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"), folder / "installed"
+    ours = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["dependencies"]
+    wanted = json.dumps([backend["packages"], backend.get("checkout"), ours])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        if not python.exists():
+            session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
+        install = [str(python), "-m", "pip", "install", "--quiet"]
+        session.run(*install, *backend["packages"], "--editable", ".", external=True)
+        if "checkout" in backend:
+            source, place = backend["checkout"], folder / "checkout"
+            if not place.exists():
+                session.run("git", "clone", "--quiet", source["repository"], str(place), external=True)
+            session.run("git", "-C", str(place), "checkout", "--quiet", source["commit"], external=True)
+        stamp.write_text(wanted)
+    return str(python)
 
 
 @nox.session(python=False, default=False)

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from conformance.core.loading import describe_target
+
 nox = pytest.importorskip("nox", reason="nox runs the suite; without it there is no session to test")
 
 ROOT = Path(__file__).parent.parent
-SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "versions", "bench", "mutants")
+SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "backends", "versions", "bench", "mutants")
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +169,43 @@ class TestConformance:
 
 def value(options: list[str], name: str) -> str:
     return options[options.index(name) + 1]
+
+
+class TestBackends:
+    """Each backend of the table in an environment of its own."""
+
+    @pytest.fixture
+    def known(self, noxfile):
+        return noxfile.nox.project.load_toml(ROOT / "requirements" / "backends.toml")
+
+    def test_the_table(self, known):
+        """Every target is understood, every torch is one exact version, and the page of results has each."""
+        page = (ROOT / "docs" / "backends.md").read_text()
+        for name, backend in known.items():
+            assert describe_target(backend["target"].format(checkout="/nowhere")), name
+            assert sum(one.startswith("torch==") for one in backend["packages"]) == 1, name
+            assert not {*backend} - {"packages", "debian", "environment", "checkout", "target", "options"}, name
+            assert f"| {name} |" in page, name
+
+    def test_commands(self, noxfile, tmp_path, monkeypatch):
+        """The environment, fuzzing, op_db: each with the backend's target, variables and own options."""
+        monkeypatch.setattr(noxfile, "missing_from_debian", lambda packages: ["pocl-opencl-icd"] if packages else [])
+        session = Session("iree", "opencl", "--minutes", "2")
+        session.cache_dir = tmp_path / ".nox" / ".cache"
+        (tmp_path / ".nox" / "backend-iree").mkdir(parents=True)
+        (tmp_path / ".nox" / "backend-opencl").mkdir()
+        noxfile.backends(session)
+        runs = [command for command in session.ran if "--target" in command]
+        assert [(command[2], "--dtype" in command) for command in runs] == [
+            ("conformance.fuzz", True),
+            ("conformance.opinfo_runner", True),
+            ("conformance.fuzz", False),
+            ("conformance.opinfo_runner", True),
+        ]
+        assert all("compile:turbine_cpu" in command for command in runs[:2])
+        installed = next(command for command in session.ran if "torch-opencl==0.1.0.dev23" in command)
+        assert installed[-4:] == ["torch==2.12.1", "torch-opencl==0.1.0.dev23", "--editable", "."]
+        assert "opencl needs what is not installed here: apt-get install pocl-opencl-icd" in session.said
 
 
 class TestVersions:

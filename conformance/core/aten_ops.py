@@ -1,16 +1,17 @@
 """Counting aten ops on torch CPU: the bound on kernels that no fusing device should exceed.
 
-Defines `AtenOps`, and `ValueDependence`, which tells whether metadata follows from values. The key insight: eager
-execution pays one kernel for each aten op that computes or moves data, and none for a view, which the op's schema
-tells."""
+Defines `AtenOps`, and `Tagged`, which tells by torch's tags whether metadata follows from values, or whether random
+numbers are drawn. The key insight: eager execution pays one kernel for each aten op that computes or moves data, and
+none for a view, which the op's schema tells."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from conformance.core.torch_compat import VALUE_DEPENDENT, DispatchKey, DispatchKeySet, TorchDispatchMode
+from conformance.core.torch_compat import DispatchKey, DispatchKeySet, TorchDispatchMode
 
 
 class AtenOps(TorchDispatchMode):
@@ -67,13 +68,13 @@ METADATA_ONLY = frozenset(
 """Ops that change or read metadata, or allocate, though their schema does not say so."""
 
 
-class ValueDependence(TorchDispatchMode):
-    """Notes whether an aten op is called whose result's size, or whose plain answer, depends on values."""
+class Tagged(TorchDispatchMode):
+    """Notes whether an aten op is called that has one of these tags of torch's."""
 
-    def __init__(self) -> None:
+    def __init__(self, tags: Collection[torch.Tag]) -> None:
         super().__init__()
-        self.found = False
+        self.tags, self.found = tags, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= any(tag in func.tags for tag in VALUE_DEPENDENT)
+        self.found |= any(tag in func.tags for tag in self.tags)
         return func(*args, **(kwargs or {}))

@@ -116,7 +116,8 @@ class Executor:
         inputs: Any = None
         news = _News(target)
         captured = contextlib.nullcontext() if not target.transforms_program else self._captured()
-        with captured as capture, target.kernels() if count else contextlib.nullcontext() as counted:
+        counting = target.kernels() if count else contextlib.nullcontext()
+        with target.entered(), captured as capture, counting as counted:
             try:
                 tree, kept = subject.inputs()
                 if target.device.type == "cpu":  # all inputs are where the target computes

@@ -8,6 +8,7 @@ could not be made."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,10 @@ class Feature:
 
 _STORAGE_STEPS = frozenset({"same_base", "set_view_", "resize_filled_", "empty_filled"})
 
+_STRIDE_STEPS = frozenset({"is_contiguous", "contiguous", "contiguous.channels_last", "reshape", "reshape_as",
+                           "flatten", "ravel"})  # fmt: skip
+"""Whether one of these gives a view or a copy follows from the strides, and a later write tells the two apart."""
+
 FEATURES = {
     "storages": Feature("untyped_storage() tells which tensors share memory", frozenset({"alias", "storage"}),
                         _STORAGE_STEPS),
@@ -40,7 +45,8 @@ FEATURES = {
     "unfold": Feature("a write through unfold() is seen in its base"),
     "strides_kept": Feature(".to() keeps the strides of a dense tensor"),
     "strides": Feature("stride() and storage_offset() of a view are those of torch CPU",
-                       frozenset({"stride", "storage_offset", "contiguity"}), frozenset({"is_contiguous"})),
+                       frozenset({"stride", "storage_offset", "contiguity"}), _STRIDE_STEPS),
+    "random": Feature("manual_seed() gives torch CPU's random numbers; else their values are not judged"),
     "version": Feature("a write raises the version counter by one", frozenset({"version"})),
 }  # fmt: skip
 """By the name that a target's `lacks` and the option `without=` use."""
@@ -80,19 +86,24 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
         chain = view_source(host, size, stride, offset)
-        if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
-            made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
-            return made.detach() if "data" in lacks else made.data
-        if "unfold" not in lacks and (by_unfold := unfolded(typed, size, stride, offset)) is not None:
-            return by_unfold.detach() if "data" in lacks else by_unfold.data
-    if alone:
+        # A device may refuse one kind of view and have the others: what it refuses as a step is a finding there.
+        with contextlib.suppress(Exception):
+            if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
+                made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
+                return made.detach() if "data" in lacks else made.data
+    if alone and _fills_its_storage(like):
         plain = like.detach().resolve_conj().resolve_neg()
         plain = (plain.contiguous() if "strides_kept" in lacks else plain).to(flat.device, copy=True)
-        if "strides" in lacks or (tuple(plain.size()), tuple(plain.stride()), plain.storage_offset()) == (
-            size, stride, offset):  # fmt: skip
+        geometry = (tuple(plain.size()), tuple(plain.stride()), plain.storage_offset())
+        if like.is_contiguous() if "strides" in lacks else geometry == (size, stride, offset):
             return plain
     shared = "" if alone else " that shares memory with another input"
     raise LayoutUnavailable(f"a tensor of size {size}, strides {stride} and offset {offset}{shared}")
+
+
+def _fills_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether a copy has the same memory: neither cells beside the view nor cells that several elements share."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def unfolded(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor | None:

@@ -64,6 +64,8 @@ class Probe:
         way = next((name for name, there in ways.items() if there), "chains of ordinary views, or copies")
         yield f"inputs are made by {way}"
         oracles = sorted({oracle for name in lacks for oracle in FEATURES[name].oracles})
+        if "random" in lacks:
+            oracles.append("values of operators that draw random numbers")
         if oracles:
             yield f"not judged: {', '.join(oracles)}"
         steps = sorted({step for name in lacks for step in FEATURES[name].steps})
@@ -194,11 +196,20 @@ def _data_ptr(target: Target) -> None:
 
 def _strides(target: Target) -> None:
     there, here = _flat(target).view(2, 3), torch.arange(6.0).view(2, 3)
-    for view in (lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t[:, :1].expand(2, 3)):
-        seen, wanted = view(there), view(here)
+    refused, shown = None, 0
+    for view in (lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t[:, 1:], lambda t: t[:, :1].expand(2, 3)):
+        wanted = view(here)
+        try:
+            seen = view(there)
+        except Exception as error:  # a view that it refuses shows no strides, wrong or right
+            refused = error
+            continue
+        shown += 1
         geometry, expected = (seen.stride(), seen.storage_offset()), (wanted.stride(), wanted.storage_offset())
         if geometry != expected:
             raise Differs(f"strides and offset of a view are {expected} on the CPU and {geometry} here")
+    if refused is not None and not shown:
+        raise refused
 
 
 def _strides_kept(target: Target) -> None:
@@ -228,6 +239,15 @@ def _generator(target: Target) -> None:
     torch.Generator(device=target.device).manual_seed(1)
 
 
+def _random(target: Target) -> None:
+    seen = []
+    for device in ("cpu", target.device):
+        torch.manual_seed(0)
+        seen.append(torch.rand(4, device=device).cpu().tolist())
+    if seen[0] != seen[1]:
+        raise Differs(f"after manual_seed(0) rand gives {seen[0][0]:.4f} on the CPU and {seen[1][0]:.4f} here")
+
+
 def _devices(target: Target) -> None:
     second = torch.device(target.device.type, 1)
     made = torch.ones(1).to(second)
@@ -253,6 +273,7 @@ TRIALS: dict[str, Callable[[Target], None]] = {
     "version": _version,
     "autograd": _autograd,
     "generator": _generator,
+    "random": _random,
     "devices": _devices,
 }
 """In this order, since later ones use what earlier ones found."""
@@ -261,7 +282,8 @@ TRIALS: dict[str, Callable[[Target], None]] = {
 def trial(target: Target, name: str) -> Row:
     """Try one thing; a device's exception of any kind is an answer."""
     try:
-        TRIALS[name](target)
+        with target.entered():
+            TRIALS[name](target)
     except Differs as error:
         return Row(name, Answer.WRONG, str(error))
     except Exception as error:
@@ -279,8 +301,9 @@ def dtype_survives(target: Target, name: str) -> bool:
         here = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1], dtype=torch.uint8).to(dtype) if "float4" not in name else None
         if here is None:
             return False
-        there = target.upload([here])[0]
-        back = there.cpu()
+        with target.entered():
+            there = target.upload([here])[0]
+            back = there.cpu()
         return (
             there.dtype is dtype and back.dtype is dtype and torch.equal(back.view(torch.uint8), here.view(torch.uint8))
         )

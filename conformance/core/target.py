@@ -18,7 +18,7 @@ import torch
 from conformance.core.errors import TargetError
 from conformance.core.features import FEATURES, lay_out
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
-from conformance.core.names import ORACLES
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.profile import Profile
 
 
@@ -117,7 +117,8 @@ class Target:
             )
         self.lacks = self.lacks | lacks
         for name in lacks:
-            self.oracles = self.oracles - FEATURES[name].oracles
+            without = FEATURES[name].oracles
+            self.oracles = self.oracles - without - ({SIGNIFICANT_STRIDE} if "stride" in without else set())
             self.unsupported = self.unsupported | FEATURES[name].steps
         if not self.reads_storages:
             self.oracles = self.oracles - {"storage"}
@@ -182,6 +183,11 @@ class Target:
     def kernels(self) -> Iterator[KernelCount]:
         """Count the kernels that run inside the block; `total` stays None where the target cannot count."""
         yield KernelCount()
+
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """Surrounds all that is done on the target, moves and observations included: modes that a device pushes for
+        good when it is loaded go here, so that torch CPU is not under them elsewhere."""
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

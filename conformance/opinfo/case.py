@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from conformance.core.aten_ops import AtenOps, Operators, ValueDependence
+from conformance.core.aten_ops import AtenOps, Operators, Tagged
 from conformance.core.errors import UserError
 from conformance.core.executor import Execution, Executor
 from conformance.core.judge import first_line
@@ -27,7 +27,7 @@ from conformance.core.observation import Observation
 from conformance.core.oracles import compare
 from conformance.core.result import Failure, Outcome, Result
 from conformance.core.target import COMPILED, NOT_COMPILED, PARTLY, Target
-from conformance.core.torch_compat import op_db_unseeded
+from conformance.core.torch_compat import VALUE_DEPENDENT, op_db_unseeded
 from conformance.opinfo import catalog
 from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge_call
@@ -277,6 +277,6 @@ def _eager_ops(call: Call) -> int:
 
 def depends_on_values(call: Call) -> bool:
     """Whether the call, on torch CPU, runs an aten op whose result's metadata follows from the values of its inputs."""
-    ops = ValueDependence()
+    ops = Tagged(VALUE_DEPENDENT)
     Executor(_Watched(ops)).run(call)
     return ops.found

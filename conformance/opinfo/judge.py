@@ -6,6 +6,7 @@ Where only rounding is in question, the call in float64 is asked."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +14,14 @@ from typing import Any
 
 import torch
 
+from conformance.core.aten_ops import Tagged
 from conformance.core.executor import Execution
 from conformance.core.judge import Judgement, Policy, first_line, judge
-from conformance.core.moving import MARKER, leaves, storage_key, tensors
+from conformance.core.moving import MARKER, leaves, moved, storage_key, tensors
 from conformance.core.observation import Observation, observe
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Target
+from conformance.core.torch_compat import DRAWS_NUMBERS
 from conformance.opinfo import catalog
 from conformance.opinfo.plan import Case
 from conformance.opinfo.truth import truth_of
@@ -39,11 +42,22 @@ class CallPolicy(Policy):
 
     def undefined(self, mismatch: Mismatch) -> bool:
         """Storage that the op allocated itself for an empty out=, outside of the result; and values without meaning."""
+        values = mismatch.oracle in ("value", "storage", "grad") and "elements differ" in mismatch.detail
+        if values and "random" in self.target.lacks and self.draws:
+            return True
         if not self._of_result(mismatch):
             return False
         if mismatch.oracle == "storage" and self.call.note == "out empty":
             return True
         return mismatch.oracle in ("value", "storage") and not catalog.has_value(self.op)
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether the op draws random numbers; a device with a generator of its own draws others than the CPU."""
+        tree = moved(self.call.sample.tree, reference().send, reference().device, self.call.sample.kept)
+        with Tagged(DRAWS_NUMBERS) as seen:
+            self.op.op(tree["input"], *tree["args"], **tree["kwargs"])
+        return seen.found
 
     def processed(
         self, expected: Observation, actual: Observation, found: Sequence[Mismatch]
@@ -73,7 +87,9 @@ class CallPolicy(Policy):
         """What was seen, and under names of its own what OpInfo's processing leaves of the outcome."""
         process = self.call.sample.process
         assert process is not None
-        left = observe({_PROCESSED: process(target.fetch(run.outcome))})
+        with target.entered():
+            fetched = target.fetch(run.outcome)
+        left = observe({_PROCESSED: process(fetched)})
         tensors, others = {**seen.tensors, **left.tensors}, {**seen.others, **left.others}
         return replace(seen, tensors=tensors, others=others)
 

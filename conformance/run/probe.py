@@ -28,7 +28,7 @@ def resolve(spec: str, limits: Limits) -> tuple[str, Probe | None]:
         profile.activate()
         return spec, None
     kind = spec.partition(":")[0]
-    if kind in BUILTIN and kind != "device":
+    if kind in BUILTIN and kind not in ("device", "tinygrad-upstream"):
         return spec, None
     from conformance.core.loading import describe_target
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from conformance.core.lacking import Outcome, Trial
-from conformance.run.messages import Death, Fate, Limits, Task, unusable
-from conformance.run.pool import LocalPool, Pool
+from conformance.run.messages import Death, Fate, Limits, Pool, Task, unusable
+from conformance.run.pool import LocalPool
 
 BUDGET = 60.0
 """Seconds that a run spends on what its profile declares lacking."""

@@ -6,11 +6,14 @@ that a saved finding is run again in the same way."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import torch
 
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
-from conformance.core.names import ORACLES
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.registration import options, register, setup
 from conformance.core.target import Target
 
@@ -21,11 +24,12 @@ LAZY = ("xla", "lazy")
 
 
 class DeviceTarget(Target):
-    """What only the device itself could count, its kernels, is not judged. Version counters are: torch counts writes
-    above the device's kernels, and those that a kernel makes of its own count twice."""
+    """What only the device itself could count, its kernels, is not judged, nor strides that say nothing of where an
+    element lies, which torch promises nowhere (pytorch#77553). Version counters are: torch counts writes above the
+    device's kernels, and those that a kernel makes of its own count twice."""
 
     name = "device"
-    oracles = frozenset(ORACLES) - {"kernels"}
+    oracles = frozenset(ORACLES) - {"kernels", "stride"} | {SIGNIFICANT_STRIDE}
     probed = True
 
     def __init__(self, argument: str = "") -> None:
@@ -39,9 +43,17 @@ class DeviceTarget(Target):
         if "without" in given:
             self.without(frozenset(given["without"].split("+")) - {"nothing"})
             self.probed = False
+        self._entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def prepare(self) -> None:
         """Import the backend's module, if any, and make one tensor on the device to see that it is there."""
+        self._entered = torch_compat.take_modes(self._load)
+
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """With the modes that loading the device has pushed."""
+        return self._entered()
+
+    def _load(self) -> None:
         register(self.module, self.function, f"device {self.device_name!r}")
         try:
             self.device = torch.device(self.device_name)

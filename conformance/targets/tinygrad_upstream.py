@@ -60,10 +60,8 @@ def choose_compiler() -> None:
 class TinygradUpstreamTarget(Target):
     name = "tinygrad-upstream"
     lazy = True
-    lacks = frozenset({"storages", "data_ptr", "set_", "strides", "version"})
+    probed = True
     oracles = frozenset(ORACLES) - {"kernels"}
-    """It gives every tensor the strides of a dense one: where they were judged, more than half of all programs failed
-    by nothing else."""
     dtypes = frozenset(
         {
             torch.float32,
@@ -82,9 +80,14 @@ class TinygradUpstreamTarget(Target):
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        if not argument:
+        path, _, without = argument.partition(",without=")
+        if not path:
             raise TargetError("target 'tinygrad-upstream' needs a checkout of tinygrad: write tinygrad-upstream:PATH")
-        self.checkout = Path(argument).expanduser().resolve()
+        self.checkout = Path(path).expanduser().resolve()
+        self.spec = f"{self.name}:{argument}"
+        if without:
+            self.without(frozenset(without.split("+")) - {"nothing"})
+            self.probed = False
 
     def prepare(self) -> None:
         """Import the backend from the checkout, with the tinygrad that lies beside it."""

@@ -11,7 +11,9 @@ import torch
 from conformance.core import result as model
 from conformance.core.features import FEATURES, LayoutUnavailable, lay_out, unfolded
 from conformance.core.loading import load_target
-from conformance.core.names import ORACLES
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.observation import observe
+from conformance.core.oracles import compare
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
 from conformance.opinfo import runner
@@ -89,11 +91,45 @@ class TestLayOut:
         with pytest.raises(LayoutUnavailable, match="that shares memory with another input"):
             lay_out(self.BASE.clone(), shared, {"set_", "as_strided", "data"}, alone=False)
 
-    def test_a_plain_copy_where_strides_are_not_judged(self):
-        """The last way: values alone."""
-        view = self.BASE.as_strided((3, 2), (1, 1), 0)
-        made = lay_out(self.BASE.clone(), view, {"set_", "as_strided", "unfold", "strides"}, alone=True)
-        assert torch.equal(made, view)
+    def test_a_plain_copy_is_the_last_way(self):
+        """Of a tensor that fills its storage densely, where the device has no views and shows no strides."""
+
+        class NoViews(torch.Tensor):
+            def view(self, *size):
+                raise RuntimeError("as_strided: storage_offset is required")
+
+        lacks = {"set_", "as_strided", "unfold", "strides"}
+        view = self.BASE.view(3, 4)
+        made = lay_out(self.BASE.clone().as_subclass(NoViews), view, lacks, alone=True)
+        assert torch.equal(made, view) and type(made) is torch.Tensor
+
+    @pytest.mark.parametrize("view", [BASE.as_strided((3, 2), (1, 1), 0), BASE.view(3, 4).t(), BASE.view(3, 4)[1:, 1:]])
+    def test_a_copy_that_is_not_the_same_memory_is_none(self, view):
+        """Where strides are not shown, every geometry was made by a dense copy at need: overlapping elements became
+        elements of their own, and a step that looks beside the view found nothing there."""
+
+        class NoViews(torch.Tensor):
+            def __getitem__(self, index):
+                raise RuntimeError("a device without views")
+
+            view = __getitem__
+
+        with pytest.raises(LayoutUnavailable):
+            lay_out(
+                self.BASE.clone().as_subclass(NoViews), view, {"set_", "as_strided", "unfold", "strides"}, alone=True
+            )
+
+    def test_views_that_raise_are_not_the_end(self):
+        """One kind of view that a device refuses was an error at the move of the inputs of every third program."""
+
+        class NoSteps(torch.Tensor):
+            def __getitem__(self, index):
+                if isinstance(index, slice) and index.step not in (None, 1):
+                    raise RuntimeError("as_strided: storage_offset is required")
+                return super().__getitem__(index)
+
+        made = lay_out(self.BASE.clone().as_subclass(NoSteps), self.BASE[::2], {"set_", "as_strided"}, alone=True)
+        assert made.stride() == (2,) and torch.equal(made.as_subclass(torch.Tensor), self.BASE[::2])
 
 
 class TestDeclared:
@@ -102,6 +138,16 @@ class TestDeclared:
         target = load_target("cpu:without=storages")
         assert target.oracles == frozenset(ORACLES) - {"alias", "storage"}
         assert "set_view_" in target.unsupported and "as_strided" not in target.unsupported
+
+    def test_a_device_is_judged_by_strides_that_say_where_an_element_lies(self):
+        """Half of the findings on the first foreign device were strides of dimensions of length 1."""
+        given = torch.arange(3.0).view(1, 3)
+        expected, actual = (observe({"a": torch.as_strided(given, (1, 3), (by, 1))}) for by in (3, 1))
+        assert not compare(expected, actual, oracles=load_target("device:cpu").oracles)
+        wrong = observe({"a": given.expand(1, 3).as_strided((1, 3), (3, 0))})
+        assert "stride" in {one.oracle for one in compare(expected, wrong, oracles=load_target("device:cpu").oracles)}
+        lacking = load_target("device:cpu,without=strides")
+        assert not {"stride", SIGNIFICANT_STRIDE} & lacking.oracles and "reshape" in lacking.unsupported
 
     def test_names_are_those_of_oracles_and_steps(self):
         """A misspelt one would leave nothing out."""

@@ -8,6 +8,8 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
 from conformance.core import names
 from conformance.core.result import Outcome, Result, Run
@@ -66,6 +68,42 @@ class TestRight:
     def test_gradient_without_memory(self, cpu: Any) -> None:
         """The gradient of sgn, which has no memory, can be compared without a crash."""
         assert run_case(cpu, "sgn", "backward").outcome is Outcome.PASS
+
+
+class OwnGenerator(TorchFunctionMode):
+    """Every call begins with a seed of its own, and sin is wrong."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        torch.default_generator.manual_seed(7)
+        result = function(*args, **(kwargs or {}))
+        return result + 1 if function in (torch.sin, torch.Tensor.sin) else result
+
+
+class TestRandom:
+    """A device with a generator of its own: of 50 failures on the first foreign device 22 were its random numbers."""
+
+    @pytest.mark.parametrize("lacks", [frozenset(), frozenset({"random"})], ids=["judged", "lacking"])
+    @pytest.mark.parametrize(
+        ("name", "variant"),
+        [("randn_like", "forward"), ("nn.functional.dropout", "forward"), ("nn.functional.dropout", "backward")],
+    )
+    def test_values_are_judged_where_the_numbers_are_the_same(
+        self, cpu: Any, name: str, variant: str, lacks: frozenset[str]
+    ) -> None:
+        """Only there; their dtypes, sizes and strides are judged everywhere."""
+        target = type(cpu)()
+        target.without(lacks)
+        target.active = OwnGenerator
+        assert run_case(target, name, variant).outcome is (Outcome.PASS if lacks else Outcome.FAIL)
+
+    @pytest.mark.parametrize("variant", ["forward", "backward"])
+    def test_others_are_judged(self, cpu: Any, variant: str) -> None:
+        """What draws no numbers is judged by its values."""
+        target = type(cpu)()
+        target.without(frozenset({"random"}))
+        target.active = OwnGenerator
+        assert run_case(target, "sin", variant).outcome is Outcome.FAIL
+        assert run_case(target, "exp", variant).outcome is Outcome.PASS
 
 
 class TestPlanted:

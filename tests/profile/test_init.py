@@ -1,4 +1,5 @@
-"""`conformance init`: what a device lacks is told apart from what it does wrong, and each odd device is one sentence."""
+"""`conformance init`: what a device lacks is told apart from what it does wrong, and each odd device is one
+sentence."""
 
 from __future__ import annotations
 
