@@ -23,6 +23,7 @@ from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import Limits
+from conformance.run.trials import LATE
 
 MINUTES = 30.0
 DEATHS = "not lacking but a finding: it ended or hung its process"
@@ -90,7 +91,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {given.output}")
-    return 0
+    return 128 + found.interrupted if found.interrupted else 0
 
 
 def sentences(found: Found) -> list[str]:
@@ -102,9 +103,10 @@ def sentences(found: Found) -> list[str]:
         f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
     ]
     lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in found.of(Outcome.DIED)]
-    late = [trial for trial in found.of(Outcome.UNTRIED) if trial.said.endswith("were over")]
+    late = [trial for trial in found.of(Outcome.UNTRIED) if trial.said == LATE]
     if late:
-        lines.append(f"{len(late)} trials had no time, so nothing is declared of them: give more --minutes")
+        why = "interrupted, so" if found.interrupted else "had no time, so"
+        lines.append(f"{len(late)} trials {why} nothing is declared of them: give more --minutes")
     return lines
 
 

@@ -13,6 +13,9 @@ from conformance.core.lacking import Outcome, Trial
 from conformance.run.messages import Death, Fate, Limits, Pool, Task, unusable
 from conformance.run.pool import LocalPool
 
+LATE = "the time was over"
+"""Said of a trial that was not made."""
+
 BUDGET = 60.0
 """Seconds that a run spends on what its profile declares lacking."""
 
@@ -41,7 +44,7 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
             yield answer.value
         del left[task.name]
     for name in left:
-        yield Trial(name, Outcome.UNTRIED, said=f"{seconds:.0f} s were over")
+        yield Trial(name, Outcome.UNTRIED, said=LATE)
 
 
 def still_lacking(
