@@ -73,10 +73,10 @@ class TestTrials:
         with LocalPool(spec, Limits(unit=60), 1, of_step.MODULES) as pool:
             pool.ask(os.getpid)  # loaded
             made = {t.name: t for t in trials(pool, spec, [of_step.task(spec, name) for name in names], 12)}
-        assert time.monotonic() - begin < 60
-        assert made["neg"].outcome is Outcome.WORKS and made["neg"].seconds > 5
             # An earlier trial that ends only now was taken for one of these, and ended the command with a KeyError.
             (late,) = trials(pool, spec, [of_step.task(spec, "cos")], 60)
+        assert time.monotonic() - begin < 90
+        assert made["neg"].outcome is Outcome.WORKS and made["neg"].seconds > 5
         assert made["sin"] == Trial("sin", Outcome.UNTRIED, said=LATE)
         assert late.name == "cos" and late.outcome is Outcome.WORKS
 
