@@ -78,6 +78,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     found = investigate(given.target, limits, given.jobs, given.minutes * 60, console)
     if found.probe is not None:
         probe.show(console, given.target, found.probe)
+    late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))
     made = found.profile(environment, given.memory, given.output)
     head = [
         "How conformance loads this target, and what it lacks; written by",
@@ -85,6 +86,11 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
         f"with {', '.join(f'{name} {value}' for name, value in found.environment.items())}.",
         "What is declared lacking is not run, but tried once in each run: what works then is reported.",
         *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in found.of(Outcome.DIED)),
+        *(
+            [f"{late} of {len(found.trials)} trials were not made for want of time, so nothing is declared of them."]
+            if late
+            else []
+        ),
     ]
     write_atomic(given.output, profiles.dumps(made, head))
     lacking.show(console, made.table(dict.fromkeys(made.opinfos, 1), steps=True))
