@@ -11,6 +11,7 @@ import runpy
 import sys
 
 JOBS = {
+    "init": ("conformance.profile", "find out what a target has and lacks, and write its profile, conformance.toml"),
     "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
     "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),
     "report": ("conformance.report", "read, compare and merge the results of runs"),

@@ -230,7 +230,8 @@ def page() -> None:
         subjects = list(
             dict.fromkeys(name for entry in entries for name in entry["checks"] if name.startswith(kind + " "))
         )
-        parts.append(f"## {title}\n\n" + "\n".join(table(entries, subjects)) + "\n")
+        if subjects:
+            parts.append(f"## {title}\n\n" + "\n".join(table(entries, subjects)) + "\n")
     notes = [
         f"- torch {entry['torch']}, {name}: {outcome['said']}"
         for entry in entries

@@ -33,6 +33,21 @@ class AtenOps(TorchDispatchMode):
         return result
 
 
+class Operators(TorchDispatchMode):
+    """Notes the operators that are called, by name as the dispatcher writes it: aten::add.Tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, None] = {}
+        self.last = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        overload = func._schema.overload_name
+        self.last = func._schema.name + (f".{overload}" if overload else "")
+        self.names[self.last] = None
+        return func(*args, **(kwargs or {}))
+
+
 def is_metadata_only(func: Any) -> bool:
     """Whether the schema says that the op returns a view and writes nothing, or changes metadata only."""
     if func.overloadpacket in METADATA_ONLY:

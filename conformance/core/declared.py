@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from conformance.core import versions
 from conformance.core.errors import ReportError
 from conformance.core.names import nearest
 from conformance.core.result import UNEXPLAINED, Result
@@ -36,9 +37,16 @@ class Entry:
     KIND: ClassVar[str]
     KEYS: ClassVar[tuple[str, ...]]
     NEEDED: ClassVar[tuple[str, ...]]
+    torch: str
+    """The versions of torch of which it speaks, a PEP 440 specifier; empty for all."""
     reason: str
     issue: str
     line: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether it speaks of the torch that is installed; an entry that does not is kept, and declares nothing."""
+        return versions.holds(self.torch)
 
     @property
     def why(self) -> str:
@@ -89,23 +97,38 @@ def twice(keyed: Iterable[tuple[Entry, tuple[str, ...]]], path: Path) -> list[st
 def read(path: Path | str, kinds: Sequence[type[Entry]]) -> list[list[Any]]:
     """The entries of a file, of each kind; none when there is no file. Raises ReportError, which names the file and the
     line."""
-    path, names = Path(path), [kind.KIND for kind in kinds]
+    path = Path(path)
+    data, lines = parsed(path, {kind.KIND: f"[[{kind.KIND}]]" for kind in kinds})
+    return [_entries(path, lines, data.get(kind.KIND, []), kind) for kind in kinds]
+
+
+def parsed(path: Path, tables: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """A TOML file with these tables, by name and as they are written, and no others; and its lines. Empty when there
+    is no file. Raises ReportError, which names the file and the line."""
     try:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except FileNotFoundError:
-        return [[] for _ in kinds]
+        return {}, []
     except tomllib.TOMLDecodeError as error:
         raise ReportError(f"{path} is not valid TOML: {error}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read ({error}).") from None
     lines = text.splitlines()
-    for name in data.keys() - set(names):
-        only = " and ".join(f"[[{known}]]" for known in names)
-        line = _line(lines, rf"\[+\s*{re.escape(name)}\b|{re.escape(name)}\s*=", 0)
+    for name in data.keys() - tables.keys():
+        only = " and ".join(tables.values())
+        line = line_of(lines, rf"\[+\s*{re.escape(name)}\b|{re.escape(name)}\s*=", 0)
         raise ReportError(f"{path}, line {line}: only {only} entries belong in this file, not {name!r}"
-                          f"{nearest(name, names)}")  # fmt: skip
-    return [_entries(path, lines, data.get(kind.KIND, []), kind) for kind in kinds]
+                          f"{nearest(name, tables)}")  # fmt: skip
+    return data, lines
+
+
+def known_keys(path: Path, lines: list[str], head: int, table: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raises ReportError for a key of the table, which begins on line `head`, that is not among these."""
+    for key in table.keys() - set(keys):
+        line = line_of(lines, rf"[\"']?{re.escape(key)}[\"']?\s*=", head)
+        hint = nearest(key, keys) or f"; use {', '.join(sorted(keys))}."
+        raise ReportError(f"{path}, line {line}: unknown key {key!r}{hint}")
 
 
 def _entries(path: Path, lines: list[str], tables: Any, kind: type[E]) -> list[E]:
@@ -117,10 +140,7 @@ def _entries(path: Path, lines: list[str], tables: Any, kind: type[E]) -> list[E
 
 
 def _entry(path: Path, lines: list[str], head: int, table: dict[str, Any], kind: type[E]) -> E:
-    for key in table.keys() - set(kind.KEYS):
-        line = _line(lines, rf"[\"']?{re.escape(key)}[\"']?\s*=", head)
-        hint = nearest(key, kind.KEYS) or f"; use {', '.join(sorted(kind.KEYS))}."
-        raise ReportError(f"{path}, line {line}: unknown key {key!r}{hint}")
+    known_keys(path, lines, head, table, kind.KEYS)
     for name in kind.NEEDED:
         if not isinstance(table.get(name), str) or not table[name].strip():
             raise ReportError(f"{path}, line {head}: an entry needs a non-empty {name!r}.")
@@ -135,10 +155,14 @@ def _entry(path: Path, lines: list[str], head: int, table: dict[str, Any], kind:
         if not fits:
             raise ReportError(f"{path}, line {head}: {name!r} must be {FORMS[form]}.")
         values[name] = value
+    try:
+        versions.specifier(values.get("torch", ">=0"))
+    except ValueError as error:
+        raise ReportError(f"{path}, line {head}: 'torch': {error}.") from None
     return kind(**values, line=head)  # type: ignore[call-arg]  # every subclass is a dataclass
 
 
-def _line(lines: list[str], pattern: str, after: int) -> int:
+def line_of(lines: list[str], pattern: str, after: int) -> int:
     """The number of the first line behind `after` that begins so, or that number itself."""
     found = (number for number, line in enumerate(lines, 1) if number > after and re.match(rf"\s*(?:{pattern})", line))
     return next(found, after)

@@ -31,7 +31,8 @@ _HEAD = """\
 # What is known to fail on {target}, and why. Each [[expect]] covers the cases of op_db that match all of its lists, "*"
 # is all; each [[finding]] the findings of drawn programs whose signature matches its globs. What is covered and passes,
 # or does not show, is XPASS and fails the run. `--update-expectations` adds what fails and removes what passes; give
-# each entry that it adds a reason of yours. With `samples` or `programs`, a run of fewer need not fail.
+# each entry that it adds a reason of yours. With `samples` or `programs`, a run of fewer need not fail; an entry
+# with `torch`, such as ">=2.14", declares nothing where another version is installed.
 """
 
 
@@ -48,15 +49,16 @@ class Expectation(Entry):
     reason: str = ""
     issue: str = ""
     samples: int = 0
+    torch: str = ""
     line: int = field(default=0, compare=False)
 
     KIND: ClassVar = "expect"
-    KEYS: ClassVar = ("op", "variant", "dtype", "layout", "oracle", "reason", "issue", "samples")
+    KEYS: ClassVar = ("op", "variant", "dtype", "layout", "oracle", "torch", "reason", "issue", "samples")
     NEEDED: ClassVar = ("op", "reason")
 
     def covers(self, case: Any) -> bool:
         """Whether a result or case (anything with name, variant, dtype, layout) is among those declared."""
-        return self.matches(case.name, dtype=case.dtype, variant=case.variant, layout=case.layout)
+        return self.holds and self.matches(case.name, dtype=case.dtype, variant=case.variant, layout=case.layout)
 
     def matches(self, op: str, **lists: str) -> bool:
         """Whether it is about an op of this full name and, as far as they are given, its dtype, variant and layout."""
@@ -160,7 +162,7 @@ def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[
         done.append(f"removed: {entry.op} ({', '.join(entry.oracle)}), which no longer fails everywhere it says")
         for result in failing:
             oracles = tuple(o for o in result.oracles if entry.declares(o))
-            kept.append(replace(_for(result, oracles, entry.reason), issue=entry.issue))
+            kept.append(replace(_for(result, oracles, entry.reason), issue=entry.issue, torch=entry.torch))
     for result in results.values():
         if result.outcome not in model.BROKEN:
             continue
@@ -200,6 +202,7 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, S
     """What is wrong with the entries, one sentence each: names that nothing has, and the same case declared twice."""
     names = list(ops)
     problems = []
+    entries = [entry for entry in entries if entry.holds]  # of another torch, this one cannot tell
     for entry in entries:
         where = f"{path}, line {entry.line}"
         if not any(fnmatch.fnmatchcase(name, entry.op) for name in names):
@@ -220,7 +223,7 @@ def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: 
     """One sentence for each entry whose names exist, but which covers no case of op_db (a list of the planner's
     entries): an op that lost a dtype or a variant."""
     problems = []
-    for entry in entries:
+    for entry in (entry for entry in entries if entry.holds):
         ops = [op for op in catalog if fnmatch.fnmatchcase(op.name, entry.op)]
         if ops and not any(_has_case(op, entry) for op in ops):
             what = " ".join(",".join(getattr(entry, part)) for part in ("variant", "dtype"))

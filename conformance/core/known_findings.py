@@ -44,16 +44,17 @@ class KnownFinding(Entry):
     seed: int | None = None
     options: str = ""
     issue: str = ""
+    torch: str = ""
     line: int = field(default=0, compare=False)
 
     KIND: ClassVar = "finding"
-    KEYS: ClassVar = (*PARTS, "program", "programs", "seed", "options", "reason", "issue")
+    KEYS: ClassVar = (*PARTS, "program", "programs", "seed", "options", "torch", "reason", "issue")
     NEEDED: ClassVar = ("reason",)
 
     def covers(self, finding: Finding) -> bool:
         """Whether a finding is among those declared. A fault of the harness never is."""
         named = any(fnmatch.fnmatchcase(name, self.program) for name in finding.saved)
-        return finding.kind in KINDS and (named or not self.program) and self.describes(finding)
+        return self.holds and finding.kind in KINDS and (named or not self.program) and self.describes(finding)
 
     def describes(self, finding: Finding) -> bool:
         """Whether the parts of a finding's signature match, whatever showed it."""
@@ -62,7 +63,7 @@ class KnownFinding(Entry):
     def due(self, run: Run) -> bool:
         """Whether a finding that it declares must be in the run."""
         drawn = run.drawn
-        if drawn is None or not run.complete or "; shard " in run.environment.get("selection", ""):
+        if not self.holds or drawn is None or not run.complete or "; shard " in run.environment.get("selection", ""):
             return False
         if self.program:
             return any(fnmatch.fnmatchcase(name, self.program) for name in drawn.corpus)
@@ -137,6 +138,7 @@ def _literal(text: str) -> str:
 def check(entries: Sequence[KnownFinding], allowed: Mapping[str, Sequence[str]], path: Path) -> list[str]:
     """What is wrong with the entries, one sentence each: parts that nothing has, and the same declared twice."""
     problems = []
+    entries = [known for known in entries if known.holds]
     for known in entries:
         for name, words in allowed.items():
             text = getattr(known, name)

@@ -10,8 +10,11 @@ import importlib.metadata
 
 import torch
 
+from conformance.core import profile as profiles
 from conformance.core.errors import TargetError
+from conformance.core.features import FEATURES
 from conformance.core.names import BUILTIN, ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.profile import Profile
 from conformance.core.target import Target
 
 ENTRY_POINTS = "conformance.targets"
@@ -19,7 +22,7 @@ ENTRY_POINTS = "conformance.targets"
 
 def load_target(spec: str) -> Target:
     """The target for `NAME` or `NAME:ARGUMENT`, built in or registered under the entry points `conformance.targets`, or
-    for `class:MODULE.CLASS`, any subclass of Target that can be imported.
+    for `class:MODULE.CLASS`, any subclass of Target that can be imported, or for the path of a profile, `*.toml`.
 
     Its `prepare` has run. Raises TargetError with one sentence when there is none of that name or it cannot be used.
     """
@@ -37,6 +40,9 @@ def describe_target(spec: str) -> Target:
     """The target of this spec before its `prepare`: it can be asked for its name and script, and imports no device.
 
     Raises TargetError, also where what the class says of itself is not understood."""
+    profile = profiles.of(spec)
+    if profile is not None:
+        return _profiled(spec, profile)
     name, _, argument = spec.partition(":")
     if name == "class":
         path, argument = ":".join(argument.rsplit(".", 1)), ""
@@ -62,6 +68,19 @@ def describe_target(spec: str) -> Target:
     except Exception as error:  # its module is anybody's code, which may fail in any way
         raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {_reason(error)}") from error
     target.spec = spec
+    return target
+
+
+def _profiled(spec: str, profile: Profile) -> Target:
+    """The target that a profile names, without what the profile says that it lacks."""
+    profile.activate()
+    profile.check("lacks", FEATURES)
+    target = describe_target(profile.spec)
+    if profile.dtypes is not None:
+        target.dtypes = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
+    target.unsupported = target.unsupported | profile.steps.keys()
+    target.without(frozenset(profile.lacks))
+    target.profile, target.probed, target.spec = profile, False, spec
     return target
 
 

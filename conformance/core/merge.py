@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterable
 
 from conformance.core import drawn as totals
+from conformance.core import lacking
 from conformance.core.errors import ReportError
 from conformance.core.result import Outcome, Result, Run
 
@@ -52,6 +53,7 @@ def merge(runs: Iterable[Run]) -> Run:
         interrupted=0,
         notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
         drawn=totals.join([run.drawn for run in runs if run.drawn]),
+        lacking=lacking.joined([run.lacking for run in runs]),
     )
 
 

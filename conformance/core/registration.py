@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from conformance.core.errors import TargetError
 from conformance.core.names import nearest
@@ -26,6 +26,15 @@ def options(target: str, argument: str, known: Collection[str], form: str) -> tu
     if not name:
         raise TargetError(f"target '{target}:{argument}' is not understood: write {form}")
     return name, given
+
+
+def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
+    """The lines of a script that set the environment variables, import the module and call its function."""
+    lines = ["import os"] if environment else []
+    lines += [f"os.environ[{key!r}] = {value!r}" for key, value in environment.items()]
+    lines += [f"import {module}"] if module else []
+    lines += [f"{module}.{function}()"] if function else []
+    return "".join(f"{line}\n" for line in lines)
 
 
 def register(module: str, function: str, what: str) -> None:

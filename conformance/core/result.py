@@ -24,6 +24,7 @@ from conformance.core import plain
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
+from conformance.core.lacking import Lacking
 from conformance.core.names import without_features
 
 SCHEMA = 2
@@ -239,6 +240,7 @@ class Run:
     loop that ran between the cases, 0 when it is not known: times of two machines, or of a quiet and a busy one, are
     compared as multiples of it. `budgets` are the kernels and copies of whole workloads, where they were counted beside
     the run. `expectations` is the file of what was declared; `interrupted` the number of the signal that ended the run.
+    `lacking` are the operators that the target's profile declares lacking and that kept something from being run.
     """
 
     target: str
@@ -254,6 +256,7 @@ class Run:
     expectations: str = ""
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
     drawn: Drawn | None = None
+    lacking: tuple[Lacking, ...] = ()
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 
     def counts(self) -> Counter[str]:
@@ -326,12 +329,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def file_name(target: str) -> str:
-    """A target's name as a file name: letters, digits, dot, dash and underscore only."""
+    """A target's name as a file name: letters, digits, dot, dash and underscore only; of a profile its own name."""
+    target = Path(target).stem if target.endswith(".toml") else target
     return re.sub(r"[^A-Za-z0-9._-]+", "-", without_features(target)).strip("-") or "target"
 
 
 HEAD = (*("target", "command", "started", "seconds", "calibration", "complete", "environment"),
-        *("interrupted", "expectations", "budgets", "drawn"))  # fmt: skip
+        *("interrupted", "expectations", "budgets", "drawn", "lacking"))  # fmt: skip
 """What a file says of a run before its notes and results."""
 
 

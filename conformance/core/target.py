@@ -19,6 +19,7 @@ from conformance.core.errors import TargetError
 from conformance.core.features import FEATURES, lay_out
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.profile import Profile
 
 
 @dataclass
@@ -72,6 +73,8 @@ class Target:
     """Whether a probe finds out what it lacks before a run; otherwise it says so itself."""
     lazy: bool = False
     """Whether it computes only when a value is read, so that the kernels that it builds follow from all steps since."""
+    profile: Profile | None = None
+    """Where it is loaded by a profile, `conformance.toml`."""
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
     to say whose bug it is."""

@@ -9,6 +9,7 @@ device. The device `tiny` has a module of its own like this one, since it knows 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import warnings
@@ -260,6 +261,43 @@ def unwrapped(error: Exception) -> Exception:
             return error
         error = inner
     return error
+
+
+# The dispatcher's tables
+
+
+def dispatch_keys(tensor: torch.Tensor) -> list[str]:
+    """The keys that calls on the tensor are dispatched by, the backend's first."""
+    text = str(torch._C._dispatch_keys(tensor))
+    return [key.strip() for key in text[text.find("(") + 1 : text.rfind(")")].split(",") if key.strip()]
+
+
+@functools.cache
+def operator_names() -> frozenset[str]:
+    """Every operator that the dispatcher knows, such as aten::add.out."""
+    return frozenset(torch._C._dispatch_get_all_op_names())
+
+
+def has_kernel(operator: str, key: str) -> bool:
+    """Whether a kernel is registered for exactly this key; of a key that this torch does not have there is none."""
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+    except RuntimeError:  # there is no AutogradVulkan
+        return False
+
+
+def out_form(operator: str) -> str:
+    """The overload that writes into out= and takes what this one takes; an empty string where there is none."""
+    packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0].rstrip("_"), None)
+    overload = operator.partition(".")[2] or "default"
+    own = getattr(packet, overload, None)
+    given = None if own is None else [str(each.type) for each in own._schema.arguments if not each.is_out]
+    for name in packet.overloads() if packet is not None and given is not None else ():
+        schema = getattr(packet, name)._schema
+        taken = [str(each.type) for each in schema.arguments if not each.is_out]
+        if taken == given and len(taken) < len(schema.arguments):
+            return f"{schema.name}.{schema.overload_name}"
+    return ""
 
 
 # modes

@@ -9,7 +9,7 @@ not import torch, and anew in each process, so that another package may replace 
 from __future__ import annotations
 
 import functools
-import multiprocessing
+import os
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +24,8 @@ OLDEST, NEWEST = "2.9", "2.15"
 
 
 BASELINES = Path("reports/baseline")
+WARNED = "CONFORMANCE_WARNED_OF_TORCH"
+"""The environment variable by which the processes started from here know that the warning was given."""
 
 
 @functools.cache
@@ -66,18 +68,14 @@ def holds(text: str, version: Version | None = None) -> bool:
 
 
 def check() -> None:
-    """Warn once, in the first process alone, of a torch newer than those tested. Raises TargetError for an older
-    one."""
+    """Warn of a torch newer than those tested, once in all processes. Raises TargetError for one that is older."""
     found = installed()
     if Version(minor(found)) < Version(OLDEST):
         raise TargetError(f"torch {found} is too old: `pip install 'torch>={OLDEST}'`")
-    if Version(minor(found)) > Version(NEWEST) and multiprocessing.parent_process() is None:
-        warn_newer(found)
-
-
-@functools.cache
-def warn_newer(found: Version) -> None:
-    """The warning itself."""
-    warnings.warn(
-        f"torch {found} is newer than {NEWEST}, the newest that this package was tested with", UserWarning, stacklevel=2
-    )
+    if Version(minor(found)) > Version(NEWEST) and os.environ.get(WARNED) != str(found):
+        os.environ[WARNED] = str(found)
+        warnings.warn(
+            f"torch {found} is newer than {NEWEST}, the newest that this package was tested with",
+            UserWarning,
+            stacklevel=2,
+        )

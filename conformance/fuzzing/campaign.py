@@ -22,7 +22,7 @@ from conformance.core.loading import describe_target
 from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
 from conformance.fuzzing.isolation import Workers, found_by
-from conformance.fuzzing.plan import Plan, Shard, again
+from conformance.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
@@ -37,10 +37,6 @@ LONGEST_NAME = 90
 
 SHRINKING = 0.2
 """The part of `--minutes` that is kept for shrinking, once there is something to shrink."""
-
-HANGS = 2
-"""Programs that may each take the whole limit of compiling in a step of an op before its kernels have no more time than
-the program: a device that does not answer would cost `--compile-limit` at every crash of a worker."""
 
 SEVERITY = (CRASH, TIMEOUT, MEMORY, HARNESS)
 """The kinds that are listed first, since the device, or the harness, did not survive the program."""

@@ -10,18 +10,22 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.core import expectations, known_findings
+from conformance.core import profile as profiles
 from conformance.core import result as model
 from conformance.core.errors import TargetError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
 from conformance.core.names import without_features
 from conformance.core.probe import Probe
+from conformance.core.result import Result
+from conformance.fuzzing import trial
 from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
@@ -30,13 +34,14 @@ from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of,
 from conformance.fuzzing.results import run_of
 from conformance.fuzzing.terminal import summarize
 from conformance.program.steps.table import FAMILIES
-from conformance.program.unsupported import unsupported_steps
+from conformance.program.unsupported import held, unsupported_steps
 from conformance.report import __main__ as report
 from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.probe import resolve
+from conformance.run.trials import BUDGET
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
@@ -51,11 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(FAMILIES))
             return 0
         with stop.deferred():
+            if not (given.replay or given.minimize):
+                given.target = profiles.usual(given.target, TARGET)
+            given.limit = profiles.limit(given.target or "", "seconds", given.limit, 60.0)
+            given.memory = profiles.limit(given.target or "", "memory", given.memory, 8.0)
+            building = profiles.limit(given.target or "", "compiling", given.compile_limit, COMPILE_LIMIT)
+            given.compile_limit = building
             if given.replay or given.minimize:
                 return replay(given, TARGET)
-            given.target, seen = resolve(
-                given.target or TARGET, Limits(compiling=given.compile_limit, memory=given.memory)
-            )
+            limits = Limits(compiling=given.compile_limit, memory=given.memory)
+            given.target, seen = resolve(given.target, limits)
             record = (given.kernels or BASELINE) if given.record_kernels else None
             return campaign(
                 plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen
@@ -85,8 +95,9 @@ def arguments_parser() -> argparse.ArgumentParser:
     add(
         "--target",
         help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, "
-        "device:NAME[,import=MODULE], tinygrad-upstream:PATH, mutant:FAULT, class:MODULE.CLASS "
-        f"(default: {TARGET}; of a saved finding the target that it was found on)",
+        "device:NAME[,import=MODULE], tinygrad-upstream:PATH, mutant:FAULT, class:MODULE.CLASS, a profile FILE.toml "
+        f"(default: {profiles.NAME} in the current folder, else {TARGET}; of a saved finding the target that it was "
+        "found on)",
     )
     add("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
     many = "steps of a program (default: {}..{})".format(*STEPS)
@@ -94,15 +105,15 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--only", action="append", default=[], metavar="FAMILY", help="only these families, beside views")
     add("--without", action="append", default=[], metavar="FAMILY", help="not these families")
     add("--dtype", type=dtypes, default=DTYPES, metavar="D[,D]", help="only these dtypes")
-    limit = "that a program may take (default: 60)"
-    add("--limit", "--timeout", type=positive, default=60.0, metavar="SECONDS", help=limit)
+    limit = "that a program may take (default: what the target's profile says, else 60)"
+    add("--limit", "--timeout", type=positive, metavar="SECONDS", help=limit)
     building = (
         "that building kernels may take within a program, not counted in --limit: in the first run of an op on its "
-        f"dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})"
+        f"dtypes, and always on a compiler or a lazy device (default: what the profile says, else {COMPILE_LIMIT:g})"
     )
-    add("--compile-limit", type=positive, default=COMPILE_LIMIT, metavar="SECONDS", help=building)
-    memory = "that a worker may take; more is a finding (default: 8; Linux only)"
-    add("--memory", type=positive, default=8.0, metavar="GIB", help=memory)
+    add("--compile-limit", type=positive, metavar="SECONDS", help=building)
+    memory = "that a worker may take; more is a finding (default: what the profile says, else 8; Linux only)"
+    add("--memory", type=positive, metavar="GIB", help=memory)
     add("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
     resume = "go on where the campaign in --reports stopped, with the same options"
     add("--resume", action="store_true", help=resume)
@@ -175,7 +186,8 @@ def dtypes(text: str) -> tuple[str, ...]:
 
 def plan_of(given: argparse.Namespace) -> Plan:
     """The plan that the options describe. Raises TargetError for options that cannot go together."""
-    declared = unsupported_steps(describe_target(given.target))
+    target = describe_target(given.target)
+    declared = unsupported_steps(target)
     for family in given.only:
         if family in (*given.without, *declared):
             by = "--without" if family in given.without else f"target {given.target}"
@@ -187,7 +199,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
         given.seed,
         given.programs if given.programs is not None or given.minutes is not None else 200,
         given.minutes,
-        Drawing(given.steps, tuple(given.only), (*given.without, *declared), given.dtype),
+        Drawing(given.steps, tuple(given.only), (*given.without, *declared), held(given.dtype, target)),
         given.jobs,
         Path(given.reports),
         given.limit,
@@ -213,11 +225,20 @@ def campaign(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if seen is not None:
         probe.show(console, without_features(plan.target), seen)
-    running, interrupted = Campaign(plan), 0
+    profile, left = profiles.of(plan.target), plan.minutes
+    there: list[Result] = []
+    notes: list[str] = []
+    if profile is not None:
+        begin, seconds = time.monotonic(), min(BUDGET, 6 * (plan.minutes or 10.0))
+        there, notes = trial.contradictions(plan.target, Limits(unit=plan.limit, memory=plan.memory), seconds)
+        took = (time.monotonic() - begin) / 60
+        left = max(left - took, 0.01) if left is not None else None
+    running, interrupted = Campaign(replace(plan, minutes=left)), 0
     try:
         run_shown(running, console)
     except KeyboardInterrupt:
         interrupted = stop.signal_number()
+    running.plan = plan
     made = run_of(running, interrupted)
     made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
@@ -225,6 +246,8 @@ def campaign(
         write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
         console.print("\n".join(map(escape_control_characters, done)))
     made = known_findings.apply(made, known, expected)
+    made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
+    made.lacking = profile.table({}, steps=True) if profile is not None else ()
     report.write(made, plan.reports, baseline)
     if record is not None and not interrupted:
         write_baseline(record, plan.target, running.result.counts)

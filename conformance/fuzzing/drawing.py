@@ -259,6 +259,11 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
 
+def families_of(family: str) -> dict[str, list[Op]]:
+    """The rows of this family and of the views that go with every family, each once."""
+    return {one: [op for op in OPS.values() if op.family == one] for one in dict.fromkeys((family, "view"))}
+
+
 def draw_aimed(k: Situation, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:
     """Draw a step of the cell's family, `ops`, whose first tensor is in the cell; False when there is none now."""
     k.only = lambda t: dtype_name(t.dtype) == aim[2] and layout_class(t) == aim[1]

@@ -16,11 +16,15 @@ from conformance.core import versions
 from conformance.core.loading import describe_target
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.program.steps.op import Json
-from conformance.program.unsupported import unsupported_steps
+from conformance.program.unsupported import held, unsupported_steps
 from conformance.run.messages import COMPILE_LIMIT
 
 SHARD = 20
 """Programs a shard. A worker's death costs at most so many."""
+
+HANGS = 2
+"""Programs that may each take the whole limit of compiling in a step of an op before its kernels have no more time than
+the program: a device that does not answer would cost `--compile-limit` at every crash of a worker."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,12 @@ class Plan:
         words = []
         if self.drawing.steps != STEPS:
             words += ["--steps", "{}..{}".format(*self.drawing.steps)]
-        if self.drawing.dtypes != DTYPES:
+        target = describe_target(self.target)
+        if self.drawing.dtypes != held(DTYPES, target):
             words += ["--dtype", ",".join(self.drawing.dtypes)]
         if self.part != (1, 1):
             words += ["--shard", "{}/{}".format(*self.part)]
-        declared = unsupported_steps(describe_target(self.target))
+        declared = unsupported_steps(target)
         for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
             words += [word for name in names if name not in declared for word in (option, name)]
         return words

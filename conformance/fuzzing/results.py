@@ -17,11 +17,12 @@ from conformance.core.names import ORACLES, RUN_ORACLES
 from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.core.result import Finding as Found
 from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
+from conformance.fuzzing.plan import HANGS
 from conformance.fuzzing.worker import CRASH, FAIL, FLAKY, INVALID, MEMORY, TIMEOUT, Finding
 from conformance.program.steps.table import FAMILIES, OPS
 
 if TYPE_CHECKING:
-    from conformance.fuzzing.campaign import HANGS, Campaign, Group
+    from conformance.fuzzing.campaign import Campaign, Group
 
 OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
             MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip

@@ -15,7 +15,7 @@ from conformance.core.result import Outcome, Run, counted
 from conformance.core.script import own_part
 from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.results import undefined
-from conformance.report import compare, machine
+from conformance.report import compare, lacking, machine
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
 
@@ -66,7 +66,8 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
 
 def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
     """What a run says beside its findings: facts, known findings, changes; on GitHub also annotations."""
-    lines = [*sentences.known(made), *sentences.facts(made)]
+    lacking.show(console, made.lacking)
+    lines = [*sentences.known(made), *sentences.facts(made), *made.notes]
     lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
     lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []
     for text in lines:

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 import torch
 
-from conformance.core.aten_ops import AtenOps, Tagged
+from conformance.core.aten_ops import AtenOps, Operators, Tagged
 from conformance.core.errors import UserError
 from conformance.core.executor import Execution, Executor
 from conformance.core.judge import first_line
+from conformance.core.kernel_tables import lacking
 from conformance.core.moving import tensors
 from conformance.core.observation import Observation
 from conformance.core.oracles import compare
@@ -225,6 +226,12 @@ def _undeclared(target: Target, call: Call) -> str:
     missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
+    if target.profile is not None and target.profile.lacking:
+        operators = Operators()
+        Executor(_Watched(operators)).run(call)
+        operator = lacking(operators.names, target)
+        if operator:
+            return f"the target's profile declares that it lacks {operator}"
     if not target.shows_values and depends_on_values(call):
         return "its metadata depends on values, which the target does not have"
     return ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import fnmatch
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -190,6 +191,12 @@ def select(
         )
     index, count = shard
     return list(cases.values())[index - 1 :: count]
+
+
+def without(cases: Iterable[Case], lacking: Collection[str]) -> tuple[list[Case], Counter[str]]:
+    """The cases but those of the OpInfos that are declared lacking, and how many each of these has."""
+    cases = list(cases)
+    return [case for case in cases if case.name not in lacking], Counter(c.name for c in cases if c.name in lacking)
 
 
 def _cases(catalog: Sequence[Entry], wanted: Selection) -> Iterable[Case]:

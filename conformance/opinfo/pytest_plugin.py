@@ -54,15 +54,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _cases(config: pytest.Config) -> list[Any]:
     from conformance.core import expectations
+    from conformance.core import profile as profiles
     from conformance.opinfo import isolation, plan
     from conformance.run.messages import Limits
 
     given = config.option
     selections, shard = plan.asked(given), plan.parse_shard(given.shard)
+    profile = profiles.of(given.target) or profiles.Profile()
+    profile.activate()
     config.stash[EXPECTED] = expectations.expected(given.expectations or expectations.path_for(given.target))
     config.stash[POOL] = isolation.Cases(given.target, Limits(unit=given.case_timeout, memory=given.case_memory))
     catalog, _ = config.stash[POOL].catalog()
-    return plan.select(catalog, selections, shard)
+    return plan.without(plan.select(catalog, selections, shard), profile.opinfos)[0]
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:

@@ -24,10 +24,12 @@ from typing import Any
 from rich.console import Console
 
 from conformance.core import expectations, versions
+from conformance.core import profile as profiles
 from conformance.core import result as model
 from conformance.core.errors import ReportError, TargetError, UsageError, UserError
+from conformance.core.profile import Profile
 from conformance.core.result import RERUN, UNEXPECTED, Outcome, Result, Run
-from conformance.opinfo import plan, terminal
+from conformance.opinfo import plan, terminal, trial
 from conformance.opinfo.isolation import Cases
 from conformance.opinfo.journal import Journal
 from conformance.opinfo.plan import Case, Selection
@@ -57,6 +59,7 @@ def run(
     expected: Sequence[expectations.Expectation] = (),
     times: Mapping[str, float] = MappingProxyType({}),
     finished: Sequence[Result] = (),
+    lacking: bool = False,
     started: Callable[[Run, int], None] = lambda run, planned: None,
     ended: Callable[[Result], None] = lambda result: None,
     found: Callable[[Result], None] = lambda result: None,
@@ -65,7 +68,8 @@ def run(
 
     `variants` are those asked for by name, which the target must be able to show; others are left out where it cannot.
     `times` are seconds of cases in an earlier run, by id, so that the longest can begin first; `finished` are results
-    that an interrupted run left, whose cases do not run again. `started` is told the run and the number of its cases,
+    that an interrupted run left, whose cases do not run again. Cases of what the target's profile declares lacking run
+    only with `lacking`. `started` is told the run and the number of its cases,
     `ended` each new result, and `found` each result as the expectations declare it. Raises UsageError for names that
     nothing has and TargetError for a target that cannot be loaded.
     """
@@ -74,7 +78,11 @@ def run(
     try:
         with Cases(target, limits, jobs) as cases:
             catalog, made.environment = cases.catalog(variants)
-            chosen = {case.id: case for case in plan.select(catalog, selections, shard)}
+            profile = profiles.of(target) or Profile()
+            profile.check("opinfos", [entry.name for entry in catalog])
+            asked, left_out = plan.without(plan.select(catalog, selections, shard), () if lacking else profile.opinfos)
+            made.lacking = profile.table(left_out, steps=False)
+            chosen = {case.id: case for case in asked}
             started(made, len(chosen))
             earlier = {result.id: result for result in finished if result.id in chosen}
             left = [case for case in chosen.values() if case.id not in earlier]
@@ -126,27 +134,18 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 all as expected; 1 undeclared failures, flaky ones included, or regressions since the "
         "baseline; 2 nothing compared, or bad usage; 130 Ctrl-C, 143 SIGTERM.",
     )
-    made.add_argument("--target", help="what is under test: tiny (default), cpu, device:NAME[,import=MODULE]")
+    target = "what is under test: cpu, device:NAME[,import=MODULE], FILE.toml (default: conformance.toml, else tiny)"
+    made.add_argument("--target", help=target)
     plan.add_options(made.add_argument)
     made.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: 1)")
-    usual = LIMITS.unit
-    made.add_argument(
-        "--timeout",
-        "--limit",
-        type=float,
-        default=usual,
-        metavar="S",
-        help=f"seconds for one case (default: {usual:g})",
+    seconds = f"seconds for one case (default: what the target's profile says, else {LIMITS.unit:g})"
+    made.add_argument("--timeout", "--limit", type=float, metavar="S", help=seconds)
+    building = (
+        "seconds for building kernels within a case, not counted in --timeout: in the first run of an op on its "
+        f"dtypes, and always on a compiler or a lazy device (default: what the profile says, else {COMPILE_LIMIT:g})"
     )
-    made.add_argument(
-        "--compile-limit",
-        type=float,
-        default=COMPILE_LIMIT,
-        metavar="S",
-        help="seconds for building kernels within a case, not counted in --timeout: in the first run of an op on its "
-        f"dtypes, and always on a compiler or a lazy device (default: {COMPILE_LIMIT:g})",
-    )
-    made.add_argument("--memory", type=float, default=8.0, metavar="GIB", help="memory of a worker (default: 8)")
+    made.add_argument("--compile-limit", type=float, metavar="S", help=building)
+    made.add_argument("--memory", type=float, metavar="GIB", help="memory of a worker (default: 8, or the profile's)")
     made.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
     made.add_argument("--resume", action="store_true", help="go on where the same run in --reports stopped")
     made.add_argument("--stop-at-first-failure", action="store_true", help="end with the first undeclared failure")
@@ -176,9 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.replay:
                 limits = _choices(options)["limits"]
                 return replay(
-                    options.replay, options.target, lambda target, these: run(target, selections=these, limits=limits)
+                    options.replay,
+                    options.target,
+                    lambda target, these: run(target, selections=these, limits=limits, lacking=True),
                 )
-            options.target = options.target or "tiny"
+            options.target = profiles.usual(options.target, "tiny")
             return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
     except BrokenPipeError:
         return reader_gone()
@@ -221,6 +222,9 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             ended=journal.add,
             found=progress.add,
         )
+        if made.complete and made.lacking:
+            there, notes = trial.contradictions(target, chosen["limits"], made.lacking)
+            made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
         made.seconds += journal.seconds
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
         made.environment |= seen.described() if seen is not None else {}
@@ -245,6 +249,10 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    spec = options.target or ""
+    options.timeout = profiles.limit(spec, "seconds", options.timeout, LIMITS.unit)
+    options.memory = profiles.limit(spec, "memory", options.memory, LIMITS.memory or 8.0)
+    options.compile_limit = profiles.limit(spec, "compiling", options.compile_limit, COMPILE_LIMIT)
     for name, value, least in (
         ("-n", options.jobs, 1),
         ("--timeout", options.timeout, 0.001),
@@ -257,7 +265,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "selections": plan.asked(options),
         "jobs": options.jobs,
-        "limits": replace(LIMITS, unit=options.timeout, compiling=options.compile_limit, memory=options.memory),
+        "limits": replace(LIMITS, unit=options.timeout, memory=options.memory, compiling=options.compile_limit),
         "stop_at_first": options.stop_at_first_failure,
         "shard": plan.parse_shard(options.shard),
         "variants": _by_name(options),

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
-from conformance.report import compare, machine
+from conformance.report import compare, lacking, machine
 from conformance.report.summary import facts
 
 _STYLE = {
@@ -90,7 +90,10 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
     console.print(table)
     console.print(f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
-    for fact in facts(made):
+    lacking.show(console, made.lacking)
+    for declared in (result for result in made.results if result.variant == "lacking"):
+        console.print(escape(f"XPASS {declared.op}: {declared.reason}"), highlight=False)
+    for fact in [*facts(made), *(made.notes if made.complete else ())]:
         console.print(escape(fact), highlight=False)
     fallen = made.fallbacks()
     if fallen:

@@ -7,11 +7,16 @@ is neither run nor passed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
+from conformance.core.aten_ops import Operators
 from conformance.core.errors import TargetError
+from conformance.core.executor import StepFailed
+from conformance.core.kernel_tables import lacking
 from conformance.core.names import VARIANTS
 from conformance.core.target import Target
+from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.steps.op import Json, dtype_of, walk
 from conformance.program.steps.table import FAMILIES, OPS
@@ -43,6 +48,18 @@ def unsupported_reason(program: Program, target: Target) -> str:
     return ""
 
 
+def lacking_operator(program: Program, target: Target) -> str:
+    """The operator that the target's profile declares lacking and that the program calls on torch CPU, in whichever
+    form of whichever step; "" without one. Runs the program on the CPU where the profile declares any."""
+    if target.profile is None or not target.profile.lacking:
+        return ""
+    running = RunningProgram(program)
+    with Operators() as operators, contextlib.suppress(StepFailed):  # what it has called by then counts
+        for step in program.steps:
+            running.step(step)
+    return lacking(operators.names, target)
+
+
 def dtypes_of(program: Program) -> list[str]:
     """The dtypes that the program names: of its inputs, of constants on the device, and those converted to."""
     found = [one.dtype for one in program.inputs]
@@ -63,7 +80,15 @@ def unsupported_steps(target: Target) -> tuple[str, ...]:
     return tuple(sorted(target.unsupported & {*FAMILIES, *OPS}))
 
 
+def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
+    """Those of the dtypes that need be drawn for this target: where a profile names what it holds, no others."""
+    known = target.dtypes if target.profile is not None else None
+    return tuple(name for name in dtypes if known is None or dtype_of(name) in known)
+
+
 def _check(target: Target) -> None:
+    if target.profile is not None:
+        target.profile.check("steps", OPS)
     unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *VARIANTS, "sparse"}))
     if unknown:
         known = ", ".join((*FAMILIES, *TRAITS))

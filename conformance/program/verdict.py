@@ -24,7 +24,7 @@ from conformance.program.model import Program, digest
 from conformance.program.shadow import Reference, Shadow, reference
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
-from conformance.program.unsupported import unsupported_reason
+from conformance.program.unsupported import lacking_operator, unsupported_reason
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def judge_program(
     took before, by digest.
 
     Raises ProgramError when the program has no defined meaning on torch CPU."""
-    unsupported = unsupported_reason(program, target)
+    unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
     count = "kernels" in target.oracles

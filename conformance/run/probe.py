@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from conformance.core import profile as profiles
 from conformance.core.errors import TargetError
 from conformance.core.names import BUILTIN
 from conformance.run.messages import COMPILING, Limits, Pool, WorkerDied, unusable
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 def resolve(spec: str, limits: Limits) -> tuple[str, Probe | None]:
     """The spec that says what the device lacks, and the probe that found it out; a target that says so itself is not
-    probed. Raises TargetError, and Stopped."""
+    probed. A profile's environment variables are set from here on. Raises TargetError, and Stopped."""
+    profile = profiles.of(spec)
+    if profile is not None:
+        profile.activate()
+        return spec, None
     kind = spec.partition(":")[0]
     if kind in BUILTIN and kind not in ("device", "tinygrad-upstream"):
         return spec, None

@@ -18,7 +18,7 @@ import torch
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, nearest
-from conformance.core.registration import options, register
+from conformance.core.registration import options, register, setup
 from conformance.core.target import Capture, Target
 
 FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
@@ -124,10 +124,9 @@ class CompileTarget(Target):
 
     def script(self) -> str:
         """What registers the backend, if anything, and the transform."""
-        lines = [f"import {self.module}\n"] if self.module else []
-        lines += [f"{self.module}.{self.function}()\n"] if self.function else []
+        lines = setup(self.module, self.function, self.profile.environment if self.profile else {})
         if self.backend == "inductor":
-            lines.append("import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n")
-        return "".join(lines) + (
+            lines += "import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n"
+        return lines + (
             f"DEVICE = {self.backend!r}\ntransform = torch.compile(backend={self.backend!r}, dynamic={self.dynamic})"
         )

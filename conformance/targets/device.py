@@ -14,7 +14,7 @@ import torch
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.core.registration import options, register
+from conformance.core.registration import options, register, setup
 from conformance.core.target import Target
 
 FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
@@ -73,6 +73,7 @@ class DeviceTarget(Target):
 
     def script(self) -> str:
         """What registers the device, if anything, and its name."""
-        lines = [f"import {self.module}\n"] if self.module else []
-        lines += [f"{self.module}.{self.function}()\n"] if self.function else []
-        return "".join(lines) + f"DEVICE = {self.device_name!r}"
+        return (
+            setup(self.module, self.function, self.profile.environment if self.profile else {})
+            + f"DEVICE = {self.device_name!r}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from conformance import expectations as command
 from conformance.core import names
 from conformance.core import result as model
 from conformance.core.errors import ReportError
-from conformance.core.expectations import Expectation, apply, check, dumps, load, update, without_cases
-from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.core.expectations import Expectation, apply, check, dumps, findings, load, update, without_cases
+from conformance.core.result import Drawn, Failure, Finding, Outcome, Result, Run
 from conformance.opinfo import plan
 
 KNOWN: dict[str, Any] = {
@@ -30,6 +31,70 @@ def result(op: str, outcome: Outcome, *oracles: str, dtype: str = "float32", sam
 
 def entry(op: str, *oracles: str, dtype: tuple[str, ...] = ("*",), samples: int = 0) -> Expectation:
     return Expectation(op, ("*",), dtype, ("*",), oracles or ("*",), "a reason", "", samples)
+
+
+class TestTorch:
+    """Entries that speak of some versions of torch only."""
+
+    HELD, OTHER = "torch = '>=2.9'", "torch = '<2.9'"
+
+    def file(self, folder: Path, line: str) -> Path:
+        path = folder / "some.toml"
+        path.write_text(
+            f"[[expect]]\nop = 'add'\noracle = 'value'\n{line}\nreason = 'so'\n"
+            f"[[finding]]\nstep = 'copy_'\n{line}\nprograms = 5\nreason = 'so'\n"
+        )
+        return path
+
+    @pytest.mark.parametrize(("line", "outcome"), [(HELD, Outcome.XPASS), (OTHER, Outcome.PASS)])
+    def test_a_pass(self, tmp_path: Path, line: str, outcome: Outcome) -> None:
+        """Where it holds it is owed, and elsewhere it is not."""
+        assert apply([result("add", Outcome.PASS)], load(self.file(tmp_path, line)))[0].outcome is outcome
+
+    @pytest.mark.parametrize(("line", "outcome"), [(HELD, Outcome.XFAIL), (OTHER, Outcome.FAIL)])
+    def test_a_failure(self, tmp_path: Path, line: str, outcome: Outcome) -> None:
+        """Elsewhere it excuses nothing."""
+        assert apply([result("add", Outcome.FAIL, "value")], load(self.file(tmp_path, line)))[0].outcome is outcome
+
+    @pytest.mark.parametrize(("line", "owed"), [(HELD, True), (OTHER, False)])
+    def test_a_finding(self, tmp_path: Path, line: str, owed: bool) -> None:
+        """The same of what drawn programs show."""
+        (known,) = findings(self.file(tmp_path, line))
+        found = Finding("s", step="copy_", kind="FAIL")
+        assert (known.covers(found), known.due(drawn_run())) == (owed, owed)
+
+    def test_an_update_keeps_what_speaks_of_another(self, tmp_path: Path) -> None:
+        """A run under one torch says nothing of another: the entry stays as it is, and is written again so."""
+        path = self.file(tmp_path, self.OTHER)
+        kept, done = update(load(path), Run("tiny", [result("add", Outcome.PASS)]), "")
+        assert (kept, done) == (load(path), [])
+        assert 'torch = "<2.9"' in dumps(kept, "tiny") and 'torch = "<2.9"' in dumps([], "tiny", findings(path))
+
+    def test_narrowed_it_speaks_of_the_same(self, tmp_path: Path) -> None:
+        """What is left of a glob keeps its versions."""
+        path = self.file(tmp_path, self.HELD)
+        found = [result("add", Outcome.PASS), result("add", Outcome.FAIL, "value", dtype="int64")]
+        (kept,), _ = update(load(path), Run("tiny", found), "")
+        assert (kept.dtype, kept.torch) == (("int64",), ">=2.9")
+
+    @pytest.mark.parametrize("text", ["2.14", "newer", ""])
+    def test_what_is_no_specifier(self, tmp_path: Path, text: str) -> None:
+        """It would hold nowhere, or everywhere, in silence."""
+        with pytest.raises(
+            ReportError, match=rf"some\.toml, line 1: 'torch': '{text}' is no specifier of versions, such as"
+        ):
+            load(self.file(tmp_path, f"torch = '{text}'"))
+
+    def test_of_the_same_case_by_version(self) -> None:
+        """Two entries that never hold together are not one declared twice."""
+        both = [replace(entry("add", "value"), torch=held) for held in (">=2.9", "<2.9")]
+        assert check(both, ["add"], KNOWN, Path("x.toml")) == []
+        assert "declared twice" in check([both[0]] * 2, ["add"], KNOWN, Path("x.toml"))[0]
+
+
+def drawn_run() -> Run:
+    """A whole campaign of ten programs of seed 0."""
+    return Run("tiny", [], drawn=Drawn(seeds=[0], programs=10))
 
 
 class TestApply:

@@ -19,12 +19,12 @@ def torch(monkeypatch):
     """Pretend that a release of torch is installed."""
 
     def pretend(release: str) -> None:
-        versions.warn_newer.cache_clear()
+        monkeypatch.delenv(versions.WARNED, raising=False)
         versions.installed.cache_clear()
         monkeypatch.setattr(versions.metadata, "version", lambda package: release)
 
     yield pretend
-    versions.warn_newer.cache_clear()
+    monkeypatch.delenv(versions.WARNED, raising=False)
     versions.installed.cache_clear()
 
 

@@ -270,12 +270,17 @@ class TestWorkers:
         with LocalPool("cpu", Limits(), 1) as pool:
             assert pool.ask(os.getenv, "CONFORMANCE_TEST") == "now"
 
-    def test_a_deadline(self, shared: LocalPool) -> None:
+    def test_a_deadline(self, tmp_path: Path, shared: LocalPool) -> None:
         """What has no answer by then is given up, its worker too, and the next question has another."""
-        before = shared.ask(tasks.pid)
+        shared.ask(tasks.pid)
         with pytest.raises(OutOfTime):
-            shared.ask(tasks.sleeps, until=time.time() + 0.2)
-        assert shared.ask(tasks.pid) != before
+            shared.ask(tasks.begun_then_sleeps, str(tmp_path / "mark"), until=time.time() + 1.5)
+        given_up = int((tmp_path / "mark").read_text())
+        assert shared.ask(tasks.pid) != given_up
+        deadline = time.monotonic() + 100
+        while alive(given_up):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         with pytest.raises(OutOfTime):
             shared.ask(tasks.pid, until=time.time())
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import multiprocessing
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -27,15 +27,20 @@ TORCH = Version(Version(str(torch.__version__)).base_version)
 """The torch that is running; of a nightly build the release to come."""
 
 
+WARNED = "TINY_WARNED_OF_TORCH"
+"""The environment variable by which the processes started from here know that the warning was given."""
+
+
 class TorchError(ImportError):
     """The running torch is too old, or lacks what the device is made with."""
 
 
 def check() -> None:
-    """Raises TorchError for a torch that is too old; warns once, in the first process alone, of one that is too new."""
+    """Raises TorchError for a torch that is too old; warns of one that is too new, once for all processes from here."""
     if TORCH.release[:2] < Version(OLDEST).release:
         raise TorchError(f"tiny: torch {TORCH} is too old for the device: `pip install 'torch>={OLDEST}'`")
-    if is_untested() and multiprocessing.parent_process() is None:
+    if is_untested() and os.environ.get(WARNED) != str(TORCH):
+        os.environ[WARNED] = str(TORCH)
         warnings.warn(
             f"tiny: torch {TORCH} is newer than {NEWEST}, the newest that the device was tested with", stacklevel=2
         )

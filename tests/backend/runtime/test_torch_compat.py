@@ -19,9 +19,11 @@ def torch(monkeypatch):
 
     def pretend(release: str) -> None:
         torch_compat.holds.cache_clear()
+        monkeypatch.delenv(torch_compat.WARNED, raising=False)
         monkeypatch.setattr(torch_compat, "TORCH", Version(release))
 
     yield pretend
+    monkeypatch.delenv(torch_compat.WARNED, raising=False)
     torch_compat.holds.cache_clear()
 
 

@@ -1,0 +1,102 @@
+"""One trial of a drawn step on a target: the plainest program that has it, with as few steps before it as can be.
+
+Defines `program_with` and `trial`. The key insight: what `conformance init` tries and what each run tries again of the
+profile must be the same program, so it is drawn from the step's name alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from conformance.core import profile as profiles
+from conformance.core import result as model
+from conformance.core.attempt import attempt
+from conformance.core.lacking import Outcome, Trial
+from conformance.core.result import Finding, Result
+from conformance.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families_of
+from conformance.program.execute import Broken, ProgramSubject
+from conformance.program.model import Program
+from conformance.program.shadow import Shadow
+from conformance.program.steps.draw import Draw, Situation
+from conformance.program.steps.op import dtype_name
+from conformance.program.steps.table import OPS
+from conformance.run.messages import COMPILING, Limits, Task
+from conformance.run.trials import still_lacking
+from conformance.run.worker import loaded, step, unit
+
+MODULES = (__name__,)
+TRIED = 40
+"""So many programs are drawn, with no step before, then with one, two, ...: the plainest of them is taken."""
+MOST_BEFORE = 4
+
+
+def task(spec: str, name: str) -> Task:
+    """The trial of the step of this name, as a pool runs it."""
+    return Task(name, trial, (spec, name))
+
+
+def contradictions(spec: str, limits: Limits, seconds: float) -> tuple[list[Result], list[str]]:
+    """One trial of each operator that the target's profile declares lacking for a step: an XPASS for each that is there
+    after all, and notes on what could not be tried within these seconds."""
+    profile = profiles.load(spec)
+    tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
+    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds)
+    found = [Finding(f"declared lacking: {name}", "XPASS", 0, step=name) for name in there]
+    made = [
+        Result(one.step, "", "program", "", model.Outcome.XPASS, reason=there[one.step], finding=one) for one in found
+    ]
+    return made, notes
+
+
+def trial(spec: str, name: str) -> Trial:
+    """In a worker: the trial of the step of this name."""
+    target = loaded(spec)
+    held = {dtype_name(dtype) for dtype in target.dtypes} if target.dtypes is not None else {*DTYPES}
+    dtypes = [dtype for dtype in dict.fromkeys(DTYPES) if dtype in held]
+    program = program_with(name, dtypes)
+    if program is None:
+        return Trial(name, Outcome.UNTRIED, said="no program of it could be drawn in the dtypes that the device holds")
+    with unit(name):
+        step(name, COMPILING)  # the first kernels are built here
+        return attempt(name, ProgramSubject(program), target)
+
+
+def program_with(name: str, dtypes: Sequence[str]) -> Program | None:
+    """The plainest of the programs whose last step is this one, in the first of the dtypes where that can be."""
+    for before in range(MOST_BEFORE):
+        for some in dict.fromkeys((tuple(dtypes[:1]), tuple(dtypes))):
+            drawn = [_drawn(name, some, before, number) for number in range(TRIED)] if some else []
+            found = [program for program in drawn if program is not None]
+            if found:
+                return min(found, key=_complexity)
+    return None
+
+
+def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Program | None:
+    source, op = random.Random(f"{name}:{before}:{number}").randint, OPS[name]
+    program = draw_inputs(Draw(source), dtypes, op.family == "autograd")
+    shadow = Shadow(program)
+    k = Situation(source, shadow, dtypes, False)
+    try:
+        while len(shadow.steps) < before:
+            count = len(shadow.steps)
+            draw_step(k, families_of(op.family), None)
+            if len(shadow.steps) == count:
+                return None
+        if op.fits is not None and not k.holds(op.fits):
+            return None
+        drawn = op.draw(k)
+        offered = shadow.offer(drawn) if drawn is not None else None
+    except Broken:
+        return None
+    if offered is None or (offered.raises is not None and op.family != "errors"):
+        return None
+    return program.with_steps(tuple(shadow.steps))
+
+
+def _complexity(program: Program) -> tuple[int, int, int]:
+    """What of a program has nothing to do with its last step: layouts, inputs, elements."""
+    dense = sum(one.offset == 0 and list(one.stride) == sorted(one.stride, reverse=True) for one in program.inputs)
+    elements = sum(storage.size for storage in program.storages)
+    return len(program.inputs) - dense, len(program.inputs), elements

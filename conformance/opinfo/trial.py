@@ -1,0 +1,70 @@
+"""One trial of an OpInfo on a target: its first sample, forward, in the first dtype that the device holds.
+
+The key insight: what `conformance init` tries and what each run tries again of the profile must be the same call. This
+module imports torch only in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.core import profile as profiles
+from conformance.core import result as model
+from conformance.core.lacking import Lacking, Outcome, Trial
+from conformance.core.names import DTYPES
+from conformance.core.result import Result
+from conformance.opinfo.plan import Case
+from conformance.run.messages import COMPILING, Limits, Task
+from conformance.run.trials import still_lacking
+from conformance.run.worker import loaded, step, unit
+
+MODULES = (__name__, "conformance.opinfo.variants", "conformance.core.attempt")
+
+
+def task(spec: str, name: str) -> Task:
+    """The trial of the OpInfo of this name, as a pool runs it."""
+    return Task(name, trial, (spec, name))
+
+
+def contradictions(spec: str, limits: Limits, rows: Sequence[Lacking]) -> tuple[list[Result], list[str]]:
+    """One trial of each operator of these rows of a profile's table: an XPASS for each that is there after all, and
+    notes on what could not be tried."""
+    profile, operators = profiles.load(spec), {row.operator for row in rows}
+    names = [entry.opinfos[0] for entry in profile.lacking if entry.opinfos and entry.operator in operators]
+    tasks = [task(spec, name) for name in names]
+    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "opinfos"))
+    return [Result(name, "", "lacking", "", model.Outcome.XPASS, reason=said) for name, said in there.items()], notes
+
+
+def names(spec: str) -> list[str]:
+    """Every OpInfo, in a worker that has loaded the target."""
+    loaded(spec)
+    from conformance.opinfo import catalog
+
+    return [entry.name for entry in catalog.entries()]
+
+
+def trial(spec: str, name: str) -> Trial:
+    """In a worker: the trial of the OpInfo of this name."""
+    target = loaded(spec)
+    import torch
+
+    from conformance.core.attempt import attempt
+    from conformance.opinfo import catalog
+    from conformance.opinfo.sampling import samples
+    from conformance.opinfo.variants import VARIANTS, Skip
+
+    (entry,) = (entry for entry in catalog.entries() if entry.name == name)
+    held = {str(dtype).removeprefix("torch.") for dtype in target.dtypes} if target.dtypes is not None else {*DTYPES}
+    dtype = next((dtype for dtype in DTYPES if dtype in entry.dtypes and dtype in held), None)
+    if dtype is None:
+        return Trial(name, Outcome.UNTRIED, said="the device holds none of its dtypes")
+    op = catalog.find(Case(entry.op, entry.overload, entry.family, dtype, "forward", "as_sampled"))
+    with unit(name):
+        step(name, COMPILING)  # the first kernel is built here
+        sample = next(samples(op, "forward", getattr(torch, dtype), "as_sampled", 1), None)
+        try:
+            call = next(VARIANTS["forward"](op, sample), None) if sample is not None else None
+        except Skip:
+            call = None
+        return attempt(name, call, target) if call is not None else Trial(name, Outcome.UNTRIED, said="no sample")

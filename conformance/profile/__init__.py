@@ -1,0 +1,1 @@
+"""Writing the profile of a target: `conformance init` (`python -m conformance.profile`)."""

@@ -1,0 +1,119 @@
+"""The command `conformance init --target ...`: find out what a target has, and write its profile, conformance.toml.
+
+Everything is tried in workers. The file is written whole or not at all, and never over another one without --force.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from conformance.core import profile as profiles
+from conformance.core.errors import UsageError, UserError
+from conformance.core.files import write_atomic
+from conformance.core.lacking import Outcome
+from conformance.profile.init import Found, investigate
+from conformance.report import lacking, probe
+from conformance.report.escape import escape_control_characters
+from conformance.run import stop
+from conformance.run.messages import Limits
+
+MINUTES = 30.0
+DEATHS = "not lacking but a finding: it ended or hung its process"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit code: 0, or 2 for what the user must mend."""
+    given = arguments_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with stop.deferred():
+            return init(given, words)
+    except UserError as error:
+        print(f"conformance init: {escape_control_characters(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"conformance init: interrupted; {given.output} is as it was", file=sys.stderr)
+        return 128 + stop.signal_number()
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser("conformance init", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--target", required=True, help="device:NAME[,import=MODULE][,call=FUNCTION], compile:NAME, class:MODULE.CLASS")
+    add("--env", action="append", default=[], metavar="K=V", help="set before anything is imported; may be repeated")
+    add("--output", type=Path, default=Path(profiles.NAME), metavar="FILE", help=f"default: {profiles.NAME}")
+    add("--force", action="store_true", help="write over a file that is there")
+    add("--minutes", type=float, default=MINUTES, metavar="M", help=f"end trying after so long ({MINUTES:g})")
+    add("--limit", type=float, default=120.0, metavar="SECONDS", help="that one trial may take (120)")
+    add("--memory", type=float, default=8.0, metavar="GIB", help="that a worker may take (8)")
+    add("--starting", type=float, default=180.0, metavar="SECONDS", help="that loading the target may take (180)")
+    add("-n", "--jobs", type=int, default=1, help="worker processes (1)")
+    return parser
+
+
+def init(given: argparse.Namespace, words: Sequence[str]) -> int:
+    """Investigate the target and write its profile. Raises UserError."""
+    if profiles.is_profile(given.target):
+        raise UsageError(f"--target {given.target} is a profile; give the target itself, such as device:NAME")
+    if not profiles.is_profile(str(given.output)):
+        raise UsageError(f"--output {given.output} must end in .toml, by which a profile is known")
+    if given.output.exists() and not given.force:
+        raise UsageError(f"{given.output} is there already; give --force to write over it, or another --output")
+    for name, least in (("minutes", 0), ("limit", 0), ("memory", 0), ("starting", 0), ("jobs", 0)):
+        if not getattr(given, name) > least:
+            raise UsageError(f"--{name} must be above {least}, and is {getattr(given, name)}")
+    environment = dict(_variable(text) for text in given.env)
+    os.environ.update(environment)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    limits = Limits(unit=given.limit, compiling=given.limit, starting=given.starting, memory=given.memory)
+    found = investigate(given.target, limits, given.jobs, given.minutes * 60, console)
+    if found.probe is not None:
+        probe.show(console, given.target, found.probe)
+    made = found.profile(environment, given.memory, given.output)
+    head = [
+        "How conformance loads this target, and what it lacks; written by",
+        f"{shlex.join(['conformance', 'init', *words])}",
+        f"with {', '.join(f'{name} {value}' for name, value in found.environment.items())}.",
+        "What is declared lacking is not run, but tried once in each run: what works then is reported.",
+        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in found.of(Outcome.DIED)),
+    ]
+    write_atomic(given.output, profiles.dumps(made, head))
+    lacking.show(console, made.table(dict.fromkeys(made.opinfos, 1), steps=True))
+    for sentence in sentences(found):
+        console.print(escape_control_characters(sentence))
+    console.print(f"profile: {given.output}")
+    return 0
+
+
+def sentences(found: Found) -> list[str]:
+    """What the trials showed, in words."""
+    counts = {outcome: len(found.of(outcome)) for outcome in Outcome}
+    lines = [
+        f"of {len(found.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "
+        f"{counts[Outcome.FAILS]} fail though they have one, {counts[Outcome.DIED]} end their process, and "
+        f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
+    ]
+    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in found.of(Outcome.DIED)]
+    late = [trial for trial in found.of(Outcome.UNTRIED) if trial.said.endswith("were over")]
+    if late:
+        lines.append(f"{len(late)} trials had no time, so nothing is declared of them: give more --minutes")
+    return lines
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError(f"--env {text} is not understood: write --env NAME=VALUE")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

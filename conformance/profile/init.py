@@ -1,0 +1,125 @@
+"""What a target has, found out: the probe, the dtypes, and one trial of every OpInfo and of every drawn step.
+
+Defines `investigate` and `Found`. The key insight: here, and nowhere else, an exception may say that something is
+lacking, and only with the dispatcher's tables for a witness (`core/attempt.py`). A crash or a hang is a finding.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from conformance.core.lacking import Outcome, Trial
+from conformance.core.loading import describe_target
+from conformance.core.probe import Probe
+from conformance.core.profile import OPTIONS, Missing, Profile
+from conformance.fuzzing import trial as of_step
+from conformance.opinfo import trial as of_opinfo
+from conformance.program.steps.table import OPS
+from conformance.program.unsupported import unsupported_steps
+from conformance.report.escape import escape_control_characters
+from conformance.run.messages import Limits, WorkerDied, unusable
+from conformance.run.pool import LocalPool
+from conformance.run.probe import resolve
+from conformance.run.trials import trials
+from conformance.run.worker import loaded
+
+USUAL = 60.0
+"""Seconds for a program where no trial took long."""
+
+KINDS = ("opinfos", "steps")
+SHARE = {"opinfos": 0.7, "steps": 1.0}
+"""Of the time, when the trials of a kind end, so that a slow device leaves some for the steps."""
+
+
+@dataclass
+class Found:
+    """What was found of the target of this spec; `trials` by the name in a profile and what they are of."""
+
+    spec: str
+    probe: Probe | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    trials: dict[tuple[str, str], Trial] = field(default_factory=dict)
+
+    def of(self, outcome: Outcome) -> list[Trial]:
+        """The trials with this outcome."""
+        return [trial for trial in self.trials.values() if trial.outcome is outcome]
+
+    def profile(self, environment: Mapping[str, str], memory: float, file: Path) -> Profile:
+        """The profile that says so."""
+        by_operator: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: {kind: [] for kind in KINDS})
+        for (kind, _), trial in self.trials.items():
+            if trial.outcome is Outcome.LACKING:
+                by_operator[trial.operator][kind].append(trial)
+        missing = []
+        for operator, kinds in sorted(by_operator.items()):
+            names: dict[str, Any] = {kind: tuple(sorted(trial.name for trial in made)) for kind, made in kinds.items()}
+            said = next(trial.said for made in kinds.values() for trial in made)
+            missing.append(Missing(operator, **names, said=said))
+        kind, _, argument = self.spec.partition(":")
+        name, *parts = argument.split(",") if kind in ("device", "compile") else [argument]
+        given = dict(part.partition("=")[::2] for part in parts)
+        slowest = max((trial.seconds for trial in self.trials.values()), default=0.0)
+        return Profile(
+            kind,
+            name,
+            {key: given[key] for key in OPTIONS if key in given},
+            environment,
+            tuple(sorted(self.probe.lacks)) if self.probe else (),
+            self.probe.dtypes if self.probe else None,
+            tuple(missing),
+            seconds=max(USUAL, float(math.ceil(2 * slowest))),
+            memory=memory,
+            file=file,
+        )
+
+
+def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console) -> Found:
+    """Probe the target and try everything once, for at most so many seconds. Raises TargetError, and Stopped."""
+    begin = time.monotonic()
+    full, probe = resolve(spec, limits)
+    declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
+    found = Found(spec, probe)
+    pool = LocalPool(full, limits, jobs, [*of_opinfo.MODULES, *of_step.MODULES])
+    try:
+        try:
+            found.environment = pool.ask(environment, full)
+            opinfos = pool.ask(of_opinfo.names, full)
+        except WorkerDied as died:
+            raise unusable(spec, died.death) from None
+        steps = [name for name, op in OPS.items() if not {name, op.family} & declared]
+        todo = {"opinfos": [of_opinfo.task(full, name) for name in opinfos],
+                "steps": [of_step.task(full, name) for name in steps]}  # fmt: skip
+        for kind in KINDS:
+            console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
+            last = time.monotonic()
+            left = SHARE[kind] * seconds - (time.monotonic() - begin)
+            for trial in trials(pool, spec, todo[kind], max(left, 1.0)):
+                found.trials[kind, trial.name] = trial
+                if trial.outcome is Outcome.DIED:
+                    console.print(f"{trial.name} {escape_control_characters(trial.said)}")
+                if time.monotonic() - last >= 10:
+                    last = time.monotonic()
+                    lacking = len(found.of(Outcome.LACKING))
+                    console.print(f"{len(found.trials)} tried, {lacking} without a kernel")
+    finally:
+        pool.close()
+    return found
+
+
+def environment(spec: str) -> dict[str, str]:
+    """In a worker: what the target runs on. As plain text, since torch's version is an object."""
+    return {name: str.__str__(text) for name, text in loaded(spec).environment().items()}
+
+
+def _not_drawn(probe: Probe) -> frozenset[str]:
+    from conformance.core.features import FEATURES
+
+    return frozenset(step for name in probe.lacks for step in FEATURES[name].steps)

@@ -1,0 +1,33 @@
+"""The table of operators that a target's profile declares lacking, in the terminal: the most missed first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.core.lacking import Lacking
+from conformance.report.escape import escape_control_characters
+
+LISTED = 25
+"""So many rows in the terminal; a report has all."""
+
+
+def show(console: Console, rows: Sequence[Lacking]) -> None:
+    """Print the table, if there is anything in it."""
+    if not rows:
+        return
+    table = Table(title="Lacking, and so not run", title_justify="left", box=box.SIMPLE)
+    for head in ("operator", "cases", "steps", "used by"):
+        table.add_column(head, justify="right" if head == "cases" else "left", no_wrap=head == "operator")
+    for row in rows[:LISTED]:
+        steps = ", ".join(row.steps)
+        table.add_row(*map(Text, (escape_control_characters(row.operator), str(row.cases or ""), steps, row.used)))
+    console.print(table)
+    rest = rows[LISTED:]
+    if rest:
+        cases, count = sum(row.cases for row in rest), sum(len(row.steps) for row in rest)
+        console.print(f"and {len(rest)} more operators, with {cases} op_db cases and {count} steps")

@@ -1,0 +1,75 @@
+"""What the dispatcher's tables say of a key: Vulkan has no kernel in torch's own builds, the CPU has nearly all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.core import torch_compat
+from conformance.core.attempt import named, not_implemented
+from conformance.core.kernel_tables import Kernel, backend_key, kernel_of
+from conformance.core.observation import Raised
+
+
+@pytest.mark.parametrize(
+    ("operator", "key", "kernel"),
+    [
+        ("aten::add.out", "CPU", Kernel.OWN),
+        ("aten::add.out", "Vulkan", Kernel.NONE),
+        ("aten::add.Tensor", "Vulkan", Kernel.NONE),
+        ("aten::squeeze", "Vulkan", Kernel.COMPOSITE),
+        ("aten::matmul", "Vulkan", Kernel.COMPOSITE),
+        ("aten::no_such_operator", "Vulkan", None),
+    ],
+)
+def test_kernel_of(operator: str, key: str, kernel: Kernel | None) -> None:
+    assert kernel_of(operator, key) is kernel
+
+
+def test_a_structured_operator_runs_by_its_out_form() -> None:
+    """The tables of a device that registers add.out alone have nothing for add.Tensor, which runs all the same; its
+    in-place form does, too."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("erfinv.out", lambda x, *, out: out, "Vulkan")
+        assert kernel_of("aten::erfinv", "Vulkan") is Kernel.STRUCTURED
+        assert kernel_of("aten::erfinv_", "Vulkan") is Kernel.STRUCTURED
+    finally:
+        library._destroy()
+    assert kernel_of("aten::erfinv", "Vulkan") is Kernel.NONE
+
+
+@pytest.mark.parametrize(
+    ("operator", "out"),
+    [
+        ("aten::add.Tensor", "aten::add.out"),
+        ("aten::add_.Tensor", "aten::add.out"),
+        ("aten::sum.dim_IntList", "aten::sum.IntList_out"),
+        ("aten::sort.stable", "aten::sort.values_stable"),
+        ("aten::view", ""),
+    ],
+)
+def test_out_form(operator: str, out: str) -> None:
+    assert torch_compat.out_form(operator) == out
+
+
+def test_keys() -> None:
+    """Of a wrapper on the meta device, and of torch CPU with something around it, the tables say nothing."""
+    assert backend_key(torch.ones(1)) is None
+    assert backend_key(torch.ones(1, device="meta")) == "Meta"
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks", "operator"),
+    [
+        (NotImplementedError("Could not run 'aten::sum.IntList_out' with arguments"), True, "aten::sum.IntList_out"),
+        (RuntimeError("Operator with name aten.prod.default has no lowering"), True, "aten::prod"),
+        (RuntimeError("\"addmv\" not implemented for 'Bool'"), True, ""),
+        (RuntimeError("as_strided: storage_offset is required"), False, ""),
+        (ValueError("aten::add got the wrong shape"), False, "aten::add"),
+    ],
+)
+def test_what_an_error_says(error: Exception, lacks: bool, operator: str) -> None:
+    """It is a witness only, and never enough by itself."""
+    assert not_implemented(Raised.of(error)) is lacks
+    assert named(str(error)) == operator

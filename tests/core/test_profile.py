@@ -1,0 +1,155 @@
+"""A profile is read as it was written; a misspelt word is one sentence with the file, the line and the nearest name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.core import profile as profiles
+from conformance.core.errors import TargetError
+from conformance.core.loading import describe_target, load_target
+from conformance.core.profile import Missing, Profile
+from conformance.core.result import file_name
+from conformance.program.steps.table import OPS
+from conformance.program.unsupported import unsupported_steps
+
+PLAIN = """[target]
+kind = "device"
+name = "cpu"
+lacks = ["set_"]
+dtypes = ["float32", "bool"]
+
+[environment]
+CONFORMANCE_ODD = "1"
+
+[limits]
+seconds = 30
+
+[[lacking]]
+operator = "aten::neg.out"
+opinfos = ["neg"]
+steps = ["neg", "neg_"]
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("CONFORMANCE_ODD", raising=False)
+    path = tmp_path / "odd.toml"
+    path.write_text(PLAIN)
+    return path
+
+
+class TestRead:
+    def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+        """All that a profile can say, with characters that TOML escapes and a list of several lines."""
+        missing = (
+            Missing("aten::a", ("x", "y"), (), 'he said "no" \x7f'),
+            Missing("aten::b", (), tuple("abcdefghijk" * 3)),
+        )
+        made = Profile(
+            "device", "odd", {"import": "m", "call": "f.g"}, {"A": "1=2"}, ("set_",), ("bool",), missing, 1.5
+        )
+        path = tmp_path / "p.toml"
+        path.write_text(profiles.dumps(made, ["about it"]))
+        read = profiles.load(path)
+        assert [entry.line for entry in read.lacking] == [
+            at for at, line in enumerate(path.read_text().splitlines(), 1) if line == "[[lacking]]"
+        ]
+        assert read == Profile(**{**vars(made), "lacking": read.lacking, "file": path})
+        assert [vars(entry) | {"line": 0} for entry in read.lacking] == [vars(entry) for entry in missing]
+        assert read.spec == "device:odd,import=m,call=f.g"
+
+    @pytest.mark.parametrize(
+        ("old", "new", "said"),
+        [
+            ("seconds = 30", "second = 30", "line 11: unknown key 'second'; did you mean seconds?"),
+            ("[limits]", "[limit]", "line 10: only [target] and [environment] and [limits] and [[lacking]] entries"),
+            ('kind = "device"', 'kind = "devise"', "line 1: there is no kind of target 'devise'; did you mean device?"),
+            ('"float32", "bool"', '"float23"', "line 5: unknown name 'float23' in 'dtypes'; did you mean float"),
+            ('name = "cpu"', "", "line 1: a target of kind 'device' needs a 'name'"),
+            ("seconds = 30", "seconds = 0", "line 10: 'seconds' must be a number above 0"),
+            ('operator = "aten::neg.out"', "", "line 13: an entry needs an 'operator'"),
+            ("[target]", "[[target]]", "'target' must be written as [target]"),
+            ('"1"', "1", "line 7: 'CONFORMANCE_ODD' must be a non-empty string"),
+            ("[limits]", "[limits", "is not valid TOML"),
+            (PLAIN, "", "has no [target] table"),
+            ('lacks = ["set_"]', 'lacks = ["set"]', "line 4: unknown name 'set' in 'lacks'; did you mean set_?"),
+            ('"neg_"]', '"negg_"]', "line 16: unknown name 'negg_' in 'steps'; did you mean neg_"),
+        ],
+    )
+    def test_a_typo_is_one_sentence(self, written: Path, old: str, new: str, said: str) -> None:
+        """A misspelt word would declare something else in silence."""
+        assert old in PLAIN
+        written.write_text(PLAIN.replace(old, new))
+        with pytest.raises(TargetError) as caught:
+            unsupported_steps(describe_target(str(written)))
+        assert said in str(caught.value)
+        assert str(written) in str(caught.value) and "\n" not in str(caught.value)
+
+    def test_no_file_says_how_to_write_one(self) -> None:
+        with pytest.raises(TargetError, match=r"there is no profile missing.toml: write it with conformance init"):
+            describe_target("missing.toml")
+
+
+class TestTarget:
+    def test_it_is_the_device_without_what_it_lacks(self, written: Path) -> None:
+        """Features, dtypes and steps are those of the profile, and no probe asks for more."""
+        target = load_target(str(written))
+        assert target.device.type == "cpu" and target.spec == str(written) and not target.probed
+        assert target.lacks == {"set_"} and target.dtypes == {torch.float32, torch.bool}
+        assert {"neg", "neg_", "set_view_"} <= {*unsupported_steps(target)} and "abs" in OPS
+        assert torch.equal(target.send(torch.ones(3)[1:]), torch.ones(2))
+        assert target.script() == "import os\nos.environ['CONFORMANCE_ODD'] = '1'\nDEVICE = 'cpu'"
+
+    def test_variables_are_set_before_the_import(self, tmp_path: Path) -> None:
+        """Here and in the processes that are started from then on; torch itself is not imported for it."""
+        (tmp_path / "wants.py").write_text("import os\nassert os.environ['ODD'] == '1', 'too late'\n")
+        (tmp_path / "conformance.toml").write_text(
+            '[target]\nname = "cpu"\nimport = "wants"\n[environment]\nODD = "1"\n'
+        )
+        code = (
+            "import sys; from conformance.run.probe import resolve; from conformance.run.messages import Limits\n"
+            "assert resolve('conformance.toml', Limits())[1] is None and 'torch' not in sys.modules\n"
+            "from conformance.core.loading import load_target; print(load_target('conformance.toml').device)"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.stdout == "cpu\n", ran.stderr
+
+    def test_its_name_is_the_file_s(self) -> None:
+        """Expectations and baselines of profiles/xla.toml are those of xla."""
+        assert file_name("profiles/xla.toml") == "xla"
+
+    def test_what_to_delete(self, written: Path) -> None:
+        said = profiles.load(written).told("neg_", "steps")
+        assert said == f"{written}, line 13: delete the [[lacking]] entry of aten::neg.out, or on line 16 'neg_' alone"
+
+
+class TestCommands:
+    def test_the_usual_target_is_the_profile_in_the_folder(
+        self, written: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(written.parent)
+        assert profiles.usual(None, "tiny") == "tiny"
+        written.rename("conformance.toml")
+        assert profiles.usual(None, "tiny") == "conformance.toml"
+        assert profiles.usual("cpu", "tiny") == "cpu"
+
+    def test_limits(self, written: Path) -> None:
+        """What is given goes before what the profile says, and that before what is usual."""
+        assert profiles.limit(str(written), "seconds", None, 60) == 30
+        assert profiles.limit(str(written), "seconds", 5, 60) == 5
+        assert profiles.limit(str(written), "memory", None, 8) == 8
+        assert profiles.limit("cpu", "seconds", None, 60) == 60

@@ -1,0 +1,45 @@
+"""Functions that register a device, as `device:cpu,import=odd_devices,call=...`, and do something odd beside it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+
+
+def hangs() -> None:
+    """At loading."""
+    time.sleep(1_000)
+
+
+def hangs_at_the_first_tensor() -> None:
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(1_000)
+
+    torch.empty = empty  # type: ignore[assignment]
+
+
+def hangs_at_exit() -> None:
+    atexit.register(time.sleep, 1_000)
+
+
+def prints_all_the_time() -> None:
+    def prints() -> None:
+        while True:
+            os.write(1, b"what a device prints\n")
+            time.sleep(0.001)
+
+    threading.Thread(target=prints, daemon=True).start()
+
+
+def ends_its_process() -> None:
+    os._exit(3)
+
+
+def wants_a_variable() -> None:
+    if os.environ.get("ODD_DEVICE") != "1":
+        raise RuntimeError("set ODD_DEVICE=1")

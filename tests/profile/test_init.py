@@ -1,0 +1,161 @@
+"""`conformance init`: what a device lacks is told apart from what it does wrong, and each odd device is one
+sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from conformance.core import profile as profiles
+from conformance.core.lacking import Outcome, Trial
+from conformance.fuzzing import trial as of_step
+from conformance.opinfo import trial as of_opinfo
+from conformance.profile import init
+from conformance.run.messages import Limits
+from conformance.run.pool import LocalPool
+from conformance.run.trials import trials
+
+ROOT = Path(__file__).parent.parent.parent
+PLANTED = ROOT / "tests" / "planted"
+ODD = "device:cpu,import=odd_devices,call="
+
+
+def conformance(folder: Path, *words: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    """The installed command in a folder, where the planted modules lie on the path."""
+    path = os.pathsep.join([str(PLANTED), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "conformance", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+class TestTrials:
+    def test_each_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Lacking is a not-implemented error alone; a wrong error, a crash and a hang are findings, and the next trial
+        runs all the same."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec = "class:planted.PlantedTarget"
+        limits = Limits(unit=5, compiling=5, memory=4, grace=1)
+        names = ("exp", "tan", "atan", "acosh", "log")
+        with LocalPool(spec, limits, 1, of_opinfo.MODULES) as pool:
+            made = {t.name: t for t in trials(pool, spec, [of_opinfo.task(spec, name) for name in names], 100)}
+        assert {name: trial.outcome for name, trial in made.items()} == {
+            "exp": Outcome.LACKING, "tan": Outcome.FAILS, "atan": Outcome.DIED, "acosh": Outcome.DIED,
+            "log": Outcome.WORKS,
+        }  # fmt: skip
+        assert made["exp"].operator == "aten::exp" and "has no kernel" in made["exp"].said
+        assert made["atan"].said == "killed its process with SIGSEGV" and "gave no answer in 5 s" in made["acosh"].said
+
+    def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
+        """A device of torch's own with a kernel that raises NotImplementedError: the tables say that it is there."""
+        from conformance.core.attempt import without_kernel
+        from conformance.core.loading import load_target
+
+        tiny = load_target("tiny")
+        assert not without_kernel("aten::add.Tensor", tiny)
+        assert without_kernel("aten::_flash_attention_forward", tiny)
+
+    def test_kernels_that_take_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What time did not suffice for is told as not tried, so that nothing is declared of it."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec, names = "class:slow_device.SlowTarget", ("neg", "abs", "clone", "add_", "mul_", "exp", "sin")
+        begin = time.monotonic()
+        with LocalPool(spec, Limits(unit=60), 1, of_step.MODULES) as pool:
+            pool.ask(os.getpid)  # loaded
+            made = {t.name: t for t in trials(pool, spec, [of_step.task(spec, name) for name in names], 12)}
+        assert time.monotonic() - begin < 60
+        assert made["neg"].outcome is Outcome.WORKS and made["neg"].seconds > 5
+        assert made["sin"] == Trial("sin", Outcome.UNTRIED, said="12 s were over")
+
+    def test_every_step_has_a_program(self) -> None:
+        """A step without one could never be declared lacking."""
+        assert not [name for name in init.OPS if of_step.program_with(name, ("float32", "int64", "complex64")) is None]
+
+
+class TestFound:
+    def test_one_entry_an_operator(self) -> None:
+        """What needs the same operator is in one entry; what fails or dies is in none."""
+        found = init.Found("device:odd,import=m,call=f", trials={
+            ("opinfos", "b"): Trial("b", Outcome.LACKING, "aten::x", "no", 50),
+            ("opinfos", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
+            ("steps", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
+            ("steps", "c"): Trial("c", Outcome.FAILS, "aten::y", "no"),
+            ("steps", "d"): Trial("d", Outcome.DIED),
+        })  # fmt: skip
+        made = found.profile({"A": "1"}, 8, Path("p.toml"))
+        assert made.lacking == (profiles.Missing("aten::x", ("a", "b"), ("a",), "no"),)
+        assert made.spec == "device:odd,import=m,call=f" and made.environment == {"A": "1"}
+        assert made.seconds == 100  # twice what the slowest took
+
+
+class TestOddDevices:
+    """Each is one sentence or does no harm, and no file is written that says less than was asked for."""
+
+    @pytest.mark.parametrize(
+        ("target", "more", "said"),
+        [
+            ("device:cpu,import=broken_device", (), "ImportError: libodd.so.1: cannot open shared object file"),
+            ("device:odd,import=odd_devices", (), "torch knows no device 'odd' after the import: it knows cpu, "),
+            (f"{ODD}hang", (), "has no function 'hang'; did you mean hangs"),
+            (f"{ODD}hangs", ("--starting", "8"), "did not load in "),
+            (f"{ODD}hangs_at_the_first_tensor", ("--starting", "8"), "did not load in "),
+            (f"{ODD}ends_its_process", (), "ends the process that loads it"),
+            (f"{ODD}wants_a_variable", (), "RuntimeError: set ODD_DEVICE=1"),
+        ],
+    )
+    def test_one_that_cannot_be_loaded(self, tmp_path: Path, target: str, more: tuple[str, ...], said: str) -> None:
+        ran = conformance(tmp_path, "init", "--target", target, *more)
+        assert ran.returncode == 2 and said in ran.stderr, ran.stderr
+        last = ran.stderr.splitlines()[-1]
+        assert last.startswith("conformance init: ") and said in last
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("call", ["hangs_at_exit", "prints_all_the_time", "wants_a_variable"])
+    def test_one_that_can(self, tmp_path: Path, call: str) -> None:
+        """What it prints is no answer of the command, what it waits for at its end keeps nobody waiting."""
+        words = ("init", "--target", f"{ODD}{call}", "--env", "ODD_DEVICE=1", "--minutes", "0.05")
+        ran = conformance(tmp_path, *words)
+        assert ran.returncode == 0, ran.stderr
+        assert "what a device prints" not in ran.stdout
+        assert "had no time, so nothing is declared of them: give more --minutes" in ran.stdout
+        made = profiles.load(tmp_path / "conformance.toml")
+        assert made.spec == f"{ODD}{call}" and made.environment == {"ODD_DEVICE": "1"} and made.lacks == ()
+        assert "float32" in (made.dtypes or ())
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--target", "cpu", "--output", "there.toml"), "there.toml is there already; give --force"),
+            (("--target", "cpu", "--output", "it.txt"), "must end in .toml"),
+            (("--target", "there.toml"), "is a profile; give the target itself"),
+            (("--target", "cpu", "--env", "A"), "--env A is not understood: write --env NAME=VALUE"),
+            (("--target", "cpu", "--minutes", "0"), "--minutes must be above 0"),
+        ],
+    )
+    def test_bad_usage(self, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+        """An old profile stays as it was."""
+        (tmp_path / "there.toml").write_text("old")
+        ran = conformance(tmp_path, "init", *words)
+        assert (ran.returncode, ran.stdout) == (2, "") and said in ran.stderr
+        assert len(ran.stderr.splitlines()) == 1
+        assert (tmp_path / "there.toml").read_text() == "old"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_whole_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch CPU lacks nothing that torch CPU has."""
+    found = init.investigate("device:cpu", Limits(memory=8), 2, 800, Console(quiet=True))
+    assert not found.of(Outcome.LACKING) and not found.of(Outcome.DIED) and not found.of(Outcome.FAILS)
+    assert len(found.of(Outcome.WORKS)) > 850
