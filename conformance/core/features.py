@@ -86,12 +86,18 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
         chain = view_source(host, size, stride, offset)
+        made: torch.Tensor | None = None
         # A device may refuse one kind of view and have the others: what it refuses as a step is a finding there.
         with contextlib.suppress(Exception):
             if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
-                made: torch.Tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
-                return made.detach() if "data" in lacks else made.data
-    if alone and _fills_its_storage(like):
+                made = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
+        with contextlib.suppress(Exception):
+            if made is None and "unfold" not in lacks:
+                made = unfolded(typed, size, stride, offset)
+        if made is not None:
+            return made.detach() if "data" in lacks else made.data
+    # A copy is the same memory only without cells beside the view, and without cells that several elements share.
+    if alone and flat.numel() * flat.element_size() == like.numel() * like.element_size():
         plain = like.detach().resolve_conj().resolve_neg()
         plain = (plain.contiguous() if "strides_kept" in lacks else plain).to(flat.device, copy=True)
         geometry = (tuple(plain.size()), tuple(plain.stride()), plain.storage_offset())
@@ -99,11 +105,6 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
             return plain
     shared = "" if alone else " that shares memory with another input"
     raise LayoutUnavailable(f"a tensor of size {size}, strides {stride} and offset {offset}{shared}")
-
-
-def _fills_its_storage(tensor: torch.Tensor) -> bool:
-    """Whether a copy has the same memory: neither cells beside the view nor cells that several elements share."""
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def unfolded(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor | None:

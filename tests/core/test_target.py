@@ -147,8 +147,8 @@ class TestLoadTarget:
             ("cpu:without=storage", "the unknown feature 'storage': choose from storages, data_ptr"),
             ("device:", "write device:NAME"),
             ("device:cuda,module=x", "write device:NAME"),
-            ("device:nonsense", "no usable device 'nonsense'"),
-            ("device:cpu,import=no_such_module", "cannot be imported"),
+            ("device:nonsense", "torch knows no device 'nonsense': it knows cpu, "),
+            ("device:cpu,import=no_such_module", "fails: ModuleNotFoundError"),
         ],
     )
     def test_a_bad_spec_is_one_sentence(self, spec, message):
