@@ -124,4 +124,5 @@ def from_signature(signature: str, kind: str = "") -> Finding:
 def from_title(text: str) -> Finding:
     """A finding of this title, which may be a signature, or a cause as `cause_text` writes it."""
     made, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
-    return dataclasses.replace(made, property=words[0], op=words[1]) if words[0] in PROPERTIES and words[1:] else made
+    is_cause = len(words) == 2 and words[0] in PROPERTIES
+    return dataclasses.replace(made, property=words[0], op=words[1]) if is_cause else made

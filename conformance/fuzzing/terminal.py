@@ -28,12 +28,13 @@ MOST_SIGNATURES = 5
 
 def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console, where: str) -> None:
     """Print the findings, the worst first, and the totals behind `where`, the line that says how far it came."""
-    groups, shown, stopped = {group.finding.group: group for group in running.distinct()}, 0, made.stopped_at_inputs
+    groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
+    shown, stopped = 0, made.stopped_at_inputs
     if stopped is not None:
         console.print(escape_control_characters(sentences.at_inputs(made, stopped)))
     for result in made.listed:
         found = result.finding
-        group = groups.get(found.signature) if found else None
+        group = groups.get(found.title()) if found else None
         if found is None or result.outcome is Outcome.XFAIL:
             continue
         if group is None:

@@ -60,7 +60,8 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     op = OPS.get(step.op)
     name = op.call if op is not None and op.family == "errors" else step.op
     if verdict.lazy_only:
-        return Cause(wrong, f"only together, up to {name}")
+        family = op.family if op is not None else name  # which write came last is chance
+        return Cause(wrong, f"only together, up to {family}")
     if op is None or wrong not in ("value", "aliasing", "error"):
         return Cause(wrong, name)
     written = _written(op, step)
@@ -75,8 +76,8 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
 
 
 def _worst(program: Program, verdict: Verdict) -> Mismatch:
-    """The difference that says most of what is wrong at the first wrong step: a result that is no view of what it should
-    be has another offset, too."""
+    """The difference that says most of what is wrong at the first wrong step: a result that is a copy where it should
+    be a view has another offset, too."""
     only = (verdict.cause,) if verdict.cause and verdict.bad_step != len(program.steps) else verdict.mismatches
     return min(only, key=lambda one: TELLING.index(one.oracle) if one.oracle in TELLING else len(TELLING))
 
