@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from conformance.core import result as model
+from conformance.core.finding import FAIL
 from conformance.core.result import Outcome
 from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.plan import Plan
-from conformance.fuzzing.worker import FAIL, Finding
+from conformance.fuzzing.worker import Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 

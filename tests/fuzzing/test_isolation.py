@@ -17,7 +17,6 @@ from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.plan import Plan, Shard
-from conformance.fuzzing.results import run_of
 from conformance.fuzzing.worker import Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
@@ -162,17 +161,6 @@ class TestDeaths:
         [one] = findings(tmp_path)
         assert (one["kind"], one["signature"], one["count"]) == ("HARNESS", "harness / RuntimeError: no verdict", 8)
         assert "in oracles" in one["mismatch"].detail
-
-
-class TestRank:
-    def test_deaths_are_listed_first(self, tmp_path):
-        """A crash of one program comes before a wrong value in many."""
-        running = Campaign(Plan("cpu", reports=tmp_path))
-        for kind, count in (("FAIL", 9), ("CRASH", 1), ("FLAKY", 3), ("HARNESS", 2)):
-            finding = Finding(kind, 0, 0, kind, PROGRAM)
-            running.groups[kind] = Group(finding, set(range(count)), {kind})
-        assert [group.finding.kind for group in running.ranked()] == ["CRASH", "HARNESS", "FAIL", "FLAKY"]
-        assert {one.finding.kind for one in run_of(running).findings} == {"CRASH", "HARNESS", "FAIL", "FLAKY"}
 
 
 class TestParts:
