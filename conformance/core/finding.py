@@ -56,8 +56,8 @@ def property_of(oracle: str, expected: str, actual: str, detail: str = "") -> st
 
 
 def severity_of(wrong: str) -> int:
-    """The rank of a property, 0 the worst."""
-    return next((rank for rank, row in enumerate(SEVERITY) if wrong in row), len(SEVERITY))
+    """The rank of a property, 0 the worst; a fault of the harness itself is looked at first, too."""
+    return 0 if wrong == "harness" else next((rank for rank, row in enumerate(SEVERITY) if wrong in row), len(SEVERITY))
 
 
 @dataclass(frozen=True)
