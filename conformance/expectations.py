@@ -16,6 +16,7 @@ from conformance.core import names as known_names
 from conformance.core import result as model
 from conformance.core.errors import ReportError, UserError
 from conformance.core.expectations import OP_DB, findings, load
+from conformance.core.finding import from_title
 from conformance.core.names import nearest
 
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("check", help="see whether every name in the file exists")
     explainer = commands.add_parser("explain", help="say what is declared for an op or a case id")
     explainer.add_argument("case", help="an op's full name, an id such as add::float32::forward::as_sampled, "
-                           "or a signature such as 'value / copy_ / gaps'")  # fmt: skip
+                           "a cause such as 'value / copy_', or a signature, 'value / copy_ / gaps'")  # fmt: skip
     options = parser.parse_args(arguments)
     path = options.file or expectations.path_for(options.target)
     try:
@@ -103,9 +104,7 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
 
 
 def _explain_finding(signature: str, path: Path) -> int:
-    from conformance.fuzzing.results import finding_of
-
-    found = [known for known in findings(path) if known.describes(finding_of(signature))]
+    found = [known for known in findings(path) if known.describes(from_title(signature))]
     for known in found:
         seed = f" of seed {known.seed}" if known.seed is not None else ""
         when = f"program {known.program}" if known.program else f"{known.programs} programs{seed}"

@@ -19,20 +19,23 @@ from conformance.core.errors import ReportError
 from conformance.core.names import nearest
 from conformance.core.result import RERUN, Finding, Outcome, Result, Run
 
-PARTS = ("oracle", "step", "layout", "error", "kind", "first_wrong_step")
+PARTS = ("property", "op", "oracle", "step", "layout", "error", "kind", "first_wrong_step")
 """What an entry matches by, each a glob."""
 KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
 
 
 @dataclass(frozen=True)
 class KnownFinding(Entry):
-    """Findings whose signature's parts match the globs: `oracle`, `step` and `layout` as the signature has them, the
-    `error`'s type and text, the `kind`, and the op of the `first_wrong_step`, which a signature may leave out.
+    """Findings whose cause matches the globs `property` and `op`, and one of whose signatures the others: `oracle`,
+    `step` and `layout` as a signature has them, the `error`'s type and text, the `kind`, and the op of the
+    `first_wrong_step`, which a signature may leave out.
 
     It must show in a campaign of at least `programs` programs, of this `seed` where one is given, drawn with these
     `options`; with `program`, a glob, in every run of a saved program of that name, and in no other."""
 
     reason: str
+    property: str = "*"
+    op: str = "*"
     oracle: str = "*"
     step: str = "*"
     layout: str = "*"
@@ -57,8 +60,11 @@ class KnownFinding(Entry):
         return self.holds and finding.kind in KINDS and (named or not self.program) and self.describes(finding)
 
     def describes(self, finding: Finding) -> bool:
-        """Whether the parts of a finding's signature match, whatever showed it."""
-        return all(fnmatch.fnmatchcase(getattr(finding, part), getattr(self, part)) for part in PARTS)
+        """Whether the cause and the parts of one of a finding's signatures match, whatever showed it."""
+        return any(
+            all(fnmatch.fnmatchcase(getattr(seen, part), getattr(self, part)) for part in PARTS)
+            for seen in finding.seen_as()
+        )
 
     def due(self, run: Run) -> bool:
         """Whether a finding that it declares must be in the run."""
@@ -98,7 +104,7 @@ def apply(run: Run, entries: Sequence[KnownFinding], file: Path | str) -> Run:
 
 def _unmet(known: KnownFinding) -> Result:
     parts = {name: getattr(known, name) for name in PARTS}
-    finding = Finding(f"declared: {known}", **{**parts, "kind": "XPASS"}, count=0)
+    finding = Finding(f"declared: {known}", **{**parts, "kind": "XPASS", "property": "", "op": ""}, count=0)
     reason = f"line {known.line} declares it, and no program showed it: {known.reason}"
     return Result(known.step, "", "program", known.layout, Outcome.XPASS, reason=reason, finding=finding)
 
@@ -114,12 +120,12 @@ def update(entries: Sequence[KnownFinding], run: Run, reason: str = "") -> tuple
         finding = result.finding
         if finding and finding.count and finding.kind in KINDS and result.outcome in RERUN:
             kept.append(_for(result, finding, run, reason))
-            done.append(f"added: {finding.signature}")
+            done.append(f"added: {finding.title()}")
     return kept, done
 
 
 def _for(result: Result, finding: Finding, run: Run, reason: str) -> KnownFinding:
-    names = ("oracle", "step", "layout", "error", "kind")
+    names = ("property", "op", "kind") if finding.property else ("oracle", "step", "layout", "error", "kind")
     parts: dict[str, Any] = {name: _literal(text) for name in names if (text := getattr(finding, name))}
     reason = reason or unexplained(result)
     if finding.first is None:

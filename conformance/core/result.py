@@ -24,6 +24,7 @@ from conformance.core import plain
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
+from conformance.core.finding import MOVE, Finding, property_of, severity_of
 from conformance.core.lacking import Lacking
 from conformance.core.names import without_features
 
@@ -79,30 +80,6 @@ class Failure:
         return f"{self.oracle} of {self.where}: expected {self.expected}, got {self.actual}{detail}"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One distinct finding of drawn programs: the parts of its signature, and the programs that showed it.
-
-    `count` is how many programs did, 0 for a declared finding that did not show; `first` the smallest number of a drawn
-    one, `saved` the names of saved ones. `program` is the number and `steps` the length of its smallest program.
-    `elsewhere` says what becomes of it on each related target, which tells whose bug it is."""
-
-    signature: str
-    kind: str = "FAIL"
-    count: int = 1
-    first: int | None = None
-    program: int | None = None
-    steps: int | None = None
-    saved: tuple[str, ...] = ()
-    oracle: str = ""
-    step: str = ""
-    layout: str = ""
-    error: str = ""
-    first_wrong_step: str = ""
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
-    WRITTEN: ClassVar = ("kind", "count")
-
-
 class Named:
     """What has an op, overload, dtype, variant and layout has a name and an id."""
 
@@ -119,10 +96,10 @@ class Named:
 
     @cached_property
     def id(self) -> str:
-        """Unique within a run: of a case `add::float32::forward::as_sampled`, of a finding `program::SIGNATURE`."""
+        """Unique within a run: of a case `add::float32::forward::as_sampled`, of a finding `program::CAUSE`."""
         finding = getattr(self, "finding", None)
         if finding is not None:
-            return f"program::{finding.signature}"
+            return f"program::{finding.title()}"
         return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
 
 
@@ -193,28 +170,16 @@ class Result(Named):
         return self.replace(outcome=Outcome.FLAKY, reason=reason)
 
 
-# Oracles from the worst that a target can do to the least; what is in no row comes last.
-SEVERITY = (
-    ("crash", "timeout", "memory", "device"),
-    ("alias", "storage", "version"),
-    ("value", "grad"),
-    ("structure", "dtype", "shape", "stride", "storage_offset", "contiguity"),
-    ("error",),
-    ("message",),
-)
-
-
 def severity(result: Result) -> tuple[int, int, str]:
-    """The order in which findings are listed: crashes, memory and aliasing, wrong values, metadata, missing errors,
-    wording, all else; then the most programs first."""
-    oracles = (result.finding.oracle,) if result.finding else result.oracles
-    ranks = [rank for oracle in oracles for rank, row in enumerate(SEVERITY) if oracle in row]
-    worst = min(ranks, default=len(SEVERITY))
-    if oracles and SEVERITY[worst : worst + 1] == (("error",),):
-        raised = [failure for failure in result.failures if failure.oracle == "error"]
-        # Both raised: they differ in type or text only.
-        worst += all("no error" not in (failure.expected, failure.actual) for failure in raised) and bool(raised)
-    return worst, -result.finding.count if result.finding else 0, result.id
+    """The order in which findings are listed: that of `finding.SEVERITY`; then the most programs first."""
+    finding = result.finding
+    seen = [property_of(one.oracle, one.expected, one.actual, one.detail) for one in result.failures]
+    if finding and finding.property:
+        seen = [finding.property]
+    elif finding and finding.oracle != "error":
+        seen = [property_of(finding.oracle, "", "")]
+    ranks = [severity_of(wrong) for wrong in seen]
+    return min(ranks, default=severity_of("")), -finding.count if finding else 0, result.id
 
 
 def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrupted: int = 0) -> int:
@@ -272,6 +237,20 @@ class Run:
     def findings(self) -> list[Result]:
         """The findings of drawn programs, worst first."""
         return sorted((result for result in self.results if result.finding), key=severity)
+
+    @property
+    def stopped_at_inputs(self) -> Result | None:
+        """The finding that every program is, in the same way, at the move of its inputs: nothing else was seen."""
+        programs = self.drawn.compared if self.drawn else 0
+        all_alike = (one for one in self.findings if one.finding and one.finding.op == MOVE
+                     and one.finding.count == programs and one.outcome in UNEXPECTED)  # fmt: skip
+        return next(all_alike, None)
+
+    @property
+    def listed(self) -> list[Result]:
+        """The findings that are shown one by one, worst first: none that a sentence at the top says all of."""
+        stopped = self.stopped_at_inputs
+        return [result for result in self.findings if result is not stopped]
 
     @property
     def unexpected(self) -> list[Result]:

@@ -2,8 +2,8 @@
 
 The key insight: a shard is a pure function of its seed and numbers, so a shard whose worker died is run again from the
 program after the one that killed it, and the result does not depend on how many workers there are. Groups are by
-signature: a campaign shows several distinct bugs, each once and small, not one bug a hundred times. All that a campaign
-leaves on disk bears its name, so that what is resumed is its own and nothing else.
+signature until one program of each is small, then by cause: a campaign shows several distinct bugs, each once and
+small, not one bug a hundred times. All that it leaves on disk bears its name, so that what is resumed is its own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from conformance.core.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.core.loading import describe_target
+from conformance.core.names import without_features
 from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
-from conformance.fuzzing.isolation import Workers, found_by
+from conformance.fuzzing.isolation import FreshWorkers, Workers, found_by
 from conformance.fuzzing.plan import HANGS, Plan, Shard, again
-from conformance.fuzzing.worker import CRASH, HARNESS, INVALID, MEMORY, TIMEOUT, Finding, Result
+from conformance.fuzzing.worker import Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
@@ -38,13 +40,15 @@ LONGEST_NAME = 90
 SHRINKING = 0.2
 """The part of `--minutes` that is kept for shrinking, once there is something to shrink."""
 
-SEVERITY = (CRASH, TIMEOUT, MEMORY, HARNESS)
-"""The kinds that are listed first, since the device, or the harness, did not survive the program."""
+KNOWN_UNSHRUNK = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
+"""The properties of which the first wrong step of a long program is that of a small one: nothing is shrunk to learn
+that a cause is known."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
-    """One distinct finding: the smallest program known, and the numbers of all programs that showed it."""
+    """One distinct finding: the smallest program known, the numbers of all programs that showed it, and the signatures
+    that they had. `shrunk`: its cause is known, and that it fails in a fresh worker, or that it is flaky."""
 
     finding: Finding
     numbers: set[int]
@@ -61,7 +65,7 @@ class Campaign:
     plan: Plan
     tell: Callable[[Campaign], None] = lambda campaign: None
     result: Result = field(default_factory=Result)
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
@@ -96,9 +100,10 @@ class Campaign:
                 self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                 self._take_found()
             # Of many groups only some are small where a campaign is ended while it shrinks.
-            for group in self.ranked():
-                if not group.shrunk and not self._late():
-                    self._shrink(workers, group)
+            with FreshWorkers(self.plan.target, self.plan.limit, self.plan.memory) as fresh:
+                for group in self.ranked():
+                    if group in self.groups and not group.shrunk and not self._late():
+                        self._shrink(workers, fresh, group)
         for relative in describe_target(self.plan.target).siblings:
             if not self._late():
                 self._compare(relative)
@@ -127,13 +132,21 @@ class Campaign:
         target = describe_target(self.plan.target)
         if target.lazy or target.transforms_program:
             return {}
-        hangs = {name.removeprefix("timeout / "): len(group.numbers) for name, group in self.groups.items()}
+        hung = [group for group in self.distinct() if group.finding.kind == TIMEOUT]
+        hangs = {group.finding.op: len(group.numbers) for group in hung}
         return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
 
     def ranked(self) -> list[Group]:
-        """The groups as they are listed: those that ended their process first, then the commonest of the others."""
-        rank = {kind: at - len(SEVERITY) for at, kind in enumerate(SEVERITY)}
-        return sorted(self.groups.values(), key=lambda one: (rank.get(one.finding.kind, 0), -len(one.numbers)))
+        """The groups as they are listed: the worst property first, then the commonest."""
+        return sorted(self.groups, key=lambda one: (severity_of(one.finding.property), -len(one.numbers)))
+
+    def distinct(self) -> list[Group]:
+        """The groups as they are reported, as ranked: those of one cause together, shrunk or not."""
+        known: dict[str, Group] = {}
+        for group in self.ranked():
+            cause = group.finding.cause() or group.finding.group
+            known[cause] = _joined(known[cause], group) if cause in known else group
+        return list(known.values())
 
     def _deadline(self, part: float = 1.0) -> float:
         """When this part of the campaign's time has passed, in seconds since the epoch; without limit, infinity."""
@@ -224,10 +237,8 @@ class Campaign:
                 untaken.append(finding)
             elif found.get("campaign") == self.name:
                 named = {finding.group, *found["found_as"]}
-                self.groups[finding.group] = Group(
-                    finding, set(found["numbers"]), named, found["shrunk"], found["elsewhere"]
-                )
-        self.groups = dict(sorted(self.groups.items(), key=lambda item: min(item[1].numbers)))
+                self.groups.append(Group(finding, set(found["numbers"]), named, found["shrunk"], found["elsewhere"]))
+        self.groups.sort(key=lambda group: min(group.numbers))
         for finding in sorted(untaken, key=lambda one: one.number):
             self.add(finding)
 
@@ -242,40 +253,64 @@ class Campaign:
 
     def add(self, finding: Finding) -> None:
         """Put a finding into its group, and on disk when it is the first there."""
-        group = next((one for one in self.groups.values() if finding.group in one.found_as), None)
+        group = next((one for one in self.groups if finding.group in one.found_as), None)
         if group is None:
-            group = self.groups[finding.group] = Group(finding, set(), {finding.group})
+            group = Group(finding, set(), {finding.group})
+            self.groups.append(group)
         group.numbers.add(finding.number)
         self._save(group)
         Shard(self.plan, finding.number, 1, self.name).found(finding.number).unlink(missing_ok=True)
 
-    def _shrink(self, workers: Workers, group: Group) -> None:
+    def _shrink(self, workers: Workers, fresh: FreshWorkers, group: Group) -> None:
+        """Make a group's program small, so that its cause is known, and put it to the group of that cause, if there is
+        one; what is of a new cause has to fail in a fresh worker, too."""
         finding = group.finding
-        if finding.kind in (INVALID, HARNESS):
+        if finding.kind in (INVALID, HARNESS) or self._of_all(group):
             return
-        try:
-            small = workers.shrink(finding, self.plan.trials, self._deadline())
-        except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
-            small = finding
-            group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
-        before = {self.path(group), self.path(group, ".json")}
-        del self.groups[finding.group]
-        same = self.groups.setdefault(small.group, group)
-        same.numbers |= group.numbers
-        same.found_as |= {*group.found_as, small.group}
-        if same is group or len(small.program.steps) < len(same.finding.program.steps):
-            same.finding = small
-        same.shrunk, group = same.shrunk or same is group, same
+        same = self._of_cause(finding) if finding.property in KNOWN_UNSHRUNK else None
+        small = finding
+        if same is None:
+            fresh.start()
+            try:
+                small = workers.shrink(finding, self.plan.trials, self._deadline(), fresh)
+                same = self._of_cause(small)
+                if same is None and small.kind == FAIL and not self._late():
+                    small = workers.confirm(finding, small, fresh, self.plan.trials, self._deadline())
+                    same = self._of_cause(small)
+            except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
+                group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
+        before = [self.path(group)]
+        group.finding, group.shrunk = small, True
+        group.found_as.add(small.group)
+        if same is not None:
+            before.append(self.path(same))
+            both = _joined(same, group)
+            self.groups.remove(group)
+            same.finding, same.numbers, same.found_as = both.finding, both.numbers, both.found_as
+            same.elsewhere, group = both.elsewhere, same
         self._save(group)
-        for path in before - {self.path(group), self.path(group, ".json")}:
-            path.unlink(missing_ok=True)
+        for path in before:
+            if path != self.path(group):
+                path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)
         self.tell(self)
+
+    def _of_cause(self, finding: Finding) -> Group | None:
+        """The group of which it is known that it has this finding's cause."""
+        cause = finding.cause()
+        return next((one for one in self.groups if cause and one.shrunk and one.finding.cause() == cause), None)
+
+    def _of_all(self, group: Group) -> bool:
+        """Whether every program fails in this way before its first step: there is nothing to shrink."""
+        return group.finding.op == MOVE and len(group.numbers) == self.result.done - self.result.unsupported.total()
 
     def path(self, group: Group, suffix: str = ".py") -> Path:
         """The file of the group's script, or with `.json` of its program."""
-        slug = re.sub(r"[^a-z0-9_.]+", "-", f"{self.plan.target} {group.finding.group}".lower()).strip("-")
+        finding, target = group.finding, re.sub(r",(import|call)=[^,]*", "", without_features(self.plan.target))
+        of = (finding.cause() if group.shrunk else "") or f"{finding.group} program {finding.number}"
+        slug = re.sub(r"[^a-z0-9_.]+", "-", f"{target} {of}".lower()).strip("-")
         if len(slug) > LONGEST_NAME:
-            slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(group.finding.group.encode()).hexdigest()[:6]}"
+            slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(of.encode()).hexdigest()[:6]}"
         return self.plan.failures / f"{slug}{suffix}"
 
     def _save(self, group: Group) -> None:
@@ -287,15 +322,22 @@ class Campaign:
 
     def again(self, group: Group) -> str:
         """The command that runs the group's program again."""
-        return again(self.plan.target, self.path(group, ".json"))
+        return again(self.path(group, ".json"))
 
     def script(self, group: Group) -> str:
         """The group's program as a standalone script."""
         finding, versions = group.finding, ", ".join(f"{name} {value}" for name, value in self.environment.items())
         notes = [
-            f"{finding.kind} in {counted(len(group.numbers), 'program')}: {finding.group}",
+            f"{finding.kind} in {counted(len(group.numbers), 'program')}: {finding.cause() or finding.group}",
             f"Again: {self.again(group)}",
             f"Found by: {self.plan.command}  (program {finding.number})",
         ]
         notes += [f"With: {versions}"] if versions else []
         return script(finding.program, describe_target(self.plan.target), finding.mismatches, notes, finding.step)
+
+
+def _joined(one: Group, two: Group) -> Group:
+    """Two groups of one cause as one, with the smaller of their programs, one that is known to be small if there is."""
+    least = min(one, two, key=lambda group: (not group.shrunk, len(group.finding.program.steps)))
+    numbers, found_as = one.numbers | two.numbers, one.found_as | two.found_as
+    return Group(least.finding, numbers, found_as, one.shrunk or two.shrunk, least.elsewhere)

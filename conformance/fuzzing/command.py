@@ -265,10 +265,11 @@ def line(running: Campaign) -> str:
     """Where the campaign is, in one line."""
     done, wanted = running.result.done, running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
-    failing = sum(len(group.numbers) for group in running.groups.values())
+    groups = running.distinct()
+    failing = sum(len(group.numbers) for group in groups)
     return (
         f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} programs, "
-        f"{rate:.1f} programs/s, {failing} failing, {len(running.groups)} distinct"
+        f"{rate:.1f} programs/s, {failing} failing, {len(groups)} distinct"
     )
 
 

@@ -1,23 +1,31 @@
 """Programs in worker processes that may die of them: what is known of a shard whose worker died, and shrinking a death.
 
-Defines `Workers`. The key insight: a worker notes the program and each step of it before it takes the step, so a death
-names its program and its step, and what the shard had drawn before can be drawn again. The processes are the pool's.
+Defines `Workers` and `FreshWorkers`. The key insight: a worker notes the program and each step of it before it takes
+the step, so a death names its program and its step, and what the shard had drawn before can be drawn again. A failure
+can spoil a process for all that it runs later, so one counts when it comes again in a process that has run nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Self
 
+from conformance.core.finding import CRASH, MEMORY, TIMEOUT
 from conformance.fuzzing import worker
 from conformance.fuzzing.plan import SHARD, Shard
-from conformance.fuzzing.worker import CRASH, FLAKY, MEMORY, NOTHING, TIMEOUT, Finding, Result
+from conformance.fuzzing.worker import NOTHING, Finding, Result
 from conformance.program.model import Program, ProgramError
 from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
+
+DEATHS = (CRASH, TIMEOUT, MEMORY)
+"""The kinds of findings that end a worker."""
 
 CRASH_TRIALS, MOST_DEATHS = 60, 4
 """How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
@@ -97,11 +105,30 @@ class Workers(LocalPool):
         except ProgramError:  # it means nothing on torch CPU, so it shows nothing
             return ""
 
-    def shrink(self, finding: Finding, trials: int, until: float = math.inf) -> Finding:
+    def shows(self, finding: Finding, until: float = math.inf) -> bool:
+        """Whether a worker fails on a finding's program, or dies of it, as it did before. Raises TargetError where none
+        can be started, and OutOfTime at `until`, in seconds since the epoch."""
+        if finding.kind in DEATHS:
+            return self.fate(finding.program, until) in {
+                finding.kind,
+                CRASH if finding.kind == MEMORY else finding.kind,
+            }
+        if {mismatch.oracle for mismatch in finding.mismatches} == {"kernels"}:
+            return True  # counted against what the campaign knows, and here nothing is known
+        try:
+            return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
+        except WorkerDied as died:
+            if died.death.fate is Fate.NEVER_STARTED:
+                raise unusable(self.target, died.death) from None
+            return True
+
+    def shrink(
+        self, finding: Finding, trials: int, until: float = math.inf, fresh: FreshWorkers | None = None
+    ) -> Finding:
         """The finding on a smaller program, as small as it became by `until` (seconds since the epoch); FLAKY where a
-        death does not come again. Raises what fails in the harness itself."""
-        if finding.kind in (CRASH, TIMEOUT, MEMORY):
-            return self._shrink_death(finding, until)
+        death does not come again, in a fresh worker where there is one. Raises what fails in the harness itself."""
+        if finding.kind in DEATHS:
+            return self._shrink_death(finding, until, fresh)
         seconds, early = 60 + trials * 10.0, until - TO_ANSWER
         try:
             small: Finding = self.ask(worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until)
@@ -109,17 +136,32 @@ class Workers(LocalPool):
         except (WorkerDied, OutOfTime):
             return finding
 
-    def _shrink_death(self, finding: Finding, until: float) -> Finding:
+    def confirm(self, finding: Finding, small: Finding, fresh: FreshWorkers, trials: int, until: float) -> Finding:
+        """The smaller finding, once it has failed in a fresh worker too. Where only the one that was drawn does, a
+        smaller one of another worker, or itself; where that does not, it as FLAKY. At `until` it is left as drawn."""
+        shrunk = small.program != finding.program
+        with contextlib.suppress(OutOfTime):
+            if shrunk and fresh.show(small, until):
+                return small
+            with fresh.taken(until) as clean:
+                if not clean.shows(finding, until):
+                    return finding.flaky()
+                if not shrunk:
+                    return small
+                smaller = clean.shrink(finding, trials, until)
+            return smaller if fresh.show(smaller, until) else finding
+        return finding
+
+    def _shrink_death(self, finding: Finding, until: float, fresh: FreshWorkers | None) -> Finding:
         """Reduce a crash or a hang, each candidate in a worker that may die of it."""
         if not finding.program.inputs:
             return finding
         same = {finding.kind, CRASH if finding.kind == MEMORY else finding.kind}
         try:
-            again = self.fate(finding.program, until)
+            if not (fresh.show(finding, until) if fresh else self.shows(finding, until)):
+                return finding.flaky()
         except OutOfTime:
             return finding
-        if again not in same:
-            return replace(finding, kind=FLAKY, group=f"flaky / {finding.group}")
         deaths = 0
 
         def dies(candidate: Program) -> bool:
@@ -131,20 +173,66 @@ class Workers(LocalPool):
             return fate in same
 
         small = worker.reduce_until(finding.program, dies, CRASH_TRIALS, until)
-        last = finding.step and min(finding.step, len(small.steps))
-        return replace(finding, program=small, step=last)
+        if not finding.step:
+            return replace(finding, program=small)
+        step = len(small.steps) + (finding.step > len(finding.program.steps))
+        died = worker.ended(finding.kind, finding.seed, finding.number, small, step)
+        return replace(died, before=finding.before)
+
+
+class FreshWorkers:
+    """Workers that have run nothing, handed out one at a time; one can be started before it is wanted, since that takes
+    an import of torch. Use as a context manager."""
+
+    def __init__(self, target: str, limit: float, memory: float | None = None) -> None:
+        self.target, self._make = target, functools.partial(Workers, target, limit, memory)
+        self._next: Workers | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._next is not None:
+            self._next.close()
+
+    def start(self) -> Workers:
+        """Start a worker, unless one that was started is not taken yet."""
+        if self._next is None:
+            self._next = self._make()
+            self._next.submit(Task("loading the target", worker.environment, (self.target,)))
+        return self._next
+
+    @contextlib.contextmanager
+    def taken(self, until: float = math.inf) -> Iterator[Workers]:
+        """A worker that has run nothing, in the block. Waits for it to load the target, but not beyond `until`."""
+        taken, self._next = self.start(), None
+        with taken:
+            for _ in taken.ended(None if until == math.inf else until - time.time()):
+                pass
+            yield taken
+
+    def show(self, finding: Finding, until: float = math.inf) -> bool:
+        """Whether a worker that has run nothing fails on a finding's program as it did before."""
+        with self.taken(until) as clean:
+            return clean.shows(finding, until)
 
 
 def recover_dead_worker(shard: Shard, death: Death) -> Result:
     """What a dead worker left: its findings, and the program that it died of."""
     kind, number, note = str(death.fate), shard.first, death.note
-    finding = Finding(kind, shard.plan.seed, number, f"{kind.lower()} / starting", NOTHING)
+
+    def before(op: str) -> Finding:
+        word = kind.lower()
+        return Finding(kind, shard.plan.seed, number, f"{word} / {op}", NOTHING, property=word, op=op)
+
+    finding = before("starting")
     with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
         unit = json.loads(note.unit if note is not None else "")
         number = int(unit["number"])
-        finding = Finding(kind, shard.plan.seed, number, f"{kind.lower()} / drawing, in torch CPU", NOTHING)
+        finding = before("drawing, in torch CPU")
         step = int(note.steps[-1]) if note is not None and note.steps else 0
         finding = worker.ended(kind, shard.plan.seed, number, Program.from_json(unit["program"]), step)
+        finding = replace(finding, before=number - 1 if number > shard.first else None)
     left = Result(done=number + 1 - shard.first)
     for earlier in range(shard.first, number):
         worker.program_of(shard, earlier, left)

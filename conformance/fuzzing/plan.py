@@ -14,6 +14,7 @@ from pathlib import Path
 
 from conformance.core import versions
 from conformance.core.loading import describe_target
+from conformance.core.names import without_features
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.program.steps.op import Json
 from conformance.program.unsupported import held, unsupported_steps
@@ -90,7 +91,15 @@ class Plan:
     def command(self) -> str:
         """The command line that draws the same programs."""
         corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
-        words = ["python", "-m", "conformance.fuzz", "--target", self.target, "--seed", str(self.seed)]
+        words = [
+            "python",
+            "-m",
+            "conformance.fuzz",
+            "--target",
+            without_features(self.target),
+            "--seed",
+            str(self.seed),
+        ]
         return shlex.join([*words, *self.options, *corpus])
 
     @property
@@ -114,9 +123,10 @@ class Plan:
             first = end
 
 
-def again(target: str, saved: Path) -> str:
-    """The command line that runs a saved program again."""
-    return shlex.join(["python", "-m", "conformance.fuzz", "--target", target, "--replay", str(saved)])
+def again(saved: Path, target: str = "") -> str:
+    """The command line that runs a saved program again, on this target where the file does not say which."""
+    words = ["--target", target] if target else []
+    return shlex.join(["python", "-m", "conformance.fuzz", *words, "--replay", str(saved)])
 
 
 @dataclass(frozen=True)

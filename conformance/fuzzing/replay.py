@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from conformance.core import expectations, known_findings
 from conformance.core.files import write_atomic
+from conformance.core.finding import INVALID
 from conformance.core.loading import describe_target
 from conformance.core.replay import Replayed, show, show_all
 from conformance.core.result import Outcome
@@ -23,7 +24,7 @@ from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.fuzzing.plan import Plan, Shard, again
 from conformance.fuzzing.results import replayed, result_of
-from conformance.fuzzing.worker import INVALID, Finding
+from conformance.fuzzing.worker import Finding
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
 from conformance.report import summary
@@ -146,7 +147,8 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
     if finding is None:
         return Replayed(str(path), given.target, steps, lacks=lacks)
     saved = _minimal(path, given) if given.minimize else path
-    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(given.target, saved)}"]
+    named = given.minimize or target_of(path) == given.target  # the file says itself on which target
+    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else given.target)}"]
     text = script(finding.program, describe_target(given.target), finding.mismatches, notes, finding.step)
     about = [str(mismatch) for mismatch in finding.mismatches] or [finding.group]
     return Replayed(str(path), given.target, steps, finding.kind, about, text)

@@ -1,7 +1,7 @@
 """What a campaign found, as results of the one model: a `Run` with the findings and the totals of drawing.
 
-Defines `run_of`, `replayed`, `finding_of` and `parts`. The key insight: a signature's text is what groups findings on
-disk, and its parts can be read off it again, so an entry that declares a finding needs no other record of it.
+Defines `run_of`, `replayed`, `result_of` and `parts`. The key insight: a campaign's findings are named by their causes,
+and those of saved programs, which are not shrunk, by their signatures, since of a long program no cause is known.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conformance.core.drawn import AXES, Drawn
+from conformance.core.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, MOVE, PROPERTIES, TIMEOUT, from_signature
 from conformance.core.names import ORACLES, RUN_ORACLES
 from conformance.core.result import Failure, Outcome, Result, Run
-from conformance.core.result import Finding as Found
 from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.fuzzing.plan import HANGS
-from conformance.fuzzing.worker import CRASH, FAIL, FLAKY, INVALID, MEMORY, TIMEOUT, Finding
+from conformance.fuzzing.worker import Finding
 from conformance.program.steps.table import FAMILIES, OPS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIME
 DEATHS = {CRASH: "the end of its process", TIMEOUT: "none in time", MEMORY: "more memory than it may take",
           FLAKY: "the end of its process, once", INVALID: "a program without a meaning"}  # fmt: skip
 TOGETHER = "only together"
-PLACES = ("the move of the inputs", "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
+PLACES = (MOVE, "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
 NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
 """What coverage is counted over, whatever a campaign was asked for, so that the report shows what was not drawn."""
 
@@ -43,37 +43,33 @@ def parts() -> dict[str, tuple[str, ...]]:
         "layout": ("", *CLASSES),
         "kind": (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY),
         "first_wrong_step": ("", *OPS),
+        "property": PROPERTIES,
     }
-
-
-def finding_of(signature: str, kind: str = "") -> Found:
-    """A finding with the parts of its signature's text, as `verdict.Signature` writes it; without a kind, with the one
-    that the text tells."""
-    head, _, rest = signature.partition(" / ")
-    kind = kind or (head.upper() if head.upper() in OUTCOMES else FAIL)
-    oracle, *words = (rest if head == "flaky" else signature).split(" / ")
-    if kind == INVALID:
-        return Found(signature, kind, oracle="harness", error=rest)
-    if oracle == "error":
-        return Found(signature, kind, oracle=oracle, step=words[0] if len(words) > 1 else "", error="".join(words[-1:]))
-    step, layout = (*words, "", "")[:2]
-    return Found(signature, kind, oracle=oracle, step=step, layout=layout)
 
 
 def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     """A finding as a result; `more` are fields of the model's finding."""
     steps = finding.program.steps
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
-    known = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
-    found = Found(**{**vars(finding_of(finding.group, finding.kind)), **known})
+    known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
+    found = replace(from_signature(finding.group, finding.kind), **known)
     failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.mismatches]
     failures = failures or [Failure(found.oracle, "the program", "an answer", DEATHS.get(finding.kind, "none"))]
     first = Failure(**{**vars(failures[0]), "script": script})
-    op = wrong or found.step or found.oracle
+    op = found.op or wrong or found.step or found.oracle
     family = OPS[op].family if op in OPS else "programs"
-    outcome = OUTCOMES.get(finding.kind, Outcome.FAIL)
-    return Result(
-        op, "", "program", found.layout, outcome, family=family, failures=(first, *failures[1:]), finding=found
+    outcome, told = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
+    reason = _suspect(finding) if finding.kind == FLAKY else ""
+    return Result(op, "", "program", found.layout, outcome, family=family, reason=reason, failures=told, finding=found)
+
+
+def _suspect(finding: Finding) -> str:
+    """Why a failure is FLAKY, and what may be to blame."""
+    if finding.before is None:
+        return "it failed once, and not when it was run again"
+    return (
+        f"it failed once, and not when it was run again: program {finding.before}, which its worker had run before it, "
+        "may have spoilt the process"
     )
 
 
@@ -102,7 +98,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     words += ["shard {}/{}".format(*plan.part)] if plan.part != (1, 1) else []
     return Run(
         plan.target,
-        [_result(campaign, group, corpus) for group in campaign.groups.values()],
+        [_result(campaign, group, corpus) for group in campaign.distinct()],
         {**campaign.environment, "selection": "; ".join(filter(None, words))},
         plan.command,
         seconds=round(campaign.running_seconds, 2),
@@ -125,6 +121,9 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         first=min((number for number in group.numbers if number >= 0), default=None),
         saved=saved,
         elsewhere=dict(group.elsewhere),
+        property=group.finding.property,
+        op=group.finding.op,
+        signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
 
 

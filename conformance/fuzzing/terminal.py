@@ -22,20 +22,31 @@ from conformance.report.escape import escape_control_characters
 MOST_SCRIPTS = 5
 """So many scripts are printed; the rest are named."""
 
+MOST_SIGNATURES = 5
+"""So many other signatures of a finding are named."""
+
 
 def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console, where: str) -> None:
     """Print the findings, the worst first, and the totals behind `where`, the line that says how far it came."""
-    groups, shown = {group.finding.group: group for group in running.groups.values()}, 0
-    for result in made.findings:
+    groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
+    shown, stopped = 0, made.stopped_at_inputs
+    if stopped is not None:
+        console.print(escape_control_characters(sentences.at_inputs(made, stopped)))
+    for result in made.listed:
         found = result.finding
-        group = groups.get(found.signature) if found else None
+        group = groups.get(found.title()) if found else None
         if found is None or result.outcome is Outcome.XFAIL:
             continue
         if group is None:
             console.rule(f"XPASS {found.signature}")
             console.print(escape_control_characters(result.reason))
             continue
-        console.rule(f"{found.kind} in {found.count} of {counted(running.result.done, 'program')}: {found.signature}")
+        console.rule(f"{found.kind} in {found.count} of {counted(running.result.done, 'program')}: {found.title()}")
+        seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
+        if seen:
+            console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
+        if result.reason:
+            console.print(escape_control_characters(result.reason))
         if shown < MOST_SCRIPTS:
             console.print(own_part(running.script(group)))
         shown += 1
@@ -62,6 +73,10 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
     report_lines(made, changes, console)
     console.print(f"report: {running.plan.reports / 'fuzz.html'}")
     console.print(model.summary_line(made))
+
+
+def _more(found: model.Finding) -> int:
+    return max(len(found.signatures) - MOST_SIGNATURES, 0)
 
 
 def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from conformance.core.errors import TargetError, UserError
 from conformance.core.executor import Watch
+from conformance.core.finding import FAIL, FLAKY, HARNESS, INVALID, MOVE, cause_text
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
@@ -27,17 +28,13 @@ from conformance.fuzzing.drawing import Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
 from conformance.program.alias_probes import with_alias_probes
+from conformance.program.cause import cause_of
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
 from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
-from conformance.run.messages import COMPILING, Fate, OutOfTime
+from conformance.run.messages import COMPILING, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
-
-FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
-CRASH, TIMEOUT, MEMORY = (str(fate) for fate in (Fate.CRASH, Fate.TIMEOUT, Fate.MEMORY))
-"""What can be found; INVALID is a fault of the drawing, a program that means nothing on torch CPU, and HARNESS one of
-the harness, which failed while it judged the program."""
 
 LONGEST_TRIAL = 30.0
 """Seconds that a smaller program may take while a finding is shrunk."""
@@ -48,7 +45,11 @@ NOTHING = Program((), ())
 
 @dataclass(frozen=True)
 class Finding:
-    """A program on which the target is wrong: what kind of failure, its group, and the mismatches."""
+    """A program on which the target is wrong: what kind of failure, its group, and the mismatches.
+
+    `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
+    harness, which failed while it judged the program; of these no cause is known. `before` is the program that the same
+    worker had run before."""
 
     kind: str
     seed: int
@@ -57,6 +58,17 @@ class Finding:
     program: Program
     mismatches: tuple[Mismatch, ...] = ()
     step: int | None = None
+    property: str = ""
+    op: str = ""
+    before: int | None = None
+
+    def cause(self) -> str:
+        """The property that is wrong and the op that is to blame; the empty string where they are not known."""
+        return cause_text(self.kind, self.property, self.op)
+
+    def flaky(self) -> Finding:
+        """This failure, once it has not come again."""
+        return replace(self, kind=FLAKY, group=f"flaky / {self.group}")
 
     def to_json(self) -> dict[str, Json]:
         """The finding as JSON; `--replay` reads it as it reads a program."""
@@ -65,6 +77,9 @@ class Finding:
             "seed": self.seed,
             "number": self.number,
             "signature": self.group,
+            "property": self.property,
+            "op": self.op,
+            "before": self.before,
             "first_bad_step": self.step,
             "mismatches": [vars(mismatch) for mismatch in self.mismatches],
             "program": self.program.to_json(),
@@ -75,7 +90,9 @@ class Finding:
         """The finding that `to_json` wrote."""
         kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        return cls(kind, seed, number, group, Program.from_json(data["program"]), mismatches, data["first_bad_step"])
+        cause = {name: data[name] for name in ("property", "op", "before") if name in data}
+        program, step = Program.from_json(data["program"]), data["first_bad_step"]
+        return cls(kind, seed, number, group, program, mismatches, step, **cause)
 
 
 @dataclass
@@ -111,6 +128,12 @@ def environment(spec: str) -> dict[str, str]:
     return loaded(spec).environment()
 
 
+class _Ran:
+    """What this process ran last."""
+
+    last: int | None = None
+
+
 def run_shard(shard: Shard) -> Result:
     """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice. A shard that
     stops at the first failure, or at its time, leaves the rest to the campaign: `done` says how many ran."""
@@ -120,9 +143,10 @@ def run_shard(shard: Shard) -> Result:
             break
         found = _run_program(shard, number, result)
         if found is not None:
+            found = replace(found, before=_Ran.last)
             write_atomic(shard.found(number), json.dumps(found.to_json()))
             result.findings.append(found)
-        result.done += 1
+        result.done, _Ran.last = result.done + 1, number
     return result
 
 
@@ -196,17 +220,20 @@ def exhausted(verdict: Verdict) -> bool:
 
 
 def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> Finding:
-    """The failure after a second run."""
-    kind = FLAKY if _judged(shard, number, program, locate=False).passed else FAIL
-    group = f"{kind.lower() + ' / ' if kind == FLAKY else ''}{signature(program, verdict)}"
-    return Finding(kind, shard.plan.seed, number, group, program, verdict.mismatches, verdict.bad_step)
+    """The failure after a second run. It is the same process's: whether it fails in another is asked before it is
+    reported (`isolation.Workers.confirm`)."""
+    cause = cause_of(program, verdict)
+    group, step = str(signature(program, verdict)), verdict.bad_step
+    found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
+    return found.flaky() if _judged(shard, number, program, locate=False).passed else found
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
     """A crash or a hang in this step, and the program up to it; step 0 is the move of the inputs, and one past the
     last the observation."""
-    where = ["the move of the inputs", *(one.op for one in program.steps), "the observation"][step]
-    return Finding(kind, seed, number, f"{kind.lower()} / {where}", program.with_steps(program.steps[:step]), step=step)
+    where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
+    word, beginning = kind.lower(), program.with_steps(program.steps[:step])
+    return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
 
 
 def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
@@ -255,8 +282,25 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
     verdict = judge_program(small, target)
     if not verdict.mismatches:
         return finding
-    group, wrong = str(signature(small, verdict)), verdict.mismatches
-    return replace(finding, group=group, program=small, mismatches=wrong, step=verdict.bad_step)
+    cause = cause_of(small, verdict, lambda other: bool(verdict_of(other).mismatches))
+    return replace(
+        finding,
+        group=str(signature(small, verdict)),
+        program=small,
+        mismatches=verdict.mismatches,
+        step=verdict.bad_step,
+        property=cause.property,
+        op=cause.op,
+    )
+
+
+def fails(spec: str, program: Program, limit: float) -> bool:
+    """Whether the target is wrong on a program. Raises ProgramError where it has no meaning on torch CPU."""
+    try:
+        with at_most(limit):
+            return bool(judge_program(program, loaded(spec), locate=False).mismatches)
+    except UnitTimeout:
+        return True
 
 
 def _alike(one: Mismatch, two: Mismatch) -> bool:

@@ -23,6 +23,7 @@ from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import Limits
+from conformance.run.trials import LATE
 
 MINUTES = 30.0
 DEATHS = "not lacking but a finding: it ended or hung its process"
@@ -77,6 +78,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     found = investigate(given.target, limits, given.jobs, given.minutes * 60, console)
     if found.probe is not None:
         probe.show(console, given.target, found.probe)
+    late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))
     made = found.profile(environment, given.memory, given.output)
     head = [
         "How conformance loads this target, and what it lacks; written by",
@@ -84,13 +86,18 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
         f"with {', '.join(f'{name} {value}' for name, value in found.environment.items())}.",
         "What is declared lacking is not run, but tried once in each run: what works then is reported.",
         *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in found.of(Outcome.DIED)),
+        *(
+            [f"{late} of {len(found.trials)} trials were not made for want of time, so nothing is declared of them."]
+            if late
+            else []
+        ),
     ]
     write_atomic(given.output, profiles.dumps(made, head))
     lacking.show(console, made.table(dict.fromkeys(made.opinfos, 1), steps=True))
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {given.output}")
-    return 0
+    return 128 + found.interrupted if found.interrupted else 0
 
 
 def sentences(found: Found) -> list[str]:
@@ -102,9 +109,10 @@ def sentences(found: Found) -> list[str]:
         f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
     ]
     lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in found.of(Outcome.DIED)]
-    late = [trial for trial in found.of(Outcome.UNTRIED) if trial.said.endswith("were over")]
+    late = [trial for trial in found.of(Outcome.UNTRIED) if trial.said == LATE]
     if late:
-        lines.append(f"{len(late)} trials had no time, so nothing is declared of them: give more --minutes")
+        why = "interrupted, so" if found.interrupted else "had no time, so"
+        lines.append(f"{len(late)} trials {why} nothing is declared of them: give more --minutes")
     return lines
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from conformance.opinfo import trial as of_opinfo
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_steps
 from conformance.report.escape import escape_control_characters
+from conformance.run import stop
 from conformance.run.messages import Limits, WorkerDied, unusable
 from conformance.run.pool import LocalPool
 from conformance.run.probe import resolve
-from conformance.run.trials import trials
+from conformance.run.trials import LATE, trials
 from conformance.run.worker import loaded
 
 USUAL = 60.0
@@ -47,6 +48,8 @@ class Found:
     probe: Probe | None = None
     environment: dict[str, str] = field(default_factory=dict)
     trials: dict[tuple[str, str], Trial] = field(default_factory=dict)
+    interrupted: int = 0
+    """The number of the signal that ended it; what was not tried by then is told as such."""
 
     def of(self, outcome: Outcome) -> list[Trial]:
         """The trials with this outcome."""
@@ -82,7 +85,8 @@ class Found:
 
 
 def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console) -> Found:
-    """Probe the target and try everything once, for at most so many seconds. Raises TargetError, and Stopped."""
+    """Probe the target and try everything once, for at most so many seconds. Raises TargetError, and, where it
+    is stopped before anything was tried, Stopped."""
     begin = time.monotonic()
     full, probe = resolve(spec, limits)
     declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
@@ -99,19 +103,29 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
                 "steps": [of_step.task(full, name) for name in steps]}  # fmt: skip
         for kind in KINDS:
             console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
-            last = time.monotonic()
+            for task in todo[kind]:
+                found.trials[kind, task.name] = Trial(task.name, Outcome.UNTRIED, said=LATE)
             left = SHARE[kind] * seconds - (time.monotonic() - begin)
-            for trial in trials(pool, spec, todo[kind], max(left, 1.0)):
-                found.trials[kind, trial.name] = trial
-                if trial.outcome is Outcome.DIED:
-                    console.print(f"{trial.name} {escape_control_characters(trial.said)}")
-                if time.monotonic() - last >= 10:
-                    last = time.monotonic()
-                    lacking = len(found.of(Outcome.LACKING))
-                    console.print(f"{len(found.trials)} tried, {lacking} without a kernel")
+            _try(found, kind, trials(pool, spec, todo[kind], max(left, 1.0)), console)
+    except KeyboardInterrupt:
+        if not found.trials:
+            raise
+        found.interrupted = stop.signal_number()
     finally:
         pool.close()
     return found
+
+
+def _try(found: Found, kind: str, made: Iterator[Trial], console: Console) -> None:
+    """Take in the trials as they end, and say how far it is every ten seconds."""
+    last = time.monotonic()
+    for done, trial in enumerate(made, 1):
+        found.trials[kind, trial.name] = trial
+        if trial.outcome is Outcome.DIED:
+            console.print(f"{trial.name} {escape_control_characters(trial.said)}")
+        if time.monotonic() - last >= 10:
+            last = time.monotonic()
+            console.print(f"{done} {kind} tried, {len(found.of(Outcome.LACKING))} without a kernel")
 
 
 def environment(spec: str) -> dict[str, str]:

@@ -18,6 +18,9 @@ from conformance.program.steps.op import Json, Step, StepError, dtype_of
 from conformance.program.steps.op import number as json_number
 from conformance.program.steps.table import OPS
 
+COMPARISONS = frozenset("logical_and_ logical_xor_ eq_ ne_ lt_ ge_".split())
+"""Writes of truth values into a tensor of any dtype."""
+
 MOST_TRIALS = 400
 """How often the failing program may be run while it is reduced."""
 
@@ -205,10 +208,12 @@ def plainer_steps(program: Program) -> Iterator[Program]:
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
-    """Plainer calls of the same op; or `add_(1)` in place of other arithmetic, so that what any of it shows is shown by
-    one op and is one finding."""
+    """Plainer calls of the same op; or `add_(1)` in place of other arithmetic, and `logical_not_()` in place of other
+    comparisons, so that what any of it shows is shown by one op and is one finding."""
     if step.op in OPS and OPS[step.op].family == "arithmetic" and step.op != "add_":
         yield replace(step, op="add_", args=(step.args[0], 1), kwargs={})
+    if step.op in COMPARISONS:
+        yield replace(step, op="logical_not_", args=step.args[:1], kwargs={})
     if step.op == LOOP:
         for times in {1, 2, step.times - 1}:
             if 0 < times < step.times:

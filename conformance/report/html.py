@@ -207,7 +207,7 @@ def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> di
 
 def campaign_view(campaign: Run) -> dict[str, Any]:
     """What the page shows of a campaign: plain facts, findings, what was not run and why, and its coverage."""
-    drawn, findings = campaign.drawn or Drawn(), campaign.findings
+    drawn, findings, stopped = campaign.drawn or Drawn(), campaign.findings, campaign.stopped_at_inputs
     facts: dict[str, Any] = {
         "programs": f"{drawn.programs:,}",
         "failing programs": f"{sum(result.finding.count for result in findings if result.finding):,}",
@@ -223,7 +223,8 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
     return {
         "facts": facts,
         "known": summary.known(campaign),
-        "findings": findings,
+        "findings": campaign.listed,
+        "at_inputs": summary.at_inputs(campaign, stopped) if stopped else "",
         "distinct": sum(bool(result.finding and result.finding.count) for result in findings),
         "unexpected": UNEXPECTED,
         "not_run": {

@@ -18,6 +18,7 @@ from conformance.core import plain
 from conformance.core import result as model
 from conformance.core.errors import ReportError
 from conformance.core.files import read
+from conformance.core.finding import cause_text
 from conformance.core.names import nearest
 from conformance.core.result import Failure
 from conformance.core.script import own_part
@@ -62,7 +63,8 @@ def of_program(path: Path) -> Finding:
     try:
         answers: list[Failure] = [plain.load(Failure, mismatch) for mismatch in data["mismatches"]]
         target, steps = str(data.get("target") or ""), data["program"]["steps"]
-        title, died = f"{target or 'a device'}: {data['signature']}", f"a program of {len(steps)} steps"
+        named = cause_text(data["kind"], data.get("property", ""), data.get("op", "")) or data["signature"]
+        title, died = f"{target or 'a device'}: {named}", f"a program of {len(steps)} steps"
         answers = answers or [Failure("error", "the whole run", "an answer", data["kind"], died)]
     except (KeyError, TypeError, AttributeError):
         raise ReportError(f"{path} is no finding; give a file that conformance.fuzz wrote under failures/.") from None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conformance.core.result import UNEXPECTED, UNEXPLAINED, Outcome, Run, counted
+from conformance.core.finding import MOVE
+from conformance.core.result import UNEXPECTED, UNEXPLAINED, Outcome, Result, Run, counted
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def _on_cases(run: Run) -> Verdict:
 def _on_programs(run: Run) -> Verdict:
     drawn, findings = run.drawn, run.findings
     assert drawn is not None  # the caller has looked
+    stopped = run.stopped_at_inputs
+    if stopped is not None:
+        return Verdict(False, at_inputs(run, stopped), "fuzz")
     new = [result for result in findings if result.finding and result.finding.count and result.outcome in UNEXPECTED]
     gone = sum(result.outcome is Outcome.XPASS for result in findings)
     tail = "".join(f"; {part}" for part in known(run))
@@ -67,6 +71,16 @@ def _on_programs(run: Run) -> Verdict:
     left = f"; the target leaves out {drawn.programs - drawn.compared:,} more" if drawn.unsupported else ""
     word = "new finding" if tail else "finding"
     return Verdict(True, f"No {word} in {counted(drawn.compared, 'drawn program')}{left}{tail}.", "fuzz")
+
+
+def at_inputs(run: Run, stopped: Result) -> str:
+    """What all programs do that fail in one way before their first step, with the first difference."""
+    programs = run.drawn.compared if run.drawn else 0
+    first = stopped.failures[0]
+    error = first.actual if first.oracle == "error" else f"{first.oracle} is {first.actual}"
+    said = " ".join(f"{error}: {first.detail}".removesuffix(": ").split())[:300]
+    every = f"All {programs:,} programs fail" if programs > 1 else "The one program fails"
+    return f"{every} at {MOVE}, before the first step, so that nothing else was compared: {said}"
 
 
 def known(run: Run) -> list[str]:

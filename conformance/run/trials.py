@@ -6,15 +6,22 @@ that time did not suffice for are told as not tried, so that a slow device is ne
 
 from __future__ import annotations
 
-import time
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from conformance.core.lacking import Outcome, Trial
-from conformance.run.messages import Death, Fate, Limits, Pool, Task, unusable
+from conformance.run.messages import Death, Fate, Limits, Pool, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
+
+LATE = "the time was over"
+"""Said of a trial that was not made."""
 
 BUDGET = 60.0
 """Seconds that a run spends on what its profile declares lacking."""
+
+AHEAD = 8
+"""So many trials are handed to the pool at once: what it has is run even when the time is over."""
 
 RETRIES = 1
 """A death is told after so many more tries, each in a fresh worker: the one before may have poisoned the process."""
@@ -24,9 +31,14 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
     """Each task's trial as it ends, and, when the time is over, those that were not made. Raises TargetError where no
     worker can be started, and Stopped."""
     left, tries = {task.name: task for task in tasks}, dict.fromkeys((task.name for task in tasks), 0)
-    for task in tasks:
-        pool.submit(task)
+    waiting = deque(tasks)
+    for _ in range(min(AHEAD, len(waiting))):
+        pool.submit(waiting.popleft())
     for task, answer in pool.ended(seconds):
+        if task not in tasks:  # of earlier trials, whose time was over
+            continue
+        if waiting:
+            pool.submit(waiting.popleft())
         if isinstance(answer, Death):
             if answer.fate is Fate.NEVER_STARTED:
                 raise unusable(spec, answer)
@@ -41,7 +53,7 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
             yield answer.value
         del left[task.name]
     for name in left:
-        yield Trial(name, Outcome.UNTRIED, said=f"{seconds:.0f} s were over")
+        yield Trial(name, Outcome.UNTRIED, said=LATE)
 
 
 def still_lacking(
@@ -54,11 +66,15 @@ def still_lacking(
 ) -> tuple[dict[str, str], list[str]]:
     """One trial of everything that a profile declares lacking: by the name of what is there after all, the sentence
     that says so, with what to delete (`told`); and sentences on what was not tried."""
-    begin, there, notes = time.monotonic(), {}, []
+    there, notes = {}, []
     words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
     if not tasks:
         return {}, []
     with LocalPool(spec, limits, 1, modules) as pool:
+        try:
+            pool.ask(os.getpid)  # the time counts from where the target is loaded
+        except WorkerDied as died:
+            raise unusable(spec, died.death) from None
         made = list(trials(pool, spec, tasks, seconds))
     for trial in made:
         if trial.outcome in words:
@@ -66,6 +82,5 @@ def still_lacking(
             there[trial.name] = f"declared lacking, and {words[trial.outcome]}{said}: {told(trial.name)}"
     untried = sum(trial.outcome is Outcome.UNTRIED for trial in made)
     if untried:
-        took = f"{time.monotonic() - begin:.0f} s"
-        notes.append(f"{untried} of {len(made)} trials of what is declared lacking could not be made (in {took}).")
+        notes.append(f"{untried} of {len(made)} trials of what is declared lacking could not be made.")
     return there, notes

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from conformance.core import result as model
+from conformance.core.finding import FAIL
 from conformance.fuzzing import isolation, worker
 from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.plan import Plan, Shard
-from conformance.fuzzing.results import run_of
-from conformance.fuzzing.worker import FAIL, Finding
+from conformance.fuzzing.worker import Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.run.messages import Limits
@@ -163,17 +163,6 @@ class TestDeaths:
         assert "in oracles" in one["mismatch"].detail
 
 
-class TestRank:
-    def test_deaths_are_listed_first(self, tmp_path):
-        """A crash of one program comes before a wrong value in many."""
-        running = Campaign(Plan("cpu", reports=tmp_path))
-        for kind, count in (("FAIL", 9), ("CRASH", 1), ("FLAKY", 3), ("HARNESS", 2)):
-            finding = Finding(kind, 0, 0, kind, PROGRAM)
-            running.groups[kind] = Group(finding, set(range(count)), {kind})
-        assert [group.finding.kind for group in running.ranked()] == ["CRASH", "HARNESS", "FAIL", "FLAKY"]
-        assert {one.finding.kind for one in run_of(running).findings} == {"CRASH", "HARNESS", "FAIL", "FLAKY"}
-
-
 class TestParts:
     def test_parts_are_the_whole(self):
         """Each program in one part, whichever the number of programs; a part does not depend on the others."""
@@ -223,7 +212,7 @@ class TestMinutes:
         """Drawing ends earlier once there is something to shrink."""
         running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)
         assert running._drawing_deadline() == 600
-        running.groups["FAIL"] = Group(Finding(FAIL, 0, 0, "FAIL", PROGRAM), {0}, {"FAIL"})
+        running.groups.append(Group(Finding(FAIL, 0, 0, "FAIL", PROGRAM), {0}, {"FAIL"}))
         assert running._drawing_deadline() == 480
         assert running._deadline() == 600
 
@@ -248,7 +237,7 @@ class TestReplay:
             assert main([option, str(found), *words]) == 1
             said = capsys.readouterr().out
             assert f"# {kind.lower()} / unfold" in said
-            assert f"--target {targets}{name}" in said
+            assert f"Again: python -m conformance.fuzz --replay {tmp_path}" in said
         smaller = json.loads((tmp_path / "failures" / "found-minimal.json").read_text())
         assert (smaller["target"], smaller["kind"]) == (targets + name, kind)
         assert len(smaller["program"]["steps"]) == 1

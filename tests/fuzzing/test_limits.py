@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from conformance.core.finding import CRASH, FAIL, TIMEOUT
 from conformance.fuzzing import isolation, worker
 from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.plan import Plan
 from conformance.fuzzing.results import run_of
-from conformance.fuzzing.worker import CRASH, FAIL, TIMEOUT, Finding
+from conformance.fuzzing.worker import Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.run.messages import OutOfTime
@@ -88,7 +89,7 @@ class TestHangs:
         campaign = Campaign(Plan(target, reports=tmp_path))
         for number in range(3):
             finding = worker.ended(TIMEOUT, 0, number, program(NEG), 1)
-            campaign.groups[finding.group] = Group(finding, {0, 1, 2}, set())
+            campaign.groups.append(Group(finding, {0, 1, 2}, set()))
         assert campaign.hang == {}
 
     def test_the_ordinary_limit(self) -> None:
@@ -171,9 +172,9 @@ class TestMinutes:
         campaign.began_at = clock.now
         for number in range(3):
             finding = Finding(FAIL, 0, number, f"group {number}", program(NEG))
-            campaign.groups[finding.group] = Group(finding, {number}, set())
+            campaign.groups.append(Group(finding, {number}, set()))
         slow.answer = "agrees"
         campaign._compare("cpu")
         assert clock.now == campaign.began_at + 60
         assert slow.asked == [clock.now] * 2
-        assert [group.elsewhere for group in campaign.groups.values()] == [{"cpu": "agrees"}, {}, {}]
+        assert [group.elsewhere for group in campaign.groups] == [{"cpu": "agrees"}, {}, {}]

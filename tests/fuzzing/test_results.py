@@ -9,17 +9,18 @@ import pytest
 
 from conformance.core import expectations
 from conformance.core import result as model
+from conformance.core.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, from_signature
 from conformance.core.result import Outcome
 from conformance.fuzzing.command import main
-from conformance.fuzzing.results import finding_of, parts, replayed, result_of
-from conformance.fuzzing.worker import CRASH, FAIL, FLAKY, INVALID, MEMORY, NOTHING, Finding
+from conformance.fuzzing.results import parts, replayed, result_of
+from conformance.fuzzing.worker import NOTHING, Finding
 from conformance.program.verdict import Signature
 
 FAULT = "mutant:slice drops the offset"
 
 
 class TestParts:
-    """`finding_of`."""
+    """`from_signature`."""
 
     @pytest.mark.parametrize(
         "signature",
@@ -35,7 +36,7 @@ class TestParts:
     )
     def test_the_text_tells_the_parts(self, signature: Signature) -> None:
         """Whatever `Signature` writes is read again, part by part."""
-        found = finding_of(str(signature))
+        found = from_signature(str(signature))
         assert (found.oracle, found.step, found.layout, found.error, found.kind) == (
             signature.oracle, signature.op, signature.layout, signature.error, FAIL)  # fmt: skip
 
@@ -50,7 +51,7 @@ class TestParts:
     )
     def test_deaths_and_flaky_ones(self, text: str, kind: str, oracle: str, step: str) -> None:
         """The kind is told by the first word."""
-        found = finding_of(text)
+        found = from_signature(text)
         assert (found.kind, found.oracle, found.step) == (kind, oracle, step)
 
     def test_words_that_parts_can_be(self) -> None:

@@ -11,6 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.core.moving import map_tensors
 from conformance.core.target import Target
+from conformance.program.steps.layouts import geometry
+from conformance.selftest.faults import WRITES, Call, Fault
+from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.targets.meta import MetaTarget
 
 
@@ -66,6 +69,56 @@ class Meta(_Device, MetaTarget):
     """An interpreter of metadata that gets strides wrong."""
 
     lie = staticmethod(by_columns)
+
+
+def writes_wrong_cell(call: Call) -> Any:
+    """A view by `as_strided` is read rightly, and what is written through it lands one cell further, or nearer."""
+    if call.func.overloadpacket.__name__ == "as_strided":
+        view = call.run()
+        call.memory[geometry(view)] = True
+        return view
+    t = call.first
+    if geometry(t) in call.memory:
+        cells = t.untyped_storage().nbytes() // t.element_size()
+        last = t.storage_offset() + sum((n - 1) * stride for n, stride in zip(t.size(), t.stride(), strict=True))
+        offset = t.storage_offset() + (1 if last + 1 < cells else -1)
+        if t.numel() and offset >= 0:
+            call.having(0, t.as_strided(t.size(), t.stride(), offset))
+            return t
+    return call.run()
+
+
+class WrongCell(MutantTarget):
+    """torch CPU with `writes_wrong_cell`."""
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__("zero_ clears the storage")
+        self.spec = "class:tests.planted.liars.WrongCell"
+        self.mode = Planted(Fault(f"as_strided {WRITES}", writes_wrong_cell, "an emulated as_strided"))
+
+
+class Unreachable(Target):
+    """A device to which nothing can be sent."""
+
+    name = "unreachable"
+
+    def send(self, tree: Any) -> Any:
+        raise RuntimeError("no kernel image for this device")
+
+
+class Poisoned(MutantTarget):
+    """In a process in which `unfold` was called once, every later `neg_` fails."""
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__("zero_ clears the storage")
+        self.spec, self.spoilt = "class:tests.planted.liars.Poisoned", False
+        self.mode = Planted(Fault("unfold neg_", self.act, "a semaphore that is signaled already"))
+
+    def act(self, call: Call) -> Any:
+        if self.spoilt and call.writes:
+            raise RuntimeError("semaphore already signaled")
+        self.spoilt = self.spoilt or not call.writes
+        return call.run()
 
 
 class _Transform(Target):

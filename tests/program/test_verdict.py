@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from conformance.core.finding import FAIL
 from conformance.core.oracles import Mismatch
-from conformance.fuzzing.worker import FAIL, Finding, shrink
+from conformance.fuzzing.worker import Finding, shrink
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import gist, judge_program, signature

@@ -1,0 +1,128 @@
+"""One distinct finding of drawn programs: its cause, the parts of its signature, and the names of what can be wrong.
+
+Defines `Finding`, `property_of` and `severity_of`. The key insight: how a failure is *seen* (the oracle, the layout,
+the words of an error) differs from program to program, while its *cause*, the op and the property that is wrong first,
+does not; so a finding is named by its cause and lists what it was seen as. This module must not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
+CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
+KINDS = (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID)
+"""The kinds that the first word of a signature tells."""
+
+MOVE = "the move of the inputs"
+"""Where a program goes wrong that fails before its first step."""
+
+SEVERITY = (
+    ("crash", "timeout", "memory", "device"),
+    ("aliasing",),
+    ("value",),
+    ("metadata",),
+    ("error", "not implemented"),
+    ("missing error",),
+    ("wording",),
+)
+"""The properties that can be wrong, the worst first: `memory` is running out of it, `aliasing` also a write outside of
+what was to be written, `error` one where none is due. What is in no row comes last."""
+
+PROPERTIES = (*(name for row in SEVERITY for name in row), "kernels")
+
+_OF_ORACLE = {
+    **dict.fromkeys(("alias", "storage", "version"), "aliasing"),
+    **dict.fromkeys(("structure", "dtype", "shape", "stride", "storage_offset", "contiguity"), "metadata"),
+    "grad": "value",
+    "message": "wording",
+}
+
+
+def property_of(oracle: str, expected: str, actual: str, detail: str = "") -> str:
+    """The property that is wrong where an oracle saw this difference, one of `PROPERTIES` or the oracle's own name."""
+    if oracle == "grad" and detail == "requires_grad":
+        return "metadata"
+    if oracle != "error":
+        return _OF_ORACLE.get(oracle, oracle)
+    if detail.startswith("not implemented"):
+        return "not implemented"
+    if expected == "no error":
+        return "error"
+    return "missing error" if actual == "no error" else "wording"
+
+
+def severity_of(wrong: str) -> int:
+    """The rank of a property, 0 the worst; a fault of the harness itself is looked at first, too."""
+    return 0 if wrong == "harness" else next((rank for rank, row in enumerate(SEVERITY) if wrong in row), len(SEVERITY))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One distinct finding of drawn programs: its cause, the parts of its signature, and the programs that showed it.
+
+    The cause is `property` and `op`, of the first wrong step of its smallest program; both are empty where none is
+    known. `signature` is what that program was seen as, `signatures` what others were.
+    `count` is how many programs showed it, 0 for a declared finding that did not show; `first` the smallest number of a
+    drawn one, `saved` the names of saved ones. `program` is the number and `steps` the length of its smallest program.
+    `elsewhere` says what becomes of it on each related target, which tells whose bug it is."""
+
+    signature: str
+    kind: str = FAIL
+    count: int = 1
+    first: int | None = None
+    program: int | None = None
+    steps: int | None = None
+    saved: tuple[str, ...] = ()
+    oracle: str = ""
+    step: str = ""
+    layout: str = ""
+    error: str = ""
+    first_wrong_step: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    property: str = ""
+    op: str = ""
+    signatures: tuple[str, ...] = ()
+    WRITTEN: ClassVar = ("kind", "count")
+
+    def title(self) -> str:
+        """Its cause where one is known, else its signature."""
+        return cause_text(self.kind, self.property, self.op) or self.signature
+
+    def seen_as(self) -> Iterator[Finding]:
+        """It with the parts of each of its signatures, its own first."""
+        yield self
+        for signature in self.signatures:
+            other = from_signature(signature, self.kind)
+            parts = {name: getattr(other, name) for name in ("oracle", "step", "layout", "error")}
+            yield dataclasses.replace(self, signature=signature, **parts)
+
+
+def cause_text(kind: str, wrong: str, op: str) -> str:
+    """`aliasing / as_strided`, with `flaky / ` before it for a failure that did not come again; nothing without one."""
+    return " / ".join(filter(None, ("flaky" if kind == FLAKY else "", wrong, op))) if wrong else ""
+
+
+def from_signature(signature: str, kind: str = "") -> Finding:
+    """A finding with the parts of its signature's text, as `verdict.Signature` writes it; without a kind, with the one
+    that the text tells."""
+    head, _, rest = signature.partition(" / ")
+    kind = kind or (head.upper() if head.upper() in KINDS else FAIL)
+    oracle, *words = (rest if head == "flaky" else signature).split(" / ")
+    if kind == INVALID:
+        return Finding(signature, kind, oracle="harness", error=rest)
+    if oracle == "error":
+        step = words[0] if len(words) > 1 else ""
+        return Finding(signature, kind, oracle=oracle, step=step, error="".join(words[-1:]))
+    step, layout = (*words, "", "")[:2]
+    return Finding(signature, kind, oracle=oracle, step=step, layout=layout)
+
+
+def from_title(text: str) -> Finding:
+    """A finding of this title, which may be a signature, or a cause as `cause_text` writes it."""
+    made, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
+    is_cause = len(words) == 2 and words[0] in PROPERTIES
+    return dataclasses.replace(made, property=words[0], op=words[1]) if is_cause else made

@@ -1,0 +1,76 @@
+"""The cause of a finding: what each kind of wrong is called and ranked as, and the two names that a finding has."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.core.finding import FLAKY, PROPERTIES, Finding, from_signature, from_title, property_of, severity_of
+from conformance.core.names import ORACLES
+from conformance.core.result import severity
+from tests.report.runs import found
+
+LATER = ("value / add_ / gaps", "error / no error: size mismatch")
+
+
+class TestProperty:
+    """`property_of` and `severity_of`."""
+
+    @pytest.mark.parametrize(
+        ("seen", "wrong"),
+        [
+            (("alias", "a", "b"), "aliasing"),
+            (("storage", "[1]", "[2]"), "aliasing"),
+            (("value", "1", "2"), "value"),
+            (("grad", "1", "2"), "value"),
+            (("grad", "True", "False", "requires_grad"), "metadata"),
+            (("stride", "1", "2"), "metadata"),
+            (("error", "no error", "RuntimeError", "boom"), "error"),
+            (("error", "no error", "E", "not implemented is never a pass: aten::roll"), "not implemented"),
+            (("error", "RuntimeError", "no error", "size mismatch"), "missing error"),
+            (("error", "RuntimeError", "ValueError", "size mismatch"), "wording"),
+            (("crash", "an answer", "the end of its process"), "crash"),
+        ],
+    )
+    def test_of_a_difference(self, seen: tuple[str, ...], wrong: str) -> None:
+        """One error oracle sees four kinds of wrong."""
+        assert property_of(*seen) == wrong
+
+    def test_every_oracle_has_one(self) -> None:
+        """No oracle of a result is left without a name in the table of severity."""
+        assert {property_of(oracle, "1", "2") for oracle in ORACLES} <= {*PROPERTIES}
+
+    def test_order(self) -> None:
+        """A crash, memory and aliasing, wrong values, metadata, errors, missing ones, wording; then the count."""
+        names = ["crash", "aliasing", "value", "metadata", "not implemented", "missing error", "wording", "kernels"]
+        ranks = [severity_of(name) for name in names]
+        assert ranks == sorted({*ranks})
+        assert severity_of("error") == severity_of("not implemented")
+        made = [found(name, property=name, op="add", count=1) for name in names]
+        often = found("other / often", property="value", op="mul", count=9)
+        listed = [result.finding.title() for result in sorted([*reversed(made), often], key=severity) if result.finding]
+        assert listed[:4] == ["crash / add", "aliasing / add", "value / mul", "value / add"]
+
+
+class TestTitles:
+    """`Finding.title`, `seen_as` and `from_title`."""
+
+    def test_the_cause_where_it_is_known(self) -> None:
+        """Else the signature, as it was in files that were written before there were causes."""
+        assert Finding(LATER[0], property="aliasing", op="as_strided").title() == "aliasing / as_strided"
+        assert Finding(LATER[0], FLAKY, property="crash", op="unfold").title() == "flaky / crash / unfold"
+        assert Finding(LATER[0]).title() == LATER[0]
+
+    def test_all_signatures(self) -> None:
+        """Each with parts of its own."""
+        made = Finding("value / copy_ / gaps", property="aliasing", op="t", signatures=LATER)
+        assert [(one.step, one.error, one.op) for one in made.seen_as()][1:] == [
+            ("add_", "", "t"),
+            ("", "no error: size mismatch", "t"),
+        ]
+
+    def test_read_again(self) -> None:
+        """A cause is a property and an op, and no more."""
+        named = from_title("missing error / view")
+        assert (named.property, named.op) == ("missing error", "view")
+        assert from_title(LATER[0]) == from_signature(LATER[0])
+        assert from_title("storage / add_").property == ""

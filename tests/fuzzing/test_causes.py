@@ -1,0 +1,112 @@
+"""A campaign lists causes: one wrong op once, what all programs share in a sentence, what does not repeat as FLAKY."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance.core import result as model
+from conformance.core.finding import FAIL
+from conformance.core.result import Outcome
+from conformance.fuzzing.campaign import Campaign, Group
+from conformance.fuzzing.command import main
+from conformance.fuzzing.plan import Plan
+from conformance.fuzzing.worker import Finding
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step, tensor
+
+LIARS = "class:tests.planted.liars."
+VIEW = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
+
+
+def program(*steps: Step) -> Program:
+    return Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), steps)
+
+
+def campaign(folder: Path, target: str, *programs: Program) -> tuple[int, model.Run]:
+    """A campaign over these programs and no drawn one: its exit code, and what it wrote."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number, one in enumerate(programs):
+        (corpus / f"{number}.json").write_text(dump(one))
+    reports = folder / "reports"
+    code = main(["--target", target, "--programs", "0", "--corpus", str(corpus), "--reports", str(reports)])
+    return code, model.load(reports / "fuzz.json")
+
+
+class TestOneCause:
+    def test_a_wrong_as_strided_is_one_finding(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Each write that lands in the wrong cell was a finding of its own."""
+        writes = [
+            Step("fill_", (tensor("b"), 7)),
+            Step("add_", (tensor("b"), 1)),
+            Step("setitem", (tensor("b"), {"ellipsis": 0}, 5)),
+        ]
+        code, run = campaign(tmp_path, f"{LIARS}WrongCell", *(program(VIEW, write) for write in writes))
+        (found,) = [result.finding for result in run.results]
+        assert found is not None
+        assert (code, found.title(), found.count, found.steps) == (1, "aliasing / as_strided", 3, 2)
+        assert len({found.signature, *found.signatures}) >= 3
+        said = capsys.readouterr().out
+        assert "3 failing, 1 distinct" in said
+        assert "also seen as: value / " in said
+        (saved,) = (tmp_path / "reports" / "failures").glob("*.json")
+        assert saved.name.endswith("-aliasing-as_strided.json")
+        assert f"python -m conformance.fuzz --replay {saved}\n" in said
+        assert json.loads(saved.read_text())["target"] == f"{LIARS}WrongCell"
+        assert "Seen as" in (tmp_path / "reports" / "fuzz.html").read_text()
+
+    def test_groups_that_were_not_shrunk(self, tmp_path: Path) -> None:
+        """Where time was up, groups of one cause are still reported as one, the smaller program first."""
+        running = Campaign(Plan("cpu", reports=tmp_path))
+        (tmp_path / "failures").mkdir()
+        long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
+        for number, made in enumerate((long, short)):
+            group = f"stride / as_strided / {number}"
+            running.add(Finding(FAIL, 0, number, group, made, (), 1, "metadata", "as_strided"))
+        (group,) = running.distinct()
+        assert (group.finding.program, group.numbers, len(running.groups)) == (short, {0, 1}, 2)
+        assert len(list((tmp_path / "failures").glob("*.json"))) == 2
+
+    def test_order(self, tmp_path: Path) -> None:
+        """The worst property first, then the commonest."""
+        running = Campaign(Plan("cpu", reports=tmp_path))
+        for wrong, count in (("wording", 9), ("value", 1), ("aliasing", 1), ("value", 2), ("crash", 1)):
+            finding = Finding(FAIL, 0, 0, "", program(), (), 1, wrong, str(count))
+            running.groups.append(Group(finding, set(range(count)), {""}))
+        order = [f"{group.finding.property} {group.finding.op}" for group in running.ranked()]
+        assert order == ["crash 1", "aliasing 1", "value 2", "value 1", "wording 9"]
+
+
+class TestTheMoveOfTheInputs:
+    def test_it_is_one_sentence(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """What fails in the same way for all programs was listed as a finding with a script, or as several."""
+        code, run = campaign(tmp_path, f"{LIARS}Unreachable", program(VIEW), program(Step("neg_", (tensor("a"),))))
+        sentence = (
+            "All 2 programs fail at the move of the inputs, before the first step, so that nothing else was compared: "
+            "RuntimeError: no kernel image for this device"
+        )
+        said = capsys.readouterr().out
+        assert (code, run.listed) == (1, [])
+        assert said.count("no kernel image") == 1
+        assert sentence in said
+        assert "script:" not in said
+        page = (tmp_path / "reports" / "fuzz.html").read_text()
+        assert f"<p>{sentence}</p>" in page
+        assert "def program" not in page
+
+
+class TestPoisonedProcesses:
+    def test_a_victim_is_flaky(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A program that failed only since its process had been spoilt was reported as a bug; its second run was in the
+        same process, and so failed too."""
+        spoils = Step("unfold", (tensor("a"), 0, 2, 1), out=("b",))
+        code, run = campaign(tmp_path, f"{LIARS}Poisoned", program(spoils), program(Step("neg_", (tensor("a"),))))
+        (result,) = run.results
+        assert (code, result.outcome) == (1, Outcome.FLAKY)
+        assert result.finding is not None
+        assert result.finding.title() == "flaky / error / neg_"
+        assert "program -2, which its worker had run before it" in result.reason
+        assert result.reason in capsys.readouterr().out

@@ -1,0 +1,99 @@
+"""Causes: the property and the op to blame, whichever write or reading shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conformance.core.finding import MOVE
+from conformance.core.oracles import Mismatch
+from conformance.program.cause import cause_of
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import Verdict, judge_program
+from conformance.selftest.faults import FAULTS, WRITES, Call, Fault
+from conformance.selftest.mutants import MutantTarget, Planted
+from tests.planted.liars import writes_wrong_cell
+
+SLICE = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
+
+
+def program(*steps: Step) -> Program:
+    return Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), steps)
+
+
+def cause(ops: str, act: Callable[[Call], Any], *steps: Step) -> str:
+    """The cause that is found for a program on torch CPU with one fault."""
+    target = MutantTarget("zero_ clears the storage")
+    target.mode = Planted(Fault(ops, act, "a test"))
+    made = program(*steps)
+    verdict = judge_program(made, target)
+    assert verdict.mismatches
+    return str(cause_of(made, verdict, lambda other: bool(judge_program(other, target, locate=False).mismatches)))
+
+
+class TestViewOrWrite:
+    """Of a view and a write that are wrong together."""
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            Step("fill_", (tensor("b"), 7)),
+            Step("add_", (tensor("b"), 1)),
+            Step("copy_", (tensor("b"), 3)),
+            Step("setitem", (tensor("b"), {"ellipsis": 0}, 5)),
+        ],
+        ids=lambda step: step.op,
+    )
+    def test_a_view_that_any_write_misses(self, write: Step) -> None:
+        """An `as_strided` through which the wrong cell is written was a finding for each of these writes."""
+        assert cause(f"as_strided {WRITES}", writes_wrong_cell, SLICE, write) == "aliasing / as_strided"
+
+    @pytest.mark.parametrize(
+        ("fault", "write"),
+        [
+            ("arithmetic on gaps is lost", Step("add_", (tensor("b"), 1))),
+            ("copy_ into gaps is lost", Step("copy_", (tensor("b"), {"tensor": [7, 8], "dtype": "float32"}))),
+        ],
+    )
+    def test_a_write_that_is_wrong_alone(self, fault: str, write: Step) -> None:
+        """Another write through the same view is right, so the view is not to blame."""
+        assert cause(FAULTS[fault].ops, FAULTS[fault].act, SLICE, write) == f"value / {write.op}"
+
+    def test_a_write_beside_its_tensor(self) -> None:
+        """What it was to write is right: the memory around it is wrong."""
+        fault = FAULTS["copy_ clobbers the gap"]
+        write = Step("copy_", (tensor("b"), {"tensor": [7, 8], "dtype": "float32"}))
+        assert cause(fault.ops, fault.act, SLICE, write) == "aliasing / copy_"
+
+    def test_a_copy_where_a_view_is_due(self) -> None:
+        """It has another offset too, which is not what is worst of it."""
+        fault = FAULTS["as_strided is stale"]
+        assert cause(fault.ops, fault.act, SLICE) == "aliasing / as_strided"
+
+
+class TestErrors:
+    """The op that raised, where the text names it."""
+
+    @pytest.mark.parametrize(
+        ("expected", "actual", "text", "told"),
+        [
+            ("no error", "NotImplementedError", "not implemented is never a pass: Could not run 'aten::roll' with",
+             "not implemented / roll"),
+            ("no error", "RuntimeError", "Error while lowering: aten::as_strided, shape=f32", "error / as_strided"),
+            ("no error", "RuntimeError", "boom", "error / neg"),
+            ("IndexError", "RuntimeError", "aten::roll | boom", "wording / neg"),
+            ("IndexError", "no error", "out of range", "missing error / neg"),
+        ],
+    )  # fmt: skip
+    def test_by_its_text(self, expected: str, actual: str, text: str, told: str) -> None:
+        """Else the step's."""
+        wrong = Mismatch("error", "step 1", expected, actual, text)
+        assert str(cause_of(program(Step("neg", (tensor("a"),), out=("b",))), Verdict((wrong,), 1))) == told
+
+    def test_at_the_move_of_the_inputs(self) -> None:
+        """Before any step, none is to blame."""
+        wrong = Mismatch("error", "the whole run", "no error", "RuntimeError", "Could not run 'aten::empty'")
+        assert str(cause_of(program(), Verdict((wrong,), 0))) == f"error / {MOVE}"
