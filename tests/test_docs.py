@@ -1,4 +1,5 @@
-"""What the pages show is true: every Python block in the README and the documentation runs."""
+"""What the pages show is true: every Python block in the README and the documentation runs, but those marked `py`, which
+need a device that the tests do not have."""
 
 from __future__ import annotations
 
