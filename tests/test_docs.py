@@ -1,5 +1,6 @@
-"""What the pages show is true: every Python block in the README and the documentation runs, but those marked `py`, which
-need a device that the tests do not have."""
+"""What the pages show is true: every Python block in the README and the documentation runs.
+
+Blocks marked `py` need a device that the tests do not have, and are left out."""
 
 from __future__ import annotations
 
