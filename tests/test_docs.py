@@ -1,4 +1,6 @@
-"""What the pages show is true: every Python block in the README and the documentation runs."""
+"""What the pages show is true: every Python block in the README and the documentation runs.
+
+Blocks marked `py` need a device that the tests do not have, and are left out."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def differences(
         if (oracle not in oracles and not strided) or (name in raised and oracle in ("structure", "value")):
             continue
         if oracle == "error":
-            found += _error(name, one, two)
+            if name == WHOLE or WHOLE not in raised or (_came_to(want, name) and _came_to(got, name)):
+                found += _error(name, one, two)
         elif oracle == "structure":
             if one != two and (both or WHOLE not in raised):
                 found.append(Mismatch(oracle, name, str(one or "nothing"), str(two or "nothing")))
@@ -171,6 +172,11 @@ def _same_owners(facts: Facts, other: Facts) -> Facts:
         else fact
         for (oracle, name), fact in facts.items()
     }
+
+
+def _came_to(facts: Facts, name: str) -> bool:
+    """Whether there is an answer of this name: a side that raised before has none, which is not an absent error."""
+    return ("error", name) in facts or ("structure", name) in facts
 
 
 def _error(name: str, want: Raised | None, got: Raised | None) -> list[Mismatch]:

@@ -106,6 +106,8 @@ def judge_call(
     found = [*found, *_misworded(case, call, expected.last, actual.last, found)]
     if expected.last.error is None and actual.last.error is None:
         found += _misplaced(target, call, actual.outcome)
+    # What raised has left its inputs unwritten: the error is the cause, and comes first.
+    found.sort(key=lambda mismatch: mismatch.oracle not in ("memory", "error"))
     return Judgement(found, arbitrated and not found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.core.observation import observe
+from conformance.core.observation import Raised, observe
 from conformance.core.oracles import compare
 
 
@@ -142,6 +142,18 @@ class TestErrors:
         assert [m.oracle for m in compare(value, index)] == ["error"]
         assert [m.oracle for m in compare(value, observe(1))] == ["error"]
         assert [m.oracle for m in compare(observe(1), value)] == ["error"]
+
+    def test_what_was_not_come_to_is_no_missing_error(self):
+        """A device that failed in step 1 was said to raise nothing in step 2, which it never came to: half of the
+        findings on a device with few operators."""
+        answered = observe({"step 2": Raised.of(IndexError("x"))}, {})
+        failed = observe((), {}, error=NotImplementedError("no kernel"))
+        assert [(one.where, one.actual) for one in compare(answered, failed)] == [
+            ("the whole run", "NotImplementedError")
+        ]
+        silent = observe({"step 2": "no error"}, {}, error=NotImplementedError("no kernel"))
+        assert [one.where for one in compare(answered, silent)] == ["the whole run"]  # its results are not observed
+        assert [one.where for one in compare(answered, observe({"step 2": "no error"}, {}))] == ["step 2"]
 
     def test_not_implemented_is_never_a_pass(self):
         """Not even where CPU raises a RuntimeError, or the same."""
