@@ -107,8 +107,8 @@ class TestWhole:
     def test_a_step_that_raises_is_a_function_of_its_own(self):
         """The program goes on after it, and its answer is the exception."""
         assert source(ERRS) == (
-            "def program(a):\n    b = a.t()\n    def step_2(): a[:, 5] = 1\n    answer_2 = attempt(step_2)\n    a.zero_()\n"
-            "    return {'b': b, 'step 2': answer_2}\n"
+            "def program(a):\n    b = a.t()\n    def step_2(): a[:, 5] = 1\n    answer_2 = attempt(step_2)\n"
+            "    a.zero_()\n    return {'b': b, 'step 2': answer_2}\n"
         )
         answer = function(ERRS, Negating().attempt)(torch.ones(2, 3))["step 2"]
         assert isinstance(answer, IndexError)
