@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import signal
 import subprocess
@@ -19,6 +20,9 @@ from conformance.opinfo.journal import NAME, Journal
 
 if TYPE_CHECKING:
     from .conftest import Command
+
+TORCH = "torch-" + ".".join(importlib.metadata.version("torch").split(".")[:2])
+"""The folder of baselines of the torch that is installed."""
 
 
 def select(*catalog: plan.Entry, **chosen: Any) -> list[plan.Case]:
@@ -194,7 +198,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("name", "text", "said"),
         [
-            ("reports/baseline/cpu.json.gz", "no gzip", "cpu.json.gz cannot be read"),
+            (f"reports/baseline/{TORCH}/cpu.json.gz", "no gzip", "cpu.json.gz cannot be read"),
             ("reports/expectations/cpu.toml", "[[expect]]\nop = 3\n", "cpu.toml, line 1: an entry needs"),
             (
                 "reports/expectations/cpu.toml",
@@ -228,7 +232,7 @@ class TestCommand:
         """Against a baseline of fewer kernels the run fails; accepted knowingly it passes, and so does the next."""
         words = ("--target", "planted", "--op", "sin", "--samples", "2")
         assert command(*words, "--update-baseline").returncode == 0
-        path = command.reports / "baseline" / "planted.json.gz"
+        path = command.reports / "baseline" / TORCH / "planted.json.gz"
         baseline = model.load(path)
         baseline.results.append(baseline.results[0].replace(op="sinc"))
         model.save(baseline, path)
