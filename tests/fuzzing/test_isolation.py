@@ -98,6 +98,7 @@ def findings(reports: Path) -> list[dict]:
     return fuzz_result(reports)["findings"]
 
 
+@pytest.mark.timeout(600)  # hangs take their limit, once in the campaign, in a fresh worker, and while they are shrunk
 class TestDeaths:
     @pytest.mark.parametrize(("name", "kind", "limit"), [
         ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"), ("Sleeps", "TIMEOUT", "5"),
