@@ -101,7 +101,8 @@ def findings(reports: Path) -> list[dict]:
 @pytest.mark.timeout(600)  # hangs take their limit, once in the campaign, in a fresh worker, and while they are shrunk
 class TestDeaths:
     @pytest.mark.parametrize(("name", "kind", "limit"), [
-        ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"), ("Sleeps", "TIMEOUT", "5"),
+        ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"),
+        pytest.param("Sleeps", "TIMEOUT", "5", marks=pytest.mark.slow),
     ])  # fmt: skip
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
@@ -127,6 +128,7 @@ class TestDeaths:
             (kind, f"{kind.lower()} / unfold", 1)
         ]
 
+    @pytest.mark.slow
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
         monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
