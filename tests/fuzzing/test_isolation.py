@@ -240,6 +240,8 @@ class TestReplay:
             assert main([option, str(found), *words]) == 1
             said = capsys.readouterr().out
             assert f"# {kind.lower()} / unfold" in said
+        again = f"Again: python -m conformance.fuzz --replay {tmp_path / 'failures' / 'found-minimal.json'}"
+        assert again in (tmp_path / "failures" / "found-minimal.py").read_text()
         smaller = json.loads((tmp_path / "failures" / "found-minimal.json").read_text())
         assert (smaller["target"], smaller["kind"]) == (targets + name, kind)
         assert len(smaller["program"]["steps"]) == 1
