@@ -100,7 +100,7 @@ class Campaign:
                 self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                 self._take_found()
             # Of many groups only some are small where a campaign is ended while it shrinks.
-            with FreshWorkers(self.plan.target, self.plan.limit, self.plan.memory) as fresh:
+            with FreshWorkers(plan.target, plan.limit, plan.memory, plan.compile_limit) as fresh:
                 for group in self.ranked():
                     if group in self.groups and not group.shrunk and not self._late():
                         self._shrink(workers, fresh, group)

@@ -184,8 +184,11 @@ class FreshWorkers:
     """Workers that have run nothing, handed out one at a time; one can be started before it is wanted, since that takes
     an import of torch. Use as a context manager."""
 
-    def __init__(self, target: str, limit: float, memory: float | None = None) -> None:
-        self.target, self._make = target, functools.partial(Workers, target, limit, memory)
+    def __init__(
+        self, target: str, limit: float, memory: float | None = None, compile_limit: float = COMPILE_LIMIT
+    ) -> None:
+        self.target = target
+        self._make = functools.partial(Workers, target, limit, memory, compile_limit=compile_limit)
         self._next: Workers | None = None
 
     def __enter__(self) -> Self:

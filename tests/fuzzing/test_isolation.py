@@ -98,11 +98,10 @@ def findings(reports: Path) -> list[dict]:
     return fuzz_result(reports)["findings"]
 
 
-@pytest.mark.timeout(600)  # hangs take their limit, once in the campaign, in a fresh worker, and while they are shrunk
 class TestDeaths:
     @pytest.mark.parametrize(("name", "kind", "limit"), [
         ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"),
-        pytest.param("Sleeps", "TIMEOUT", "5", marks=pytest.mark.slow),
+        ("Sleeps", "TIMEOUT", "5"),
     ])  # fmt: skip
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
@@ -128,7 +127,6 @@ class TestDeaths:
             (kind, f"{kind.lower()} / unfold", 1)
         ]
 
-    @pytest.mark.slow
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
         monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
