@@ -3,7 +3,7 @@
 Defines `ends_imports` for a command's first line, `deferred` and `check` for the rest of it, and `sigint_blocked` for
 the processes that it starts. The key insight: a KeyboardInterrupt between two lines of bookkeeping leaves a result
 counted once or twice, so the signal only sets a flag, and `check` raises where nothing is half done. Later signals
-change nothing, so that the report which the first one asked for is written.
+are ignored, so that the report which the first one asked for is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ends_imports(command: str) -> None:
 
     def leave(number: int, _: object) -> None:
         os.write(2, f"{command}: interrupted\n".encode())
-        os._exit(128 + number)
+        os._exit(128 + (_asked[0] if _asked else number))
 
     for each in SIGNALS:
         signal.signal(each, leave)
@@ -41,8 +41,14 @@ def deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def ask(number: int, _: object) -> None:
+        _asked.append(number)
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+
     _asked.clear()
-    before = {each: signal.signal(each, lambda number, frame: _asked.append(number)) for each in SIGNALS}
+    before = {each: signal.signal(each, ask) for each in SIGNALS}
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ import pytest
 
 from conformance.fuzzing.command import main
 from tests.fuzzing.saved import fuzz_result
+from tests.run import signals
 
 FAULT = "mutant:every third write is lost"
 
@@ -143,9 +144,7 @@ class TestResume:
         """Ctrl-C and SIGTERM, however often: the report has what was found so far, and `--resume` finds the rest."""
         running = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_for(tmp_path, 40)
-        for each in (number, signal.SIGTERM, signal.SIGINT):
-            running.send_signal(each)
-            time.sleep(0.1)
+        signals.send(running, (number, signal.SIGTERM, signal.SIGINT))
         _, said = running.communicate(timeout=100)
         assert running.returncode == code, said
         assert said.count("\n") == 1

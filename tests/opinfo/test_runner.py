@@ -17,6 +17,7 @@ from conformance.core import result as model
 from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo import plan
 from conformance.opinfo.journal import NAME, Journal
+from tests.run import signals
 
 if TYPE_CHECKING:
     from .conftest import Command
@@ -264,9 +265,7 @@ class TestCommand:
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline and not journaled(command):
             time.sleep(0.2)
-        for number in (first, signal.SIGINT, signal.SIGTERM):
-            process.send_signal(number)
-            time.sleep(0.1)
+        signals.send(process, (first, signal.SIGINT, signal.SIGTERM))
         output, _ = process.communicate(timeout=60)
         assert process.returncode == code, output
         run = model.load(command.reports / "opinfo.json")
