@@ -58,6 +58,19 @@ VARIANTS = {
     "error_inputs": "inputs that must raise, with OpInfo's message pattern",
     "reference_inputs": "the function, on OpInfo's larger set of inputs",
 }
+SPECIALS = {
+    "specials_zeros": "0.0 and -0.0, which are zero divisors too",
+    "specials_ties": "only -1, 0 and 1",
+    "specials_equal": "all elements equal",
+    "specials_negative": "negative numbers",
+    "specials_subnormal": "subnormal floats, and the smallest normal ones",
+    "specials_extremes": "the largest and the least of the dtype",
+    "specials_large": "floats of large magnitude",
+    "specials_inf": "the infinities",
+    "specials_nan": "nan",
+}
+"""Variants that are the function on OpInfo's sample inputs with such values among theirs, by tier."""
+VARIANTS |= {name: f"the function, with special values placed: {what}" for name, what in SPECIALS.items()}
 DIFFERENTIATED = ("backward", "forward_over_backward")
 """Variants whose sample inputs require gradients."""
 

@@ -26,13 +26,14 @@ MARKER = "# The full comparison: exit code 1 where anything differs that is judg
 ROOM = Path(__file__).parent.parent
 MODULES = (
     *("core/names.py", "core/torch_compat.py", "core/moving.py", "core/observation.py", "core/oracles.py"),
-    *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/sample_runtime.py"),
+    *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/specials.py", "opinfo/sample_runtime.py"),
 )
 """Where the functions are that scripts carry; of two with one name the later is meant."""
 
 IMPORTS = {
     "contextlib.": "import contextlib",
     "math.": "import math",
+    "random.Random(": "import random",
     "@dataclass": "from dataclasses import dataclass",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
     "tree_map(": "from torch.utils._pytree import tree_map",

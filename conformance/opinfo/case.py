@@ -33,7 +33,7 @@ from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge_call
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import Sample, samples
-from conformance.opinfo.variants import VARIANTS, Call, Skip, reference
+from conformance.opinfo.variants import NO_SPECIALS, VARIANTS, Call, Skip, reference
 
 
 @dataclass
@@ -161,7 +161,7 @@ def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
     try:
         yield from VARIANTS[case.variant](op, sample)
     except Skip as reason:
-        tally.skip(str(reason))
+        tally.skip(str(reason), excused=str(reason) == NO_SPECIALS)
 
 
 def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Note) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 
+from conformance.core.names import SPECIALS
 from conformance.core.torch_compat import default_tolerances, nondeterministic, op_db
 from conformance.opinfo.plan import Case, Entry
 
@@ -98,6 +99,7 @@ def _variants(op: Any) -> frozenset[str]:
         "backward": op.supports_autograd,
         "forward_over_backward": op.supports_autograd and op.supports_fwgrad_bwgrad,
         "error_inputs": op.error_inputs_func is not None,
+        **dict.fromkeys(SPECIALS, True),
     }
     return frozenset(name for name, present in has.items() if present)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.core.errors import UsageError
-from conformance.core.names import DIFFERENTIATED, DTYPES, LAYOUTS, VARIANTS, nearest
+from conformance.core.names import DIFFERENTIATED, DTYPES, LAYOUTS, SPECIALS, VARIANTS, nearest
 from conformance.core.result import Named, Outcome, Result
 
 
@@ -104,6 +104,8 @@ def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[
     words = [word.strip() for word in (asked.split(",") if isinstance(asked, str) else asked) if word.strip()]
     if words == ["all"]:
         return known
+    if "specials_zeros" in known:
+        words = [name for word in words for name in (SPECIALS if word == "specials" else (word,))]
     for word in words:
         if word not in known:
             near = nearest(word, known) or f"; choose from {', '.join(known)}"
@@ -136,7 +138,8 @@ def add_options(add: Callable[..., Any]) -> None:
         ("variant", "forward", VARIANTS),
         ("layout", "as_sampled", LAYOUTS),
     ):
-        known = f"of {', '.join(among)}" if among else "several"
+        listed = [name for name in among if name not in SPECIALS] + ["specials"] * (among is VARIANTS)
+        known = f"of {', '.join(listed)}" if among else "several"
         add(f"--{name}", action="append", metavar="A,B", help=f"{usual} (default), {known}, or all")
     add("--samples", metavar="N|all", help="samples an op (default: 20, or what the suite says)")
     add("--suite", help=f"a set of dtypes and variants by name: {', '.join(SUITES)}")
@@ -207,9 +210,17 @@ def _cases(catalog: Sequence[Entry], wanted: Selection) -> Iterable[Case]:
             # Error inputs choose their dtypes and layouts themselves.
             own = variant == "error_inputs"
             supported = entry.backward_dtypes if variant in DIFFERENTIATED else entry.dtypes
+            if variant in SPECIALS:
+                supported = frozenset(name for name in supported if name.startswith(("float", "bfloat", "int", "uint")))
             for dtype in wanted.dtypes[:1] if own else [name for name in wanted.dtypes if name in supported]:
                 for layout in wanted.layouts[:1] if own else wanted.layouts:
                     yield Case(entry.op, entry.overload, entry.family, dtype, variant, layout, wanted.samples)
+
+
+def takes_specials(dtype: str, family: str) -> tuple[str, ...]:
+    """Which arguments of an op of this family take special values; empty for all. An integer argument is as often an
+    index, which torch CPU need not check, as a number."""
+    return () if "float" in dtype or family == "binary" else ("input",)
 
 
 def longest_first(cases: Sequence[Case], seconds: Mapping[str, float]) -> list[Case]:

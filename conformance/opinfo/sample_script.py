@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from conformance.core.names import DIFFERENTIATED, ORACLES
+from conformance.core.names import DIFFERENTIATED, ORACLES, SPECIALS
 from conformance.core.script import Bug, carried, judged, render
-from conformance.opinfo.plan import Case
+from conformance.opinfo.plan import Case, takes_specials
 
 if TYPE_CHECKING:
     from conformance.core.oracles import Mismatch
@@ -45,10 +45,14 @@ def from_op_db(
     usual = f"op.sample_inputs(torch.device('cpu', 0), torch.{{dtype}}, requires_grad={case.variant in DIFFERENTIATED})"
     drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
     name, _, number = case.overload.partition("#")
+    kept = f", {{storage_key(x) for name, x in leaves(given).items() if name in {sorted(stays)}}}" * bool(stays)
+    names = takes_specials(case.dtype, case.family)
+    special = f"given = placed(given, {case.variant!r}, torch.{case.dtype}{kept}{f', names={names}' * bool(names)})"
     layout = "" if case.layout == "as_sampled" else case.layout
     extra = "".join([f", layout={layout!r}" * bool(layout), f", stays={sorted(stays)}" * bool(stays)])
     inputs = [
         "given = {'input': sample.input, 'args': sample.args, 'kwargs': sample.kwargs}",
+        *[special] * (case.variant in SPECIALS),
         f"made = {'sent' if plain else 'moved'}(given, device{extra})",
     ]
     given = ["input", "args", "kwargs"]
@@ -63,7 +67,9 @@ def from_op_db(
         calls = f"processed(program, given, {process}, lambda *run: gradients(*run, {process}))"
     wrapped = [f"def call(program, given): return {calls}"] if processed else []
     text = "\n".join([*inputs, *wrapped, f"{around}("])
-    helpers = [word for word in ("sent", "moved", "with_gaps", *AROUND.values(), "processed") if f"{word}(" in text]
+    helpers = [
+        word for word in ("placed", "sent", "moved", "with_gaps", *AROUND.values(), "processed") if f"{word}(" in text
+    ]
     draw = (
         "import itertools\n"
         "from torch.testing._internal.common_methods_invocations import op_db\n\n"

@@ -19,8 +19,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from conformance.core.moving import MARKER, leaves, map_leaves, storage_key
-from conformance.core.names import DIFFERENTIATED
-from conformance.opinfo import catalog
+from conformance.core.names import DIFFERENTIATED, SPECIALS
+from conformance.opinfo import catalog, specials
+from conformance.opinfo.plan import takes_specials
 
 
 @dataclass
@@ -36,10 +37,16 @@ class Sample:
     process: Callable[[Any], Any] | None = None
     error_type: Any = None
     error_regex: str | None = None
+    changed: bool = False
+    """Whether special values were placed."""
 
     @property
     def tree(self) -> dict[str, Any]:
         return {"input": self.input, "args": self.args, "kwargs": self.kwargs}
+
+    def take(self, tree: dict[str, Any]) -> None:
+        """Let these be the inputs."""
+        self.input, self.args, self.kwargs = tree["input"], tree["args"], tree["kwargs"]
 
 
 class KeptOnCpu(TorchFunctionMode):
@@ -94,6 +101,11 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
             sample.process = given.output_process_fn_grad
         if variant == "error_inputs":
             sample.error_type, sample.error_regex = item.error_type, item.error_regex
+        if variant in SPECIALS:
+            names = takes_specials(str(dtype), catalog.family(op))
+            before = sample.tree
+            sample.take(specials.placed(before, variant, dtype, sample.kept, names))
+            sample.changed = any(a is not b for a, b in zip(leaves(before), leaves(sample.tree), strict=True))
         if layout != "as_sampled":
             _lay_out(sample, layout)
         yield sample
@@ -102,8 +114,7 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
 def _lay_out(sample: Sample, layout: str) -> None:
     """Change the layout of the sample's tensors; a tensor that occurs twice stays one object."""
     laid: dict[int, Any] = {}
-    moved = map_leaves(sample.tree, lambda leaf: laid.setdefault(id(leaf), laid_out(leaf, layout, sample.kept)))
-    sample.input, sample.args, sample.kwargs = moved["input"], moved["args"], moved["kwargs"]
+    sample.take(map_leaves(sample.tree, lambda leaf: laid.setdefault(id(leaf), laid_out(leaf, layout, sample.kept))))
 
 
 def laid_out(leaf: Any, layout: str, kept: Iterable[int] = ()) -> Any:

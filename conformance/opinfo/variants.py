@@ -19,12 +19,14 @@ from conformance.core.errors import UserError
 from conformance.core.executor import Transform, signature_of
 from conformance.core.loading import load_target
 from conformance.core.moving import map_leaves, moved, observable, taken_apart, tensors
+from conformance.core.names import SPECIALS
 from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
 from conformance.core.torch_compat import is_zerotensor
 from conformance.opinfo import catalog, script
 from conformance.opinfo.sampling import Sample, contiguous_stride
 
+NO_SPECIALS = "it has no tensor that special values can be placed in"
 OUT_FORMS = ("right-sized", "empty", "with gaps")
 
 
@@ -146,6 +148,12 @@ def _function(op: Any, sample: Sample) -> Iterator[Call]:
     yield Call(sample, sample.tree, _named(op.op), script.function_name(op))
 
 
+def _special(op: Any, sample: Sample) -> Iterator[Call]:
+    if not sample.changed:
+        raise Skip(NO_SPECIALS)
+    yield from _function(op, sample)
+
+
 def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
     """The call of a tensor method that the OpInfo holds under this attribute."""
     if not isinstance(sample.input, torch.Tensor):
@@ -248,4 +256,5 @@ VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
     "out": _out,
     "backward": functools.partial(_differentiated, _backward),
     "forward_over_backward": functools.partial(_differentiated, _forward_over_backward),
+    **dict.fromkeys(SPECIALS, _special),
 }

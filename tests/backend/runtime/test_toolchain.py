@@ -47,9 +47,11 @@ def python(code: str) -> list[str]:
 
 
 def found_by(code: str, **environment: str) -> str:
-    """What a fresh process prints that runs `code` after finding a compiler."""
+    """What a fresh process prints that runs `code` after finding a compiler. Kernels run on the CPU, also where the
+    machine has an OpenCL driver, which tinygrad by itself would choose."""
     command = python("toolchain.ensure_compiler()\n" + code)
-    return subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True).stdout
+    environment = {**os.environ, "DEV": "CPU", **environment}
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
 class TestEnsureCompiler:

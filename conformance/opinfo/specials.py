@@ -1,0 +1,81 @@
+"""Special values among a sample's: zeros of both signs, ties, subnormals, the extremes of the dtype, inf, nan.
+
+Defines `placed`. The key insight: a clean sample says what an op accepts, so its shapes and arguments stay and
+only elements change, at places drawn from the tensor's position and size: the same on every machine, and in a script.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import torch
+
+from conformance.core.moving import map_leaves, storage_key
+
+SHARE = 3
+"""One of so many elements becomes special, and one at least."""
+
+FLOAT_TIERS: dict[str, Callable[[torch.finfo], Sequence[float]]] = {
+    "specials_zeros": lambda info: (0.0, -0.0),
+    "specials_ties": lambda info: (-1.0, 0.0, 1.0),
+    "specials_negative": lambda info: (-0.5, -1.0, -2.5),
+    "specials_subnormal": lambda info: (info.smallest_normal / 2, -info.smallest_normal / 4, info.smallest_normal),
+    "specials_extremes": lambda info: (info.max, info.min, info.eps),
+    "specials_large": lambda info: (100.5, -1000.25, info.max**0.25),
+    "specials_inf": lambda info: (torch.inf, -torch.inf),
+    "specials_nan": lambda info: (torch.nan,),
+}
+INTEGER_TIERS: dict[str, Callable[[torch.iinfo], Sequence[int]]] = {
+    "specials_zeros": lambda info: (0,),
+    "specials_ties": lambda info: (0, 1, 2),
+    "specials_negative": lambda info: (-1, -2, -7) if info.min else (),
+    "specials_extremes": lambda info: (info.max, info.min, info.max - 1, info.min + 1),
+}
+"""The values of a tier, of a dtype's limits; a tier that is missing leaves integers as they are."""
+
+
+def placed(tree: dict[str, Any], tier: str, dtype: torch.dtype, kept: Container[int] = (), names: Container[str] = ()
+           ) -> dict[str, Any]:  # fmt: skip
+    """A call's inputs with the values of `tier` among those of its tensors of `dtype`, under `names` if given; all but
+    these, and storages in `kept`, as they are. A tensor that occurs twice stays one object."""
+    made: dict[int, Any] = {}
+
+    def replaced(leaf: Any) -> Any:
+        if id(leaf) not in made:
+            made[id(leaf)] = _placed(leaf, tier, len(made), dtype, kept), leaf  # it lives: its id is no other's
+        return made[id(leaf)][0]
+
+    return {name: map_leaves(part, replaced) if not names or name in names else part for name, part in tree.items()}
+
+
+def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Container[int]) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.dtype != dtype:
+        return leaf
+    values = special_values(dtype, tier)
+    if leaf.is_meta or not leaf.numel() or storage_key(leaf) in kept or not values:
+        return leaf
+    drawn = random.Random(f"{tier} {position} {tuple(leaf.shape)}")
+    with torch.no_grad():
+        flat = leaf.detach().reshape(-1).clone()
+        if tier == "specials_equal":
+            flat[:] = flat[0].item()
+        else:
+            share = 1 if tier == "specials_ties" else SHARE
+            places = [at for at in range(len(flat)) if drawn.randrange(share) == 0] or [drawn.randrange(len(flat))]
+            flat[places] = torch.tensor([drawn.choice(values) for _ in places], dtype=dtype)
+        made = torch.empty_like(leaf.detach()).copy_(flat.view(leaf.shape))
+    return made.requires_grad_(leaf.requires_grad)
+
+
+def special_values(dtype: torch.dtype, tier: str) -> Sequence[float]:
+    """The values of a tier in a dtype, any where all are to be equal; none where it has none, as a bool or a complex
+    number."""
+    if tier == "specials_equal":
+        return (1,)
+    if dtype.is_floating_point:
+        return FLOAT_TIERS[tier](torch.finfo(dtype))
+    if dtype.is_complex or dtype is torch.bool or tier not in INTEGER_TIERS:
+        return ()
+    return INTEGER_TIERS[tier](torch.iinfo(dtype))
