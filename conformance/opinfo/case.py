@@ -28,7 +28,7 @@ from conformance.core.oracles import compare
 from conformance.core.result import Failure, Outcome, Result
 from conformance.core.target import COMPILED, NOT_COMPILED, PARTLY, Target
 from conformance.core.torch_compat import VALUE_DEPENDENT, op_db_unseeded
-from conformance.opinfo import catalog
+from conformance.opinfo import catalog, undefined
 from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge_call
 from conformance.opinfo.plan import Case
@@ -169,6 +169,9 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     reason = _undeclared(target, call)
     if reason:
         return tally.skip(reason, excused=True)
+    fault, dies = undefined.fault_of(case)
+    if dies:
+        return tally.skip(fault, excused=True)
     note(index, "CPU")
     expected = Executor(reference()).run(call)
     error = expected.last.error
@@ -194,6 +197,8 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     if actual.last.kernels is not None:
         tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
     found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
+    if found and fault:
+        return tally.skip(fault, excused=True)
     reached = _reached(actual, error is not None, tally)
     if not found and not reached:
         # Counted apart, and never a pass: torch CPU would be compared with itself.

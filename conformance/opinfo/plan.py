@@ -217,10 +217,20 @@ def _cases(catalog: Sequence[Entry], wanted: Selection) -> Iterable[Case]:
                     yield Case(entry.op, entry.overload, entry.family, dtype, variant, layout, wanted.samples)
 
 
-def takes_specials(dtype: str, family: str) -> tuple[str, ...]:
-    """Which arguments of an op of this family take special values; empty for all. An integer argument is as often an
-    index, which torch CPU need not check, as a number."""
-    return () if "float" in dtype or family == "binary" else ("input",)
+SORTED = {"bucketize": ("input",), "searchsorted": ("args",)}
+"""What may be special of the arguments of an op of which another must be sorted."""
+
+ADDING_UP = frozenset(
+    {"convolution", "fft", "layers", "linalg", "losses", "matrix products", "normalization", "pooling and resampling",
+     "reductions", "scans", "special", "other"}
+)  # fmt: skip
+"""Families whose results are sums. Of the largest and the least of a dtype the order says what a sum is."""
+
+
+def takes_specials(op: str, family: str, dtype: str) -> tuple[str, ...]:
+    """Which arguments take special values; empty for all. An integer argument is as often an index, which torch CPU
+    need not check, as a number."""
+    return SORTED.get(op, () if "float" in dtype or family == "binary" else ("input",))
 
 
 def longest_first(cases: Sequence[Case], seconds: Mapping[str, float]) -> list[Case]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from conformance.core.names import DIFFERENTIATED, ORACLES, SPECIALS
 from conformance.core.script import Bug, carried, judged, render
-from conformance.opinfo.plan import Case, takes_specials
+from conformance.opinfo.plan import ADDING_UP, Case, takes_specials
 
 if TYPE_CHECKING:
     from conformance.core.oracles import Mismatch
@@ -46,8 +46,9 @@ def from_op_db(
     drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
     name, _, number = case.overload.partition("#")
     kept = f", {{storage_key(x) for name, x in leaves(given).items() if name in {sorted(stays)}}}" * bool(stays)
-    names = takes_specials(case.dtype, case.family)
-    special = f"given = placed(given, {case.variant!r}, torch.{case.dtype}{kept}{f', names={names}' * bool(names)})"
+    names = takes_specials(case.op, case.family, case.dtype)
+    rest = f"{kept}{f', names={names}' * bool(names)}{', positive=True' * (case.family in ADDING_UP)}"
+    special = f"given = placed(given, {case.variant!r}, torch.{case.dtype}{rest})"
     layout = "" if case.layout == "as_sampled" else case.layout
     extra = "".join([f", layout={layout!r}" * bool(layout), f", stays={sorted(stays)}" * bool(stays)])
     inputs = [

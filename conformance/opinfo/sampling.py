@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from conformance.core.moving import MARKER, leaves, map_leaves, storage_key
 from conformance.core.names import DIFFERENTIATED, SPECIALS
 from conformance.opinfo import catalog, specials
-from conformance.opinfo.plan import takes_specials
+from conformance.opinfo.plan import ADDING_UP, takes_specials
 
 
 @dataclass
@@ -102,9 +102,9 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
         if variant == "error_inputs":
             sample.error_type, sample.error_regex = item.error_type, item.error_regex
         if variant in SPECIALS:
-            names = takes_specials(str(dtype), catalog.family(op))
-            before = sample.tree
-            sample.take(specials.placed(before, variant, dtype, sample.kept, names))
+            family, before = catalog.family(op), sample.tree
+            names, positive = takes_specials(op.name, family, str(dtype)), family in ADDING_UP
+            sample.take(specials.placed(before, variant, dtype, sample.kept, names, positive=positive))
             sample.changed = any(a is not b for a, b in zip(leaves(before), leaves(sample.tree), strict=True))
         if layout != "as_sampled":
             _lay_out(sample, layout)

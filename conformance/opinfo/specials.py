@@ -36,21 +36,28 @@ INTEGER_TIERS: dict[str, Callable[[torch.iinfo], Sequence[int]]] = {
 """The values of a tier, of a dtype's limits; a tier that is missing leaves integers as they are."""
 
 
-def placed(tree: dict[str, Any], tier: str, dtype: torch.dtype, kept: Container[int] = (), names: Container[str] = ()
-           ) -> dict[str, Any]:  # fmt: skip
+def placed(
+    tree: dict[str, Any],
+    tier: str,
+    dtype: torch.dtype,
+    kept: Container[int] = (),
+    names: Container[str] = (),
+    positive: bool = False,
+) -> dict[str, Any]:
     """A call's inputs with the values of `tier` among those of its tensors of `dtype`, under `names` if given; all but
-    these, and storages in `kept`, as they are. A tensor that occurs twice stays one object."""
+    these, and storages in `kept`, as they are. With `positive` the extremes of a floating dtype come among numbers of
+    one sign. A tensor that occurs twice stays one object."""
     made: dict[int, Any] = {}
 
     def replaced(leaf: Any) -> Any:
         if id(leaf) not in made:
-            made[id(leaf)] = _placed(leaf, tier, len(made), dtype, kept), leaf  # it lives: its id is no other's
+            made[id(leaf)] = _placed(leaf, tier, len(made), dtype, kept, positive), leaf  # it lives: its id is its own
         return made[id(leaf)][0]
 
     return {name: map_leaves(part, replaced) if not names or name in names else part for name, part in tree.items()}
 
 
-def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Container[int]) -> Any:
+def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Container[int], positive: bool) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.dtype != dtype:
         return leaf
     values = special_values(dtype, tier)
@@ -65,6 +72,8 @@ def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Conta
             share = 1 if tier == "specials_ties" else SHARE
             places = [at for at in range(len(flat)) if drawn.randrange(share) == 0] or [drawn.randrange(len(flat))]
             flat[places] = torch.tensor([drawn.choice(values) for _ in places], dtype=dtype)
+        if tier == "specials_extremes" and positive and dtype.is_floating_point:
+            flat = flat.abs()
         made = torch.empty_like(leaf.detach()).copy_(flat.view(leaf.shape))
     return made.requires_grad_(leaf.requires_grad)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,10 @@ class Call:
     source: str | None
     note: str = ""
     draws: Draws = field(default_factory=Draws)
+
+    def on(self, tree: dict[str, Any]) -> Call:
+        """The same call on other inputs."""
+        return replace(self, tree=tree)
 
     def inputs(self) -> tuple[dict[str, Any], set[int]]:
         """The inputs, and the storages of those that stay on the CPU."""
