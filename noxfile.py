@@ -196,7 +196,8 @@ def backends(session: nox.Session) -> None:
         if missing:
             session.warn(f"{name} needs what is not installed here: apt-get install {' '.join(missing)}")
         folder = session.cache_dir.resolve().parent / f"backend-{name}"
-        both = ["--target", backend["target"].format(checkout=folder / "checkout"), "-n", given.jobs]
+        target = ROOT / backend["profile"] if "profile" in backend else backend["target"]
+        both = ["--target", str(target).format(checkout=folder / "checkout"), "-n", given.jobs]
         both += ["--reports", str(ROOT / "reports" / "backends" / name)]
         own = backend.get("options", [])
         try:

@@ -182,9 +182,11 @@ class TestBackends:
         """Every target is understood, every torch is one exact version, and the page of results has each."""
         page = (ROOT / "docs" / "backends.md").read_text()
         for name, backend in known.items():
-            assert describe_target(backend["target"].format(checkout="/nowhere")), name
+            assert ("profile" in backend) != ("target" in backend), name
+            target = ROOT / backend["profile"] if "profile" in backend else backend["target"]
+            assert describe_target(str(target).format(checkout="/nowhere")), name
             assert sum(one.startswith("torch==") for one in backend["packages"]) == 1, name
-            assert not {*backend} - {"packages", "debian", "environment", "checkout", "target", "options"}, name
+            assert {*backend} <= {"packages", "debian", "environment", "checkout", "target", "profile", "options"}
             assert f"| {name} |" in page, name
 
     def test_commands(self, noxfile, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ import itertools
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -78,6 +78,14 @@ FOLLOWS = {
 }
 """What half of the steps are drawn from, by the family of the step before: bugs of views and writes are interactions,
 a write after a view after a write, a read of what was viewed before."""
+
+FUSED = {"fusion": 12, "reduction": 2, "view": 1}
+"""How often a family is drawn in a program of expressions, which stays lazy from its inputs to its last result."""
+
+FUSED_STEPS = (2, 6)
+FUSED_DTYPES = ("float32", "float32", "float64")
+EVERY = 4
+"""One of so many programs is of expressions over special values."""
 
 STEPS = (1, 8)
 
@@ -211,7 +219,8 @@ class Drawing:
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
         """Program `number` of this seed: the same on every machine, for one version of this package."""
-        return self.program(random.Random(f"{seed}:{number}").randint, tally, self.aim(seed, number))
+        fused = self.biased and number % EVERY == EVERY - 2 and self.can_fuse
+        return self.program(random.Random(f"{seed}:{number}").randint, tally, self.aim(seed, number), fused)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -228,16 +237,25 @@ class Drawing:
         turn, at = divmod(number // 2, len(self.cells))
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
 
-    def program(self, source: Source, tally: Tally | None = None, aim: Cell | None = None) -> Program:
+    @property
+    def can_fuse(self) -> bool:
+        """Whether programs of expressions can be drawn: their family, and a dtype that they have."""
+        return "fusion" in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
+
+    def program(
+        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False
+    ) -> Program:
         """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
-        the cell `aim`."""
+        the cell `aim`. One that is `fused` is of expressions over special values."""
         d = Draw(source)
-        known = [name for name in DTYPES if name in self.dtypes]
-        program = draw_inputs(d, known, "autograd" in self.families, aim)
+        known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
+        program = draw_inputs(d, known, "autograd" in self.families and not fused, aim, special=fused)
         shadow = Shadow(program)
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         aimed = d.integer(1, self.steps[1]) if aim else 0
-        least, most = self.steps
+        least, most = FUSED_STEPS if fused else self.steps
+        weights = FUSED if fused else FAMILY_WEIGHT
+        families = {name: ops for name, ops in self.families.items() if not fused or name in FUSED}
         for _ in range(4 * most):
             drawn = len(shadow.steps)
             ends = drawn >= least and d.integer(0, most) == 0
@@ -249,7 +267,7 @@ class Drawing:
                 elif ends:
                     break
                 else:
-                    draw_step(k, self.families, tally)
+                    draw_step(k, families, tally, weights, follows=not fused)
             except Broken:
                 break
         if tally is not None:
@@ -274,12 +292,20 @@ def draw_aimed(k: Situation, ops: Sequence[Op], aim: Cell, tally: Tally | None) 
     return bool(fitting)
 
 
-def draw_step(k: Situation, by_family: dict[str, list[Op]], tally: Tally | None) -> None:
-    """Draw one step and offer it to the shadow; where nothing fits, another is drawn by the caller."""
-    following = FOLLOWS.get(OPS[k.shadow.steps[-1].op].family, ()) if k.shadow.steps and k.biased else ()
+def draw_step(
+    k: Situation,
+    by_family: dict[str, list[Op]],
+    tally: Tally | None,
+    weights: Mapping[str, int] = FAMILY_WEIGHT,
+    follows: bool = True,
+) -> None:
+    """Draw one step and offer it to the shadow; where nothing fits, another is drawn by the caller. `follows` says that
+    the family of the step before has a say."""
+    before = k.shadow.steps[-1:] if k.biased and follows else []
+    following = FOLLOWS.get(OPS[before[0].op].family, ()) if before else ()
     families = [family for family in following if family in by_family]
     if not families or not k.chance(1, 2):
-        families = [one for one in by_family for _ in range(FAMILY_WEIGHT.get(one, 1) if k.biased else 1)]
+        families = [one for one in by_family for _ in range(weights.get(one, 1) if k.biased else 1)]
     offer(k, choose(k, by_family, families), tally)
 
 
@@ -341,9 +367,12 @@ def _cell(op: Op, first: torch.Tensor) -> Cell:
     return op.family, layout_class(first), dtype_name(first.dtype)
 
 
-def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None) -> Program:
+def draw_inputs(
+    d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None, special: bool = False
+) -> Program:
     """One to three inputs, each of a layout class from the catalogue, the first of the class and dtype that are aimed
-    at; a later one may be a view of an earlier one's storage; at times one requires grad."""
+    at; a later one may be a view of an earlier one's storage; at times one requires grad. With `special` all hold
+    special values."""
     storages: list[Storage] = []
     inputs: list[Input] = []
     names = fresh_names({})
@@ -359,8 +388,8 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None
         else:
             at = len(storages)
             seeds = [{"seed": d.integer(0, 99)} for _ in range(4)]
-            special = {"special": d.integer(0, 99)}
-            values = d.choice(("arange", *seeds[:2], "arange", "arange", *seeds[2:], special))
+            among = {"special": d.integer(0, 99)}
+            values = among if special else d.choice(("arange", *seeds[:2], "arange", "arange", *seeds[2:], among))
             storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
         grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))

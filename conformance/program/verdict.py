@@ -22,6 +22,7 @@ from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import differences
 from conformance.program.model import Program, digest
 from conformance.program.shadow import Reference, Shadow, reference
+from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import lacking_operator, unsupported_reason
@@ -130,6 +131,12 @@ def judge_program(
     verdict = Verdict(
         tuple(mismatches), execution.failed_step, False, ran, allowed, baseline=before, arbitrated=arbitrated
     )
+    if (
+        verdict.passed
+        and target.lazy
+        and any(OPS[step.op].family == FUSION for step in program.steps if step.op in OPS)
+    ):
+        return _step_by_step(program, target, verdict, watch)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
         return verdict
     found, together = first_bad_step(program, target, watch), False
@@ -137,6 +144,17 @@ def judge_program(
         found, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
     number, cause = found or (None, None)
     return replace(verdict, bad_step=number, cause=cause, lazy_only=together)
+
+
+def _step_by_step(program: Program, target: Target, together: Verdict, watch: Watch) -> Verdict:
+    """The verdict on expressions that are right as a whole: each result, computed by itself, must be right too."""
+    seen = Executor(target).run(ProgramSubject(program), each=True, watch=watch).observations
+    found = _first_wrong(program, target, seen)
+    if found is None:
+        return together
+    number, cause = found
+    cause = replace(cause, detail="; ".join(filter(None, (cause.detail, "only when each step is computed by itself"))))
+    return replace(together, mismatches=(cause,), bad_step=number, cause=cause)
 
 
 def _reached(program: Program, capture: Capture) -> bool:
