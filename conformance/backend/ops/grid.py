@@ -90,7 +90,8 @@ def _padded(x: UOp, size: int, mode: Mode) -> tuple[UOp, UOp]:
     if mode.padding == REFLECTION:
         x, outer_slope = _reflected(x, size, mode.align_corners)
     inner, slope = _clipped(x, size)
-    return x.ne(x).where({FIRST: 0.0, LAST: size - 1.0, NOTHING: x}[mode.of_nan], inner), slope * outer_slope
+    of_nan = {FIRST: x.const_like(0.0), LAST: x.const_like(size - 1.0), NOTHING: x}[mode.of_nan]
+    return x.ne(x).where(of_nan, inner), slope * outer_slope
 
 
 def _tap(at: UOp, size: int, weight: UOp, slope: UOp) -> Tap:
