@@ -110,7 +110,7 @@ def multi_margin_loss(
 ) -> UOp:  # fmt: skip
     """By how much the other classes' scores come nearer to the target's than the margin, averaged over the classes."""
     _one_loss(reduction, target.ndim == 0)
-    dtype, classes = opmath(ctx.out.computed), self.shape[-1]
+    dtype, classes = opmath(ctx.out.computed), self.shape[-1] if self.ndim else 1
     scores = cast(self, dtype).reshape((-1, classes))
     label = checked(ctx, ctx.args[1], 0, classes).reshape((scores.shape[0], 1))
     mine, zero = UOp.arange(classes).reshape((1, classes)).eq(label), constant(0, dtype)
@@ -128,7 +128,7 @@ def multi_margin_loss(
 def multilabel_margin_loss_forward(ctx: Context, self: UOp, target: UOp, reduction: int) -> tuple[UOp, UOp]:
     """(the same over each of several targets, which end at the first -1, and all others; which classes are targets)."""
     _one_loss(reduction, target.ndim <= 1)
-    dtype, classes = opmath(ctx.out.computed), self.shape[-1]
+    dtype, classes = opmath(ctx.out.computed), self.shape[-1] if self.ndim else 1
     scores = cast(self, dtype).reshape((-1, classes))
     label = checked(ctx, ctx.args[1], -1, classes).reshape(scores.shape)
     place, zero = UOp.arange(classes), constant(0, dtype)

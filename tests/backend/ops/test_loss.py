@@ -55,6 +55,13 @@ def test_multilabel_margin_loss_ends_at_minus_one(reduction):
     same(multilabel_margin_loss, SCORES[0], target[0], reduction=reduction)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("loss", [multi_margin_loss, multilabel_margin_loss])
+def test_the_score_of_one_class_without_dimensions(loss, reduction):
+    """There is no other class: the loss is 0."""
+    same(loss, torch.tensor(0.3), torch.tensor(0), reduction=reduction)
+
+
 @pytest.mark.parametrize("loss", [multi_margin_loss, multilabel_margin_loss])
 def test_targets_out_of_range(loss):
     """They are refused in the CPU's words."""
