@@ -39,8 +39,8 @@ def _gelu_inner(x: UOp) -> UOp:
 def gelu(x: UOp, approximate: str = "none") -> UOp:
     """x times the normal distribution's cumulative density, or its tanh approximation."""
     if approximate == "tanh":
-        return 0.5 * x * (1.0 + _gelu_inner(x))
-    return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
+        return divide(x, 2.0) * (1.0 + _gelu_inner(x))
+    return divide(x, 2.0) * (1.0 + erf(x * SQRT_HALF))  # a product with 0.5 would be taken last, where it overflowed
 
 
 def gelu_backward(grad: UOp, x: UOp, approximate: str = "none") -> UOp:
@@ -106,6 +106,12 @@ def log_sigmoid_backward(grad: UOp, x: UOp, buffer: UOp) -> UOp:
     )
 
 
+def within(x: UOp, limit: Number) -> UOp:
+    """-limit <= x <= limit, false where either is nan; of tinygrad's own comparisons only < and > are."""
+    limit = limit if isinstance(limit, UOp) else x.const_like(limit)
+    return ((x < -limit) | (x > limit) | x.ne(x) | limit.ne(limit)).logical_not()
+
+
 pointwise(
     {
         "relu": relu,
@@ -131,8 +137,10 @@ pointwise(
         "hardsigmoid": lambda x: clip(x + 3.0, 0.0, 6.0) * (1 / 6),
         "hardsigmoid_backward": lambda grad, x: ((x > -3) & (x < 3)).where(grad * (1 / 6), 0.0),
         "hardswish": lambda x: x * clip(x + 3.0, 0.0, 6.0) * (1 / 6),
-        "hardswish_backward": lambda grad, x: (x <= -3).where(0.0, (x < 3).where(grad * (x * (1 / 3) + 0.5), grad)),
-        "hardshrink": lambda x, lam=0.5: ((x >= -lam) & (x <= lam)).where(0.0, x),
+        "hardswish_backward": lambda grad, x: ((x < -3) | x.eq(-3)).where(
+            0.0, ((x > 3) | x.eq(3)).where(grad, grad * (x * (1 / 3) + 0.5))
+        ),
+        "hardshrink": lambda x, lam=0.5: within(x, lam).where(0.0, x),
         "hardshrink_backward": lambda grad, x, lam: ((x >= -lam) & (x <= lam)).where(0.0, grad),
         "softshrink": lambda x, lam=0.5: (x > lam).where(subtract(x, lam), (x < -lam).where(x + lam, x * 0.0)),
         "softshrink_backward": lambda grad, x, lam: ((x >= -lam) & (x <= lam)).where(0.0, grad),

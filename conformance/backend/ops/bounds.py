@@ -20,7 +20,7 @@ from ..dispatch.registry import Context
 from ..dispatch.tensors import is_tiny, read
 from ..lazy import flush
 from ..lazy.storage import lazy_storage
-from ..runtime import memory, recording
+from ..runtime import memory, recording, scheduler
 
 # Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
 # training loop have the same bounds at every step, and are not realized to learn them.
@@ -76,6 +76,20 @@ def check(ctx: Context, host: torch.Tensor, low: int, high: int, **kwargs: Any) 
         least, most = torch.aminmax(host)
         if least < low or most >= high:
             raise_as_cpu(ctx, **kwargs)
+
+
+def require(ctx: Context, condition: UOp) -> None:
+    """Raise the CPU's error unless a condition on elements (a 0-d bool) holds, for which it is computed.
+
+    While a graph is recorded each run of the recording checks.
+    """
+    condition = condition.cast(dtypes.int32)
+    if recording.is_open():
+        recording.require(condition)
+        return
+    (found,), _ = scheduler.realize([condition.reshape((1,))], ctx.device)
+    if not any(memory.to_host(found).tobytes()):
+        raise_as_cpu(ctx)
 
 
 def raise_as_cpu(ctx: Context, **kwargs: Any) -> NoReturn:

@@ -8,6 +8,7 @@ Must not know strides in memory: they are the caller's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,25 +52,51 @@ def spread(x: UOp, stride: Ints) -> UOp:
     return x.shrink((None,) * len(lead) + tuple((0, (i - 1) * s + 1) for i, s in zip(spatial, stride, strict=True)))
 
 
-def correlate(x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints) -> UOp:
-    """x (n, c, *spatial), weight (out, c / groups, *kernel) -> (n, out, *size): a convolution as networks mean it."""
+def correlate(
+    x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints, real: UOp | None = None
+) -> UOp:
+    """x (n, c, *spatial), weight (out, c / groups, *kernel) -> (n, out, *size): a convolution as networks mean it.
+
+    Padding is zeros, whose products with infinite weights are nan. With `real`, a bool (*size, *kernel), only the
+    products count for which it holds.
+    """
     n, out, kernel, dims = x.shape[0], weight.shape[0], weight.shape[2:], len(size)
     patches = windows(x, kernel, stride, padding, dilation, size)
     patches = patches.reshape((n, groups, 1, weight.shape[1], *size, *kernel))
     weight = weight.reshape((1, groups, out // groups, weight.shape[1], *[1] * dims, *kernel))
-    summed = (3, *range(4 + dims, 4 + 2 * dims))
-    return (patches * weight).sum(summed, dtype=x.dtype).reshape((n, out, *size))
+    products = patches * weight
+    if real is not None:
+        products = real.where(products, products.const_like(0))
+    return products.sum((3, *range(4 + dims, 4 + 2 * dims)), dtype=x.dtype).reshape((n, out, *size))
 
 
 def correlate_transposed(
-    x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints
+    x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints, exact: bool = False
 ) -> UOp:
-    """The adjoint of `correlate`: x (n, in, *spatial), weight (in, c / groups, *kernel) -> (n, c, *size)."""
+    """The adjoint of `correlate`: x (n, in, *spatial), weight (in, c / groups, *kernel) -> (n, c, *size).
+
+    It adds up what reaches an element: the zeros between elements of the input are not multiplied with the weights,
+    which may be infinite. Those around it are not either where it is `exact`: in gradients by a stride of 1 these few
+    selections at the edges are half of the time.
+    """
     inputs, each, *kernel = weight.shape
     weight = weight.flip(tuple(range(2, weight.ndim))).reshape((groups, inputs // groups, each, *kernel))
     weight = weight.transpose(1, 2).reshape((groups * each, inputs // groups, *kernel))
     before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    return correlate(spread(x, stride), weight, [1] * len(size), before, dilation, groups, size)
+    one = [1] * len(size)
+    real = _real(x.shape[2:], kernel, stride, before, dilation, size) if exact or max(stride) > 1 else None
+    return correlate(spread(x, stride), weight, one, before, dilation, groups, size, real)
+
+
+def _real(spatial: Ints, kernel: Ints, stride: Ints, before: Ints, dilation: Ints, size: Ints) -> UOp:
+    """(*size, *kernel): which elements of the windows of a spread input are elements of the input."""
+    dims, made = len(size), UOp.const(True, dtypes.bool)
+    for d, (i, k, s, p, w, o) in enumerate(zip(spatial, kernel, stride, before, dilation, size, strict=True)):
+        line = windows(spread(UOp.const(True, dtypes.bool).expand((i,)), [s]), [k], [1], [p], [w], [o])
+        made = made & line.reshape(
+            (*(o if e == d else 1 for e in range(dims)), *(k if e == d else 1 for e in range(dims)))
+        )
+    return made
 
 
 def weight_gradient(x: UOp, grad: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, kernel: Ints) -> UOp:
@@ -93,7 +120,7 @@ def convolution(
         raise MetaRejected("the meta kernel does not look at these numbers")
     dtype, size = _summed_in(accumulate(ctx), x.ndim - 2), ctx.out.size[2:]
     stride, padding, dilation = (_each(v, len(size)) for v in (stride, padding, dilation))
-    product = correlate_transposed if transposed else correlate
+    product = functools.partial(correlate_transposed, exact=True) if transposed else correlate
     made = product(
         cast(stored(x), dtype), cast(stored(weight), dtype), stride, padding, dilation, groups, size
     )  # fmt: skip

@@ -5,6 +5,8 @@ Must not know strides: they are the caller's.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
@@ -26,7 +28,15 @@ def cdist(ctx: Context, a: UOp, b: UOp, p: float, compute_mode: int | None) -> U
         return UOp.const(0.0, ctx.out.computed)
     dtype = opmath(ctx.out.computed)
     difference = subtract(cast(a, dtype).unsqueeze(-2), cast(b, dtype).unsqueeze(-3))
-    return norm(difference, p, (difference.ndim - 1,)).reshape(ctx.out.size)
+    if p == math.inf:  # here the CPU's maximum leaves nan out; not in _pdist_forward
+        difference = difference.ne(difference).where(difference.const_like(0), difference)
+    return _length(difference, p).reshape(ctx.out.size)
+
+
+def _length(difference: UOp, p: float) -> UOp:
+    """The p-norm along the last dimension; for p = 0 the count of differences, which is nan if one of them is."""
+    length = norm(difference, p, (difference.ndim - 1,))
+    return (difference.ne(difference).any(-1, keepdim=True)).where(math.nan, length) if p == 0 else length
 
 
 @value("_pdist_forward")
@@ -37,26 +47,30 @@ def pdist(ctx: Context, x: UOp, p: float = 2) -> UOp:
     x = cast(x, opmath(ctx.out.computed))
     first, second = (ctx.data(places) for places in np.triu_indices(int(x.shape[0]), 1))
     difference = subtract(x[first], x[second])  # type: ignore[index]
-    return norm(difference, p, (1,)).reshape(ctx.out.size)
+    return _length(difference, p).reshape(ctx.out.size)
 
 
 @value("mode")
 def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UOp, UOp]:
-    """The most frequent element along a dimension, of equally frequent ones the smallest, and its last position."""
+    """The most frequent element along a dimension, of equally frequent ones the smallest, and its last position.
+
+    A nan equals no other, and is the largest. The CPU's sort takes it for equal to all: where there is a nan it may
+    find another element than the most frequent one.
+    """
     if x.ndim == 0:
         return x, UOp.const(0, dtypes.int64)
     n = int(x.shape[dim])
     if n > LONGEST_STABLE:
         raise Declined
     x = materialize_if_costly(x.transpose(dim, -1))
-    same = x.unsqueeze(-1).eq(x.unsqueeze(-2))
-    if dtypes.is_float(x.dtype):
-        nan = x.ne(x)
-        same = same | (nan.unsqueeze(-1) & nan.unsqueeze(-2))
+    same = x.unsqueeze(-1).eq(x.unsqueeze(-2)) | (UOp.arange(n).reshape((n, 1)).eq(UOp.arange(n)))
     count = same.cast(dtypes.int32).sum(-1).contiguous()
     frequent = count.eq(count.max(-1, keepdim=True))
     rank = order.key(x, nan_last=True)
     least = frequent.where(rank, rank.dtype.max).min(-1, keepdim=True)
     place = (frequent & rank.eq(least)).where(UOp.arange(n).cast(dtypes.int32), -1).max(-1, keepdim=True)
-    results = (order.unkey(least, x.dtype), place.cast(dtypes.int64))
+    found = order.unkey(least, x.dtype)
+    if dtypes.is_float(x.dtype):
+        place = found.ne(found).where(0, place)  # then all are nan
+    results = (found, place.cast(dtypes.int64))
     return tuple(r.transpose(dim, -1).reshape(ctx.out.size) for r in results)  # type: ignore[return-value]

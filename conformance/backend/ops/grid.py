@@ -28,12 +28,13 @@ from .elementary import absolute, divide, subtract
 
 BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
+FIRST, LAST, NOTHING = range(3)  # what a coordinate reads that is nan when it is kept within the image
 
 
 class Tap(NamedTuple):
     """One of the elements along a dimension that a point is computed from."""
 
-    place: UOp  # int32, in range
+    place: UOp  # int32, in range whatever the coordinate is, nan too
     inside: UOp  # whether the element exists
     weight: UOp
     slope: UOp  # the weight's derivative by the point's coordinate
@@ -45,6 +46,14 @@ class Mode(NamedTuple):
     interpolation: int
     padding: int
     align_corners: bool
+    of_nan: int
+    skips: bool  # whether what does not exist is left out; else it is a 0, whose product with a weight may be nan
+
+
+def _mode(rank: int, interpolation: int, padding: int, align_corners: bool, backward: bool = False) -> Mode:
+    """How the CPU reads: it computes the points of an image together, and those of a volume one by one."""
+    of_nan = FIRST if rank == 2 else NOTHING if backward else LAST
+    return Mode(interpolation, padding, align_corners, of_nan, skips=rank == 3)
 
 
 def _scale(size: int, align_corners: bool) -> float:
@@ -77,15 +86,16 @@ def _padded(x: UOp, size: int, mode: Mode) -> tuple[UOp, UOp]:
     """(the coordinate that is read where x is asked for, its derivative)."""
     if mode.padding == ZEROS:
         return x, x.const_like(1.0)
-    if mode.padding == BORDER:
-        return _clipped(x, size)
-    inner, outer_slope = _reflected(x, size, mode.align_corners)
-    inner, slope = _clipped(inner, size)
-    return inner, slope * outer_slope
+    outer_slope = x.const_like(1.0)
+    if mode.padding == REFLECTION:
+        x, outer_slope = _reflected(x, size, mode.align_corners)
+    inner, slope = _clipped(x, size)
+    of_nan = {FIRST: x.const_like(0.0), LAST: x.const_like(size - 1.0), NOTHING: x}[mode.of_nan]
+    return x.ne(x).where(of_nan, inner), slope * outer_slope
 
 
 def _tap(at: UOp, size: int, weight: UOp, slope: UOp) -> Tap:
-    inside = (at >= 0) & (at <= size - 1)
+    inside = (at > -1) & (at < size)  # tinygrad's >= and <= hold of nan
     return Tap(inside.where(at, 0.0).cast(dtypes.int32), inside, weight, slope)
 
 
@@ -131,6 +141,12 @@ class Corner(NamedTuple):
     slopes: list[UOp]  # of the weight, by each of the grid's coordinates
 
 
+def _element(corner: Corner, image: Array, n: Index, c: Index, dtype: DType) -> UOp:
+    """The element of a corner, 0 where there is none."""
+    element = image[n, c, corner.place].cast(dtype)
+    return corner.inside.where(element, element.const_like(0.0))
+
+
 def _corners(grid: Array, at: tuple[Index, Index], sizes: Sequence[int], mode: Mode, dtype: DType) -> list[Corner]:
     """Every combination of a point's taps; the grid's first coordinate is the image's last dimension."""
     rank = len(sizes)
@@ -157,8 +173,8 @@ def _sample(p: Program, out: Array, image: Array, grid: Array, sizes: Sequence[i
             for c in p.loop(image.shape[1]):
                 total = UOp.const(0.0, dtype)
                 for corner in corners:
-                    element = image[n, c, corner.place].cast(dtype)
-                    total = total + corner.inside.where(element * corner.weight, 0.0)
+                    term = _element(corner, image, n, c, dtype) * corner.weight
+                    total = total + (corner.inside.where(term, 0.0) if mode.skips else term)
                 out[n, c, point] = total
 
 
@@ -178,9 +194,10 @@ def _gradients(p: Program, *arrays: Any) -> None:
             for c in p.loop(image.shape[1]):
                 gradient = out[n, c, point].cast(dtype)
                 for corner in corners:
-                    element = image[n, c, corner.place].cast(dtype)
+                    element = _element(corner, image, n, c, dtype)
                     for d, slope in enumerate(corner.slopes):
-                        slopes[d] = slopes[d] + corner.inside.where(element * slope * gradient, 0.0)
+                        term = element * slope * gradient
+                        slopes[d] = slopes[d] + (corner.inside.where(term, 0.0) if mode.skips else term)
                     if of_image is not None:
                         sum_ = of_image[n, c, corner.place] + corner.weight * gradient
                         of_image.set((n, c, corner.place), sum_, where=corner.inside)
@@ -201,7 +218,8 @@ def grid_sampler(ctx: Context, image: UOp, grid: UOp, interpolation: int, paddin
     """The image's values at the grid's points, of shape (batch, channels, *points)."""
     inputs = [_flat(image), _points(grid)]
     shape = (*(int(s) for s in image.shape[:2]), int(inputs[1].shape[1]))
-    mode, sizes = Mode(interpolation, padding, align_corners), tuple(int(s) for s in image.shape[2:])
+    sizes = tuple(int(s) for s in image.shape[2:])
+    mode = _mode(len(sizes), interpolation, padding, align_corners)
     (out,) = kernel(_sample, [(shape, ctx.out.computed)], inputs, ctx.device, sizes, mode)
     return out.reshape(ctx.out.size)
 
@@ -215,7 +233,8 @@ def grid_sampler_backward(
     inputs = [_flat(out), _flat(image), _points(grid)]
     shapes = [tuple(int(s) for s in x.shape) for x in (inputs[2], inputs[1])]
     outputs = [(shapes[0], grid.dtype), (shapes[1], dtypes.float64)]  # at a border very many points add to one element
-    mode, sizes = Mode(interpolation, padding, align_corners), tuple(int(s) for s in image.shape[2:])
+    sizes = tuple(int(s) for s in image.shape[2:])
+    mode = _mode(len(sizes), interpolation, padding, align_corners, backward=True)
     wanted = outputs[: 2 if output_mask[0] else 1]
     of_grid, *of_image = kernel(_gradients, wanted, inputs, ctx.device, sizes, mode)
     return of_image[0].reshape(image.shape) if of_image else None, of_grid.reshape(grid.shape)

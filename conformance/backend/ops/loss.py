@@ -1,4 +1,4 @@
-"""Losses that torch does not decompose, or decomposes so that targets are not checked; the others fuse as they are.
+"""Losses that torch does not decompose, or not as its kernels compute; the others fuse as they are.
 
 Must not know strides: they are the caller's.
 """
@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
+from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import Context, value
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from .bounds import checked
+from .elementary import subtract
 
 NONE, MEAN, SUM = 0, 1, 2  # at::Reduction
 
@@ -86,3 +88,55 @@ def nll_loss_backward(
     zero = constant(0, dtype)
     each = counts.where(-grad * weights, zero).unsqueeze(0 if self.ndim == 1 else 1)
     return one_hot.where(each.expand(self.shape), zero)
+
+
+def _margins(over: UOp, p: float, weights: UOp | None = None) -> UOp:
+    """By how much scores are over, to the power of p; nan does not count (aten/src/ATen/native/LossMultiMargin.cpp)."""
+    zero = over.const_like(0)
+    terms = over * over if p == 2 else over
+    return (zero < over).where(terms if weights is None else terms * weights, zero)
+
+
+def _one_loss(reduction: int, single: bool) -> None:
+    """Raise MetaRejected for the losses of a single frame, which is no batch of one."""
+    if reduction == NONE and single:
+        raise MetaRejected("the decomposition that is the meta kernel has a dimension for it")
+
+
+@value("multi_margin_loss")
+def multi_margin_loss(
+    ctx: Context, self: UOp, target: UOp, p: float = 1, margin: float = 1, weight: UOp | None = None,
+    reduction: int = MEAN,
+) -> UOp:  # fmt: skip
+    """By how much the other classes' scores come nearer to the target's than the margin, averaged over the classes."""
+    _one_loss(reduction, target.ndim == 0)
+    dtype, classes = opmath(ctx.out.computed), self.shape[-1] if self.ndim else 1
+    scores = cast(self, dtype).reshape((-1, classes))
+    label = checked(ctx, ctx.args[1], 0, classes).reshape((scores.shape[0], 1))
+    mine, zero = UOp.arange(classes).reshape((1, classes)).eq(label), constant(0, dtype)
+    of_target = mine.where(scores, zero).sum(1, keepdim=True, dtype=dtype)
+    weights = None
+    if weight is not None:
+        every = cast(weight, dtype).reshape((1, classes)).expand(scores.shape)
+        weights = mine.where(every, zero).sum(1, keepdim=True, dtype=dtype)
+    terms = mine.where(zero, _margins(subtract(margin, of_target) + scores, p, weights))
+    losses = terms.sum(1, dtype=dtype) * (1.0 / classes)
+    return reduce(losses, reduction).reshape(ctx.out.size)
+
+
+@value("multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(ctx: Context, self: UOp, target: UOp, reduction: int) -> tuple[UOp, UOp]:
+    """(the same over each of several targets, which end at the first -1, and all others; which classes are targets)."""
+    _one_loss(reduction, target.ndim <= 1)
+    dtype, classes = opmath(ctx.out.computed), self.shape[-1] if self.ndim else 1
+    scores = cast(self, dtype).reshape((-1, classes))
+    label = checked(ctx, ctx.args[1], -1, classes).reshape(scores.shape)
+    place, zero = UOp.arange(classes), constant(0, dtype)
+    end = label.eq(-1).where(place.cast(label.dtype), classes).min(1, keepdim=True)
+    mine = label.unsqueeze(2).eq(place) & (place < end).unsqueeze(2)  # (frame, which of its targets, class)
+    is_target = mine.any(1)
+    of_target = mine.where(scores.unsqueeze(1), zero).sum(2, keepdim=True, dtype=dtype)
+    counts = mine.any(2).unsqueeze(2) & is_target.logical_not().unsqueeze(1)
+    terms = counts.where(_margins(subtract(1.0, of_target) + scores.unsqueeze(1), 1), zero)
+    losses = terms.sum((1, 2), dtype=dtype) * (1.0 / classes)
+    return reduce(losses, reduction).reshape(ctx.out.size), is_target.reshape(ctx.outs[1].size)

@@ -129,6 +129,22 @@ def log_ndtr(x: UOp) -> UOp:
     return (x < -1).where(low, e.log1p(-0.5 * erfc(t)))
 
 
+def ndtri(p: UOp) -> UOp:
+    """The inverse of the normal distribution's cumulative density; nan outside [0, 1].
+
+    Below 0.1, where 2 p - 1 forgets p, by Newton's method on the logarithm of erfc, which is nearly a parabola.
+    """
+    small = p < 0.1
+    q = (small & (p > 0)).where(p, 0.1)
+    log = e.log(q) + math.log(2)
+    t = subtract(-0.5 * e.log(-log * math.pi), log).sqrt()
+    for _ in range(3):
+        scaled = erfcx(t)
+        t = t + subtract(subtract(e.log(scaled), t * t), log) * scaled * (math.sqrt(math.pi) / 2)
+    value = math.sqrt(2) * small.where(-t, erfinv(subtract(2.0 * p, 1.0)))
+    return p.eq(0).where(-INF, (p < 0).where(NAN, value))
+
+
 def _bessel_i_series(x: UOp, order: int) -> UOp:
     """(|x|/2)**order times the sum of (x*x/4)**k / (k! (k+order)!), whose terms are all positive (DLMF 10.25.2)."""
     terms = 24 if x.dtype is dtypes.float32 else 60
@@ -149,7 +165,9 @@ def bessel_i_scaled(x: UOp, order: int) -> UOp:
         c *= -(4 * order * order - (2 * k - 1) ** 2) / (8 * k)
         coefficients.append(c)
     far = large.where(a, 1.0)
-    asymptotic = divide(horner(divide(far.const_like(1.0), far), coefficients[::-1]), (far * (2 * math.pi)).sqrt())
+    asymptotic = divide(
+        horner(divide(far.const_like(1.0), far), coefficients[::-1]), far.sqrt() * math.sqrt(2 * math.pi)
+    )
     value = large.where(asymptotic, _bessel_i_series(near, order) * e.exp(-near))
     return x.ne(x).where(x, copy_sign(value, x) if order else value)
 
@@ -157,8 +175,11 @@ def bessel_i_scaled(x: UOp, order: int) -> UOp:
 def bessel_i(x: UOp, order: int) -> UOp:
     """The modified Bessel function of the first kind, of order 0 or 1."""
     a = absolute(x)
+    limit = 100.0 if x.dtype is dtypes.float32 else 720.0
+    beyond = (a > limit) & (a < INF)  # of inf it is nan, as on the CPU
     half = e.exp(a * 0.5)
-    return half * (half * bessel_i_scaled(x, order))
+    value = half * (half * bessel_i_scaled(x, order))
+    return beyond.where(copy_sign(x.const_like(INF), x) if order else x.const_like(INF), value)
 
 
 def spherical_bessel_j0(x: UOp) -> UOp:
@@ -233,6 +254,6 @@ pointwise(
         "special_i0e": lambda x: bessel_i_scaled(x, 0),
         "special_i1e": lambda x: bessel_i_scaled(x, 1),
         "special_spherical_bessel_j0": spherical_bessel_j0,
-        "special_ndtri": lambda p: math.sqrt(2) * erfinv(subtract(2.0 * p, 1.0)),
+        "special_ndtri": ndtri,
     }
 )

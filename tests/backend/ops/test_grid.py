@@ -53,3 +53,41 @@ def test_one_kernel():
     with kernels.count() as k:
         grid_sample(image, grid, "bicubic", align_corners=False).cpu()
     assert k.kernels == 1
+
+
+NOWHERE = [float("nan"), float("inf"), -float("inf")]
+
+
+def at_nowhere(rank: int, device: str, coordinates: list[float], *how: object) -> list[torch.Tensor]:
+    """Values and gradients at points of which one coordinate is each of these."""
+    image = arguments(rank, 4)[0].float().to(device).requires_grad_()
+    grid = torch.full((2, len(coordinates), *[1] * (rank - 2), rank, rank), 0.1)
+    for i, coordinate in enumerate(coordinates):
+        for d in range(rank):
+            grid[:, i, ..., d, d] = coordinate
+    grid = grid.to(device).requires_grad_()
+    out = grid_sample(image, grid, *how)
+    out.sum().backward()
+    return [out.detach().cpu(), image.grad.cpu(), grid.grad.cpu()]
+
+
+@pytest.mark.parametrize(("rank", "mode", "padding", "align"), [p for p in MODES if not p.values[3]])
+def test_coordinates_of_nan_and_inf(rank, mode, padding, align):
+    """A coordinate of nan made an index that ended the process, and one of inf read a 0 where the CPU has nan."""
+    coordinates = [*NOWHERE, 0.3]
+    if rank == 2 and mode == "bilinear":  # of the others, the CPU's gradient writes outside of its memory
+        coordinates = coordinates[{"zeros": 0, "border": 1, "reflection": 3}[padding] :]
+    for mine, theirs in zip(
+        *(at_nowhere(rank, device, coordinates, mode, padding, align) for device in ("tiny", "cpu")), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+def test_coordinates_of_nan_kept_within_the_image(padding):
+    """They read the first element, as the CPU's values do, and its gradient goes there; the CPU's ends the process."""
+    out, of_image, of_grid = at_nowhere(2, "tiny", NOWHERE[:1], "bilinear", padding, False)
+    image, grid = arguments(2, 4)[0].float(), torch.full((2, 1, 2, 2), 0.1)
+    grid[..., 0, 0] = grid[..., 1, 1] = float("nan")
+    torch.testing.assert_close(out, grid_sample(image, grid, "bilinear", padding, False))
+    assert of_grid.isfinite().all() and of_image.sum().item() == pytest.approx(12)

@@ -70,6 +70,33 @@ class TestConvolution:
             x, weight, bias,
         )  # fmt: skip
 
+    @pytest.mark.parametrize("rank", [1, 2])
+    @pytest.mark.parametrize(("stride", "padding", "dilation"), [(2, 0, 1), (2, 1, 1), (3, 0, 2), (1, 0, 1)])
+    def test_transposed_of_infinite_weights(self, rank, stride, padding, dilation):
+        """They reach what the input reaches; the zeros around it and between its elements made nan of them.
+
+        In float64: of float32 the CPU's library lets the nan into another channel.
+        """
+        conv = [F.conv_transpose1d, F.conv_transpose2d][rank - 1]
+        x, weight = torch.randn(2, 3, *[4] * rank).double(), torch.randn(3, 2, *[3] * rank).double()
+        weight.view(-1)[0], weight.view(-1)[-2], x.view(-1)[5] = math.inf, math.nan, -math.inf
+        mine, theirs = (
+            conv(x.to(d), weight.to(d), stride=stride, padding=padding, dilation=dilation).cpu()
+            for d in ("tiny", "cpu")
+        )
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+    def test_gradients_by_infinite_weights(self):
+        """The gradient of a strided convolution is a transposed one; its zeros made nan too."""
+        x, weight = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+        weight[0, 0, 0, 0] = math.inf
+        found = []
+        for device in ("tiny", "cpu"):
+            leaf = x.to(device, copy=True).requires_grad_()
+            F.conv2d(leaf, weight.to(device), stride=2, padding=1).sum().backward()
+            found.append(leaf.grad.cpu())
+        torch.testing.assert_close(*found, equal_nan=True)
+
     def test_channels_last(self):
         """The result has the strides of the CPU's."""
         x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)

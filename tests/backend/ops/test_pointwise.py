@@ -202,3 +202,19 @@ def test_quotients_into_gaps(function, dtype):
         function(a.to(device), b.to(device), storage.as_strided((5, 5), (20, 2)))
         stored.append(storage.cpu().tolist())
     assert stored[0] == stored[1]
+
+
+def test_shrinking_and_swish_keep_nan():
+    """A nan was within any limits, since tinygrad's >= and <= hold of it."""
+    for limit in (0.5, 0.0, -0.5, NAN, INF):
+        same(torch.nn.functional.hardshrink(EDGES.to("tiny"), limit), torch.nn.functional.hardshrink(EDGES, limit))
+    x = EDGES.repeat(3)[:32]  # of fewer elements the CPU's gradient of nan is 1
+    mine, theirs = (torch.ops.aten.hardswish_backward(torch.ones_like(y), y) for y in (x.to("tiny"), x))
+    same(mine, theirs)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_large_numbers(approximate):
+    """Half of twice a number near the largest is that number; it was taken twice first, which is inf."""
+    x = torch.tensor([3e38, 1e30, 5.0])
+    same(*(torch.nn.functional.gelu(y, approximate=approximate) for y in (x.to("tiny"), x)), rtol=1e-6, atol=0.0)

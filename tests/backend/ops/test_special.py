@@ -1,13 +1,15 @@
-"""Special functions of float64 against their power series in 80 digits."""
+"""Special functions of float64 against their power series in 80 digits, and of extreme numbers against the CPU."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
 
 import pytest
 import torch
 
+import conformance.backend  # noqa: F401
 from conformance import kernels
 
 
@@ -88,3 +90,25 @@ def test_erf_of_float32():
     assert torch.equal(actual.signbit(), x.signbit())
     special = torch.tensor([torch.inf, -torch.inf, torch.nan])
     torch.testing.assert_close(torch.erf(special.to("tiny")).cpu(), torch.erf(special), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ndtri_of_small_probabilities(dtype):
+    """Below the rounding of 1 it was -inf, or nan for negative ones on the CPU alone."""
+    info = torch.finfo(dtype)
+    p = torch.tensor(
+        [0.0, info.smallest_normal / 4, info.tiny, 1e-30, 1e-12, 1e-3, 0.0999, 0.1001, 0.5, 0.9, 1.0, -1e-30]
+    )
+    p = p.to(dtype)
+    theirs = torch.special.ndtri(p)
+    torch.testing.assert_close(torch.special.ndtri(p.to("tiny")).cpu(), theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["i0", "i0e", "i1", "i1e"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_modified_bessel_functions_of_large_numbers(name, dtype):
+    """Where the scaled function underflowed, inf times 0 made nan; and 2 pi x overflowed, which made it 0."""
+    most = torch.finfo(dtype).max
+    x = torch.tensor([80.0, 101.0, 700.0, 730.0, 1e10, most, -most, -105.0, -math.inf], dtype=dtype)
+    function = getattr(torch.special, name)
+    torch.testing.assert_close(function(x.to("tiny")).cpu(), function(x), equal_nan=True, atol=0.0, rtol=2e-5)

@@ -1,0 +1,70 @@
+"""Losses: what OpInfo's samples do not reach."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.functional import multi_margin_loss, multilabel_margin_loss
+
+from conformance import backend
+
+SCORES = torch.tensor([[0.3, -0.2, 1.5], [0.1, 0.7, math.nan], [math.inf, 0.5, 0.2], [math.nan] * 3])
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def same(loss, scores: torch.Tensor, target: torch.Tensor, **how: object) -> None:
+    """The value and the gradient are those of the CPU, which computes the value of a single frame only."""
+    results = []
+    for device in ("cpu", "tiny"):
+        x = scores.to(device, copy=True).requires_grad_()
+        with backend.no_fallback() if scores.dim() == 2 else nullcontext():
+            value = loss(x, target.to(device), **how)
+        value.sum().backward()
+        results.append([value.detach().cpu(), x.grad.cpu()])
+    torch.testing.assert_close(results[1], results[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("p", [1, 2])
+def test_multi_margin_loss_leaves_nan_out(p, reduction):
+    """A score of nan is over no margin; torch's decomposition made the loss nan."""
+    same(multi_margin_loss, SCORES, torch.tensor([1, 0, 0, 2]), p=p, margin=0.7, reduction=reduction)
+    same(multi_margin_loss, SCORES[1], torch.tensor(1), p=p, reduction=reduction)
+
+
+def test_multi_margin_loss_weights():
+    """The target's weight counts, and one of nan only where something is over the margin."""
+    weight = torch.tensor([0.5, math.nan, 2.0]).to
+    for scores in (SCORES, torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, 9.0]])):
+        values = [
+            multi_margin_loss(scores.to(d), torch.tensor([0, 1, 2, 2]).to(d), weight=weight(d), reduction="none").cpu()
+            for d in ("cpu", "tiny")
+        ]
+        torch.testing.assert_close(values[1], values[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_multilabel_margin_loss_ends_at_minus_one(reduction):
+    """Targets end at the first -1; torch's decomposition counted class 0 for each that was left out."""
+    target = torch.tensor([[2, 0, -1], [1, -1, 0], [-1, 1, 1], [0, 1, 2]])
+    same(multilabel_margin_loss, torch.tensor([[0.3, -0.2, 1.5]] * 4), target, reduction=reduction)
+    same(multilabel_margin_loss, SCORES, target, reduction=reduction)
+    same(multilabel_margin_loss, SCORES[0], target[0], reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("loss", [multi_margin_loss, multilabel_margin_loss])
+def test_the_score_of_one_class_without_dimensions(loss, reduction):
+    """There is no other class: the loss is 0."""
+    same(loss, torch.tensor(0.3), torch.tensor(0), reduction=reduction)
+
+
+@pytest.mark.parametrize("loss", [multi_margin_loss, multilabel_margin_loss])
+def test_targets_out_of_range(loss):
+    """They are refused in the CPU's words."""
+    target = torch.tensor([0, 3]) if loss is multi_margin_loss else torch.tensor([[0, 1, -1], [0, 3, -1]])
+    with pytest.raises(RuntimeError, match="out of range"):
+        loss(SCORES[:2].to("tiny"), target.to("tiny"))
