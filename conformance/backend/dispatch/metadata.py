@@ -54,8 +54,8 @@ def specs(
 ) -> tuple[Any, tuple[Spec, ...]]:
     """The metadata of an operator's results as (structure, specs); raises MetaRejected where the meta kernel raises.
 
-    Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments and by torch's
-    settings; the values of floats are part of that only where `floats` is true.
+    Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments and torch's
+    global settings; the values of floats are part of that only where `floats` is true.
     """
     aliases: dict[int, int] = {}
     key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats), global_settings())

@@ -33,8 +33,8 @@ Formula = Callable[..., UOp]
 def into_out(name: str, formula: Formula, counts: bool = False) -> Callable[..., Any]:
     """A kernel for an out= overload: the meta kernel checks and sizes, `formula(size, dtype, *args)` gives values.
 
-    Where the CPU `counts` the elements of `out` and asks no more (RangeFactories.cpp), one of another shape is filled in
-    the order of its indices. The meta kernels resize it, and warn: so they are given an `out` of no elements.
+    Where the CPU `counts` the elements of `out` and asks no more (RangeFactories.cpp), one of another shape is filled
+    in the order of its indices. The meta kernels resize it, and warn: so they are given an `out` of no elements.
     """
     op = find(name)
     assert op is not None

@@ -147,8 +147,8 @@ _patch.apply(PatternMatcher([(_BFLOAT16_CONSTANT, _bfloat16_bits)]) + _patch.ori
 _WRAPS = "// integers wrap\n"
 
 
-# By itself clang makes one operation of a product and a sum in one expression. The product is then not rounded, nor does
-# it overflow: exp(x) - x at infinity, where both are inf, was -inf.
+# By itself clang makes one operation of a product and a sum in one expression. The product is then not rounded, nor
+# does it overflow: exp(x) - x at infinity, where both are inf, was -inf.
 _EACH_ROUNDS = "#pragma clang fp contract(off)\n"
 
 
