@@ -1,9 +1,10 @@
 """The metadata of an operator's results: what torch's meta kernels say, put right where the CPU says otherwise.
 
-Defines `specs`, `MetaRejected` and `device_index`.
+Defines `specs`, `MetaRejected`, `global_settings` and `device_index`.
 
-The key insight: metadata depend on the geometry of the arguments and not on their elements, so a meta kernel is asked
-once for each geometry, and the CPU too where its strides are known to be other ones (on small tensors).
+The key insight: metadata depend on the geometry of the arguments and on torch's global settings, and not on elements.
+So a meta kernel is asked once for each geometry and settings, and the CPU too where its strides are known to be other
+ones (on small tensors).
 Must not know values.
 """
 
@@ -18,6 +19,7 @@ import torch
 
 from ..lazy import layout
 from ..lazy.storage import lazy_storage
+from ..runtime import torch_compat
 from ..runtime.torch_compat import OpOverload
 from . import fallback
 from .tensors import Spec, geometry
@@ -32,16 +34,31 @@ _SPECS_KEPT = 16384
 _INT8, _FLOAT16 = torch.empty(1, dtype=torch.int8), torch.empty(1, dtype=torch.float16)
 
 
+def global_settings() -> tuple[Any, ...]:
+    """Settings of torch by which the same call has other results: whatever remembers a call's results asks for them.
+
+    The default dtype is what integers are divided in; algorithms that must be deterministic refuse calls; and the CPU,
+    where it is asked for strides, lays out what oneDNN computes in its own way. Autograd's and autocast's modes are
+    settled before a call reaches the device.
+    """
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch_compat.mkldnn_enabled(),
+    )
+
+
 def specs(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], floats: bool = True
 ) -> tuple[Any, tuple[Spec, ...]]:
     """The metadata of an operator's results as (structure, specs); raises MetaRejected where the meta kernel raises.
 
-    Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments; the values
-    of floats are part of that only where `floats` is true.
+    Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments and torch's
+    global settings; the values of floats are part of that only where `floats` is true.
     """
     aliases: dict[int, int] = {}
-    key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats))
+    key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats), global_settings())
     known = _specs.get(key)
     if known is None:
         metas: dict[int, torch.Tensor] = {}
@@ -87,7 +104,7 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
     subtracts = bools and op._schema.name in _SUBTRACTIONS
     if not (len(set(kinds)) > 1 or writes_out or subtracts) or torch.Tag.nondeterministic_seeded in op.tags:
         return
-    key = (op, subtracts, *kinds)
+    key = (op, subtracts, global_settings(), *kinds)
     if key not in _accepted:
         large = sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED
         with warnings.catch_warnings():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,14 +23,19 @@ from ..dispatch.registry import ROWS
 from ..dispatch.schema_kernels import Overload, find
 from ..dispatch.tensors import assign, check_writable, constant, fill
 from ..dispatch.views import empty
-from ..lazy.dtypes import COMPUTED, opmath
+from ..lazy.dtypes import COMPUTED, TORCH, opmath
+from ..runtime import memory
 from ..runtime.stats import STATS
 
 Formula = Callable[..., UOp]
 
 
-def into_out(name: str, formula: Formula) -> Callable[..., Any]:
-    """A kernel for an out= overload: the meta kernel checks and sizes, `formula(size, dtype, *args)` gives values."""
+def into_out(name: str, formula: Formula, counts: bool = False) -> Callable[..., Any]:
+    """A kernel for an out= overload: the meta kernel checks and sizes, `formula(size, dtype, *args)` gives values.
+
+    Where the CPU `counts` the elements of `out` and asks no more (RangeFactories.cpp), one of another shape is filled
+    in the order of its indices. The meta kernels resize it, and warn: so they are given an `out` of no elements.
+    """
     op = find(name)
     assert op is not None
     text = str(op)
@@ -38,22 +44,35 @@ def into_out(name: str, formula: Formula) -> Callable[..., Any]:
         if out.dtype not in COMPUTED:
             return fallback.on_cpu(op, args, {**kwargs, "out": out})
         STATS.native[text] += 1
-        _, (sized,) = specs(op, args, {**kwargs, "out": out})
-        if tuple(out.shape) != sized.size:
+        _, (sized,) = specs(op, args, {**kwargs, "out": empty((0,), dtype=out.dtype, device=out.device)})
+        if out.numel() != math.prod(sized.size) if counts else tuple(out.shape) != sized.size:
+            if out.numel() and formula is arange and not name.startswith("range"):
+                warnings.warn(_RESIZED.format(out.numel(), list(out.shape), *sized.size), stacklevel=2)
             torch.ops.aten.resize_.default(out, sized.size)
         if out.numel():
             check_writable(out)
-            assign(out, formula(sized.size, COMPUTED[out.dtype], *args, **kwargs))
+            values = formula(sized.size, COMPUTED[out.dtype], *args, **kwargs, index=out.device.index or 0)
+            assign(out, values.reshape(tuple(out.shape)))
         return out
 
     return kernel
+
+
+# What the CPU's arange says.
+_RESIZED = (
+    "The number of elements in the out tensor of shape {1} is {0} which does not match the computed number of elements "
+    "{2}. Note that this may occur as a result of rounding error. The out tensor will be resized to a tensor of shape "
+    "({2},)."
+)
 
 
 def _wide(dtype: DType) -> DType:
     return dtypes.int64 if dtypes.is_int(dtype) else dtypes.float64
 
 
-def arange(size: tuple[int, ...], dtype: DType, start: float, end: float | None = None, step: float = 1) -> UOp:
+def arange(
+    size: tuple[int, ...], dtype: DType, start: float, end: float | None = None, step: float = 1, index: int = 0
+) -> UOp:
     """start + i * step, computed as CPU does: in int64 for integers, in double for floats."""
     if end is None:
         start = 0
@@ -62,7 +81,7 @@ def arange(size: tuple[int, ...], dtype: DType, start: float, end: float | None 
 
 
 def linspace(
-    size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, wide: DType | None = None
+    size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, wide: DType | None = None, index: int = 0
 ) -> UOp:
     """Even steps, counted from the nearer end as CPU does (RangeFactoriesKernel.cpp), so that both ends are exact."""
     if steps == 1:
@@ -77,15 +96,20 @@ def linspace(
     return (UOp.arange(steps) < steps // 2).where(rising, falling)
 
 
-def logspace(size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, base: float = 10.0) -> UOp:
-    """base to the power of even steps."""
+def logspace(
+    size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, base: float = 10.0, index: int = 0
+) -> UOp:
+    """base to the power of even steps; integers are the CPU's own, since 10.0 ** 2 a rounding lower would be 99."""
+    if not dtypes.is_float(dtype):
+        whole = torch.logspace(start, end, steps, base, dtype=TORCH[dtype])
+        return memory.from_host(whole.numpy(), dtype, memory.device_name(index))
     if steps == 1:
         return constant(math.pow(base, start), dtype).expand(size)
     wide = dtypes.float64
     return constant(base, wide).pow(linspace(size, dtypes.float64, start, end, steps, wide))
 
 
-def eye(size: tuple[int, ...], dtype: DType, *_: Any) -> UOp:
+def eye(size: tuple[int, ...], dtype: DType, *_: Any, index: int = 0) -> UOp:
     """Ones on the diagonal."""
     rows, columns = size
     return UOp.arange(rows).reshape((rows, 1)).eq(UOp.arange(columns).reshape((1, columns)))
@@ -140,11 +164,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_efficientzerotensor": zeros_to_be,
     "fill_.Scalar": fill_,
     "scalar_tensor": scalar_tensor,
-    "arange.out": into_out("arange.out", arange),
-    "arange.start_out": into_out("arange.start_out", arange),
-    "range.out": into_out("range.out", arange),
-    "linspace.out": into_out("linspace.out", linspace),
-    "logspace.out": into_out("logspace.out", logspace),
+    "arange.out": into_out("arange.out", arange, counts=True),
+    "arange.start_out": into_out("arange.start_out", arange, counts=True),
+    "range.out": into_out("range.out", arange, counts=True),
+    "linspace.out": into_out("linspace.out", linspace, counts=True),
+    "logspace.out": into_out("logspace.out", logspace, counts=True),
     "eye.out": into_out("eye.out", eye),
     "eye.m_out": into_out("eye.m_out", eye),
 }

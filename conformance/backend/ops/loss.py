@@ -16,7 +16,8 @@ from ..dispatch.registry import Context, value
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from .bounds import checked
-from .elementary import subtract
+from .elementary import divide, subtract
+from .reduction import total
 
 NONE, MEAN, SUM = 0, 1, 2  # at::Reduction
 
@@ -26,8 +27,13 @@ def reduce(x: UOp, reduction: int) -> UOp:
     if reduction == NONE:
         return x
     sizes: Any = x.shape
-    total, count = x.sum(dtype=x.dtype), math.prod(sizes)
-    return total if reduction == SUM else total * constant(1.0 / count if count else math.nan, x.dtype)
+    whole, count = _sum(x), math.prod(sizes)
+    return whole if reduction == SUM else whole * constant(1.0 / count if count else math.nan, x.dtype)
+
+
+def _sum(x: UOp) -> UOp:
+    """The sum of all elements, 0-d."""
+    return total(x.reshape((x.numel(),)), (0,)).reshape(())
 
 
 @value("huber_loss")
@@ -69,8 +75,8 @@ def nll_loss_forward(
     losses = counts.where(-picked * weights, zero)
     if reduction == NONE:
         return losses.reshape(ctx.out.size), zero
-    total, divisor = losses.sum(dtype=scores.dtype), weights.sum(dtype=scores.dtype)
-    return (total / divisor if reduction == MEAN else total), divisor
+    whole, divisor = _sum(losses), _sum(weights)
+    return (divide(whole, divisor) if reduction == MEAN else whole), divisor
 
 
 @value("nll_loss_backward", "nll_loss2d_backward")
@@ -83,7 +89,7 @@ def nll_loss_backward(
     one_hot, counts, weights = _chosen(ctx, cast(self, dtype), ctx.args[2], weight, ignore_index)
     grad = cast(grad_output, dtype)
     if reduction == MEAN:
-        grad = grad / cast(total_weight, dtype)
+        grad = divide(grad, cast(total_weight, dtype))
     grad = grad.reshape(counts.shape if reduction == NONE else (1,) * counts.ndim).expand(counts.shape)
     zero = constant(0, dtype)
     each = counts.where(-grad * weights, zero).unsqueeze(0 if self.ndim == 1 else 1)

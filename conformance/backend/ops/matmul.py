@@ -24,6 +24,9 @@ _CHEAP_OPERATIONS = 12
 # Sums of at most so many products of float32 are taken in float64, in which these are exact. The CPU multiplies and
 # adds without rounding in between, which shows where a few large terms cancel; in longer sums the additions round more.
 SHORT = 8
+# Sums of more products of float32 than these are taken in float64, of the rounded products: one by one in float32,
+# their error grows with the count, where the CPU's, which adds blocks, hardly does.
+LONG = 1024
 
 
 def stored(x: UOp) -> UOp:
@@ -53,10 +56,12 @@ def accumulate(ctx: Context) -> DType:
 def contract(ctx: Context, a: UOp, b: UOp) -> UOp:
     """(..., m, k) x (..., k, n) -> (..., m, n), batch dimensions alike."""
     dtype = accumulate(ctx)
-    wide = dtypes.float64 if dtype is dtypes.float32 and a.shape[-1] <= SHORT else dtype
-    rows = cast(stored(a), wide).unsqueeze(-2)  # (..., m, 1, k)
-    columns = cast(stored(b), wide).transpose(-1, -2).unsqueeze(-3)  # (..., 1, n, k)
-    return cast((rows * columns).sum(-1, dtype=wide), dtype)
+    narrow, count = dtype is dtypes.float32, a.shape[-1]
+    factor = dtypes.float64 if narrow and count <= SHORT else dtype
+    summed = dtypes.float64 if narrow and count > LONG else factor
+    rows = cast(stored(a), factor).unsqueeze(-2)  # (..., m, 1, k)
+    columns = cast(stored(b), factor).transpose(-1, -2).unsqueeze(-3)  # (..., 1, n, k)
+    return cast(cast(rows * columns, summed).sum(-1, dtype=summed), dtype)
 
 
 def blend(ctx: Context, self: UOp, product: UOp, beta: float, alpha: float) -> UOp:
@@ -118,7 +123,8 @@ def addmv(ctx: Context, self: UOp, matrix: UOp, vector: UOp, beta: float = 1, al
 def dot(ctx: Context, a: UOp, b: UOp) -> UOp:
     """Sum of products of two vectors (real: vdot conjugates nothing)."""
     dtype = accumulate(ctx)
-    return (cast(a, dtype) * cast(b, dtype)).sum(dtype=dtype)
+    summed = dtypes.float64 if dtype is dtypes.float32 and a.shape[0] > LONG else dtype
+    return cast(cast(cast(a, dtype) * cast(b, dtype), summed).sum(dtype=summed), dtype)
 
 
 @value("addr", accumulates=True)

@@ -110,7 +110,7 @@ def _batch_norm(
         mean = mean_of(elements, axes)
         # As torch 2.13's CPU kernels were found to round: of bfloat16 each step, of float16 what is saved.
         step = rounded if saved.dtype is not torch.float16 else lambda v: v
-        squares = step((elements - mean).square().sum(axes, keepdim=True, dtype=dtype))
+        squares = step(total((elements - mean).square(), axes))
         variance = step(squares * (1.0 / count))
         for running, new in ((running_mean, step(mean)), (running_var, step(squares * (1.0 / max(count - 1, 1))))):
             if running is not None:

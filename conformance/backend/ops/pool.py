@@ -18,6 +18,7 @@ from ..dispatch.registry import Context, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from .conv import windows
+from .elementary import divide
 from .upsample import across, gather, table
 
 Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly symbolic
@@ -109,7 +110,7 @@ class _Average:
 
     def divide(self, x: UOp) -> UOp:
         if dtypes.is_float(x.dtype):
-            return x / (self.divisor.cast(x.dtype) if isinstance(self.divisor, UOp) else float(self.divisor))
+            return divide(x, self.divisor.cast(x.dtype) if isinstance(self.divisor, UOp) else float(self.divisor))
         return x.div(self.divisor, rounding_mode="trunc")
 
 

@@ -29,6 +29,7 @@ from ..lazy.layout import elements
 from ..runtime import recording
 from .bounds import Size, check, checked, read_on_host
 from .division import divide_integers
+from .elementary import divide
 from .indexing import adjacent, indexed_dims, lines
 from .order import extreme
 from .pointwise import greater, smaller
@@ -127,7 +128,7 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
     if reduce == "mean":
         counts = np.bincount(place, minlength=base.shape[0]) + include_self
         divisor = ctx.data(np.maximum(counts, 1)).reshape(column).cast(work)
-        result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else result / divisor
+        result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else divide(result, divisor)
     return written.where(cast(result, dtype), base)
 
 
@@ -350,7 +351,7 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
         norm = (x * x).sum(1).sqrt()
     else:
         norm = x.abs().pow(norm_type).sum(1).pow(1 / norm_type) if norm_type else x.ne(0).cast(work).sum(1)
-    scaled = x * (max_norm / (norm + 1e-7)).reshape((rows, 1)).expand(self.shape)
+    scaled = x * divide(norm.const_like(max_norm), norm + 1e-7).reshape((rows, 1)).expand(self.shape)
     return (
         (ctx.data(used) & (norm > max_norm)).reshape((rows, 1)).expand(self.shape).where(cast(scaled, self.dtype), self)
     )

@@ -82,6 +82,7 @@ all_op_names: Callable[[], list[str]] = found("torch._C:_dispatch_get_all_op_nam
 below_autograd: Any = found("torch._C:_AutoDispatchBelowAutograd")
 exclude_keys: Any = found("torch._C:_ExcludeDispatchKeyGuard")
 has_kernel: Callable[[str, str], bool] = found("torch._C:_dispatch_has_kernel_for_dispatch_key")
+mkldnn_enabled: Callable[[], bool] = found("torch._C:_get_mkldnn_enabled")
 parse_key: Any = found("torch._C:_parse_dispatch_key")
 decomposition_table: dict[Any, Callable[..., Any]] = found("torch._decomp:decomposition_table")
 _OF_OVERLOADS = found("torch:ops.aten.alias.default._op_dk"), found("torch:ops.aten.alias.default._schema")

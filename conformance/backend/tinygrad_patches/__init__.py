@@ -6,7 +6,17 @@ Compiled programs on disk depend on the content of these files (see `runtime.dis
 
 from __future__ import annotations
 
-from . import c_source, cache_file, folding, integer_bounds, llvm, node_construction, number_formats, rewrites
+from . import (
+    c_source,
+    cache_file,
+    float_rules,
+    folding,
+    integer_bounds,
+    llvm,
+    node_construction,
+    number_formats,
+    rewrites,
+)
 from .patch import PATCHES, Patch, PatchError
 
 __all__ = [
@@ -15,6 +25,7 @@ __all__ = [
     "PatchError",
     "c_source",
     "cache_file",
+    "float_rules",
     "folding",
     "integer_bounds",
     "llvm",

@@ -61,6 +61,26 @@ for _name, _class in vars(cstyle).items():
         )
         _patch.apply(PatternMatcher([(_NARROW, _cast_back), (_SIGNED, _signed)]) + _patch.original)
 
+# A sum or product is written without the parentheses of its operands of the same kind. Those of a left one are not
+# needed; those of a right one say what is rounded first, and what overflows.
+_FLOAT_SUM = UPat((Ops.ADD, Ops.MUL), dtypes.floats, src=(UPat.var("a"), UPat.var("b")), name="x")
+
+
+def _as_grouped(ctx: Any, x: UOp, a: UOp, b: UOp) -> str:
+    left = cstyle.strip_parens(ctx[a]) if a.op is x.op else ctx[a]
+    return str(ctx.code_for_op[x.op](left, ctx[b], x.dtype))
+
+
+for _name, _class in vars(cstyle).items():
+    if isinstance(_class, type) and "string_rewrite" in vars(_class):
+        _patch = Patch(
+            f"tinygrad.renderer.cstyle:{_name}.string_rewrite",
+            "a * (b * c) was written a*b*c, which is (a * b) * c: another rounding, and nan or inf where a * b "
+            "overflows or is inf * 0.",
+            "test_c_source.py::test_products_are_grouped_as_given",
+        )
+        _patch.apply(PatternMatcher([(_FLOAT_SUM, _as_grouped)]) + _patch.original)
+
 # C leaves undefined what a float becomes that fits no integer: of constants that clang finds by itself, it made what a
 # register happened to hold. Say what the processor gives: the least integer.
 _FLOATS, _CONVERTED = {dtypes.float32: ("float", "f"), dtypes.float64: ("double", "")}, (dtypes.int32, dtypes.int64)
@@ -127,15 +147,23 @@ _patch.apply(PatternMatcher([(_BFLOAT16_CONSTANT, _bfloat16_bits)]) + _patch.ori
 _WRAPS = "// integers wrap\n"
 
 
+# By itself clang makes one operation of a product and a sum in one expression. The product is then not rounded, nor
+# does it overflow: exp(x) - x at infinity, where both are inf, was -inf.
+_EACH_ROUNDS = "#pragma clang fp contract(off)\n"
+
+
 def _render(self: ClangRenderer, uops: list[UOp]) -> str:
     source = CStyleLanguage.render(self, uops)
     conversions = [text for name, text in _CONVERSIONS.items() if f"{name}(" in source]
-    return (_WRAPS if any(map(may_wrap, uops)) else "") + "".join(conversions) + source
+    floats = any(u.op is Ops.MUL and dtypes.is_float(u.dtype) for u in uops)
+    told = (_WRAPS if any(map(may_wrap, uops)) else "") + (_EACH_ROUNDS if floats else "")
+    return told + "".join(conversions) + source
 
 
 Patch(
     "tinygrad.renderer.cstyle:ClangRenderer.render",
-    "Kernels do not say whether their integers may wrap, nor define the conversions above.",
+    "Kernels do not say whether their integers may wrap, nor define the conversions above; and a product beside a sum "
+    "is not rounded.",
     "test_wrong_values.py::test_clang_is_told_of_integers_that_may_wrap",
 ).apply(_render)
 _COMPILE = Patch(

@@ -21,6 +21,7 @@ import torch
 from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
+from ..dispatch.metadata import global_settings
 from ..dispatch.tensors import geometry, is_tiny, tensor_on
 from ..lazy import buffer_donation, flush
 from ..lazy.dtypes import element
@@ -92,7 +93,7 @@ def _compiler(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Cal
 
 
 class _Compiled:
-    """A captured graph and its recordings, one for each set of input geometries."""
+    """A captured graph and its recordings, one for each set of input geometries and of torch's settings."""
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self.graph = graph
@@ -108,7 +109,7 @@ class _Compiled:
         # A graph of CPU tensors makes its own on the CPU, too: they must be where its inputs are.
         alone = bool(hosts) and not any(is_tiny(x) for x in inputs if isinstance(x, torch.Tensor))
         graph = self.on_tiny if alone else self.graph
-        key = (alone, *_key(moved))
+        key = (alone, global_settings(), *_key(moved))
         if key not in self.recordings:
             self.recordings[key] = self._record(graph, moved)
         recorded = self.recordings[key]
@@ -158,7 +159,7 @@ def _key(inputs: Sequence[Any]) -> list[Any]:
             lazy = lazy_storage(x)
             key.append((x.dtype, *geometry(x), lazy.nbytes, storages.setdefault(id(lazy), len(storages))))
         else:
-            key.append(x)
+            key.append((type(x), x))
     return key
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -38,3 +39,59 @@ def test_fill_takes_what_the_cpu_takes(dtype, number):
 def test_scalar_tensor(dtype, number):
     """The right side of `a[i] = 2`: the default dtype where none is asked for; the CPU's errors."""
     agree(lambda device: torch.scalar_tensor(number, dtype=dtype, device=device))
+
+
+FILLED = {
+    "arange": lambda out: torch.arange(4, out=out),
+    "arange from": lambda out: torch.arange(1, 9, 2, out=out),
+    "range": lambda out: torch.range(0, 3, out=out),
+    "linspace": lambda out: torch.linspace(0, 3, 4, out=out),
+    "linspace of tensors": lambda out: torch.linspace(torch.tensor(0.0), torch.tensor(3.0), 4, out=out),
+    "logspace": lambda out: torch.logspace(0, 2, 4, base=2, out=out),
+    "eye": lambda out: torch.eye(2, out=out),
+    "randperm": lambda out: torch.randperm(4, generator=torch.Generator().manual_seed(0), out=out),
+    "full": lambda out: torch.full((4,), 3, out=out),
+    "fftfreq": lambda out: torch.fft.fftfreq(4, out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16])
+@pytest.mark.parametrize("name", FILLED)
+def test_out_of_another_shape(name, dtype):
+    """Ranges fill an out= of as many elements in its own shape and strides: narrow(1, 1, 2) of zeros(2, 4) was resized
+    to four elements in a row, two of them outside of the view; and range gave rows of 0, 1."""
+    views = (
+        lambda x: x.narrow(1, 1, 2), lambda x: x[:, :2].t(), lambda x: x.flatten()[::2], lambda x: x[0],
+        lambda x: x.flatten()[1:6], lambda x: x[:0, 0],
+    )  # fmt: skip
+    if name == "fftfreq" and not dtype.is_floating_point:
+        return
+
+    for view in views:
+        found = []
+        for device in ("cpu", "tiny"):
+            x = torch.full((2, 4), 9, dtype=dtype).to(device)
+            out = view(x)
+            FILLED[name](out)
+            found.append((out.size(), out.stride(), out.storage_offset(), out.tolist(), x.tolist()))
+        assert found[0] == found[1]
+
+
+def test_warnings_of_a_resized_out():
+    """Where the CPU resizes an out= without a word, the device warned that it should not be."""
+    for make in (FILLED["linspace"], FILLED["eye"], FILLED["arange"]):
+        said = []
+        for device in ("cpu", "tiny"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                make(torch.zeros(5, 1).to(device))
+            said.append(sorted(str(w.message).split(" (Triggered")[0] for w in caught))
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("base", [2.0, 3.0, 10.0])
+def test_powers_that_are_whole(base):
+    """logspace of integers gave 9 and 99 for 10 and 100, a power computed a rounding too low and then truncated."""
+    agree(lambda device: torch.logspace(0, 15, 16, base=base, dtype=torch.int64, device=device))
+    agree(lambda device: torch.logspace(0.5, 3.5, 4, base=base, dtype=torch.int32, device=device))

@@ -12,6 +12,7 @@ from tinygrad.renderer.cstyle import ClangRenderer, CStyleLanguage
 from tinygrad.uop import Ops
 
 import conformance.backend  # noqa: F401 - applies the patches
+from tests.backend.agreement import both
 
 
 @pytest.mark.parametrize("renderer", [CStyleLanguage, ClangRenderer])
@@ -36,3 +37,27 @@ def test_bits_of_bfloat16_survive(monkeypatch):
         x = bits.to("tiny").view(torch.bfloat16)[:4099]
         torch.where(x.view(torch.int16) > 3, x, torch.tensor(1.5, dtype=torch.bfloat16, device="tiny")).cpu()
     assert sources and "__bf16" not in "".join(sources)
+
+
+def test_products_are_grouped_as_given() -> None:
+    """a * (b * c) was written a*b*c, and a + (b + c) as a+b+c: 1e30 * (1e30 * 1e-30) was inf."""
+    large, small, inf = (torch.full((3,), n) for n in (1e30, 1e-30, torch.inf))
+
+    def program(device: str) -> list[torch.Tensor]:
+        a, b, zero = large.to(device), small.to(device), torch.zeros(3).to(device)
+        nothing = inf.to(device) * (zero * a)  # not (inf * 0) * a, though that is nan as well
+        return [a * (a * b), a * 3e8 + (a * 3e8 - a * 3e8), b * (b * a) * (a * a * b), nothing.isnan()]
+
+    both(program)
+
+
+def test_a_product_is_rounded_before_it_is_added() -> None:
+    """clang made one operation of a * b + c: x * x - inf was -inf where x * x overflows, and y * y - y * y not 0."""
+    x = torch.tensor([1e30, 3.0, 1.1, 0.1])
+
+    def program(device: str) -> list[torch.Tensor]:
+        y = x.to(device)
+        square = y.clone() * y
+        return [(y * y - torch.inf).isnan(), (y * y - square.clone()).nan_to_num(7), y * y + y]
+
+    both(program)

@@ -1,0 +1,72 @@
+"""Metadata are remembered for the settings of torch under which they were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import conformance.backend  # noqa: F401 - registers the device
+from conformance.backend.torch_api.compile import _Compiled
+from tests.backend.agreement import DEVICES
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """Torch's settings are as they were, whatever a test does."""
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+
+OF_INTEGERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "division": lambda x: x / x,
+    "product with a number": lambda x: x * 0.5,
+    "root": lambda x: x.sqrt(),
+    "exponential": torch.exp,
+    "softmax": lambda x: x.float().softmax(0) * x,
+    "where": lambda x: torch.where(x > 1, x, 0.5),
+    "out=": lambda x: torch.div(x, x, out=torch.empty(3, dtype=torch.float64, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_integers_become_the_default_dtype(name: str) -> None:
+    """a / a of integers stayed float32 once that had been asked, whatever the default dtype had become."""
+    found = {}
+    for device in DEVICES:
+        x = torch.tensor([1, 2, 3]).to(device)
+        found[device] = []
+        for default in (torch.float32, torch.float64, torch.float16, torch.float32):
+            torch.set_default_dtype(default)
+            found[device].append(OF_INTEGERS[name](x).dtype)
+    assert found["tiny"] == found["cpu"]
+
+
+def test_a_refusal_depends_on_determinism() -> None:
+    """A call that was accepted before is refused where algorithms must be deterministic, as on the CPU."""
+    for device in DEVICES:
+        x = torch.arange(16.0).reshape(1, 1, 4, 4).to(device)
+        pooled, places = F.max_pool2d(x, 2, return_indices=True)
+        expected = F.max_unpool2d(pooled, places, 2).cpu()
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            F.max_unpool2d(pooled, places, 2)
+        torch.use_deterministic_algorithms(False)
+        assert torch.equal(F.max_unpool2d(pooled, places, 2).cpu(), expected)
+
+
+def test_a_compiled_graph_is_recorded_for_each_default_dtype() -> None:
+    """A recording of integers divided in float32 ran where the default dtype had become float64."""
+
+    class Quotient(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (x / x,)
+
+    graph = _Compiled(torch.fx.symbolic_trace(Quotient()))
+    x = torch.tensor([1, 2]).to("tiny")
+    for default in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(default)
+        assert graph(x)[0].dtype == default
