@@ -87,7 +87,14 @@ class TestPower:
 class TestTheModeAlone:
     """The planting mode itself changes the strides of some results on torch CPU."""
 
-    PROGRAM = Drawing().numbered(77, 1279)
+    PROGRAM = Program(
+        (Storage("float32", 1, [0]),),
+        (Input("b", 0, "float32", (), ()),),
+        (
+            Step("empty_filled", ([1, 2, 1], [3, 1, 3], {"dtype": "float32"}, {"device": 0}, 0), out=("c",)),
+            Step("nn.functional.max_pool1d", (tensor("c"), 1, 1, 0), out=("e",)),
+        ),
+    )
 
     def test_a_program_that_the_mode_changes_finds_no_fault(self) -> None:
         """A squeezed result of max pooling has other strides under any dispatch mode: that counted as a fault found."""
