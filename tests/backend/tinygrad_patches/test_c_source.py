@@ -21,6 +21,13 @@ def test_a_negative_constant_is_subtracted(renderer):
     assert "--" not in renderer.code_for_op[Ops.SUB]("a", "-1.0f", dtypes.float32)
 
 
+@pytest.mark.parametrize("renderer", [CStyleLanguage, ClangRenderer])
+def test_a_negative_is_negated(renderer):
+    """ "--a" decrements a: conj_physical_ of a conjugate view had three minus signs in a row."""
+    negate = renderer.code_for_op[Ops.NEG]
+    assert "--" not in negate(negate(negate("a", dtypes.float32), dtypes.float32), dtypes.float32)
+
+
 @pytest.mark.skipif(os.environ.get("DEV", "CPU") not in ("CPU", "CPU:CLANG"), reason="looks at the C for clang")
 def test_bits_of_bfloat16_survive(monkeypatch):
     """Denormals and the bits of nans pass through kernels: C has them as integers, as data and as constants."""
