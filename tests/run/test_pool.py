@@ -133,7 +133,7 @@ class TestDeaths:
             answer = outcome(shared, function, *args)
             assert isinstance(answer, Done)
             assert "pickle" in str(answer.error)
-        assert before == shared.ask(tasks.pid)
+        os.kill(before, 0)  # it lives; the spare worker, ready after some seconds, may be the one that is asked now
 
     def test_ask(self, shared: LocalPool) -> None:
         """A question that kills its worker is an error with the death in it."""
