@@ -32,9 +32,11 @@ from conformance.opinfo.variants import Call, reference
 
 _PROCESSED = "processed"
 
+LARGE = ("specials_extremes", "specials_large")
+"""The tiers in which torch CPU's own rounding, or an overflow on the way, may be all that is left of a result."""
+
 AS_GOOD = 4.0
-"""A target may be so many times further from the right answer than torch CPU, where that is off by more than its
-tolerance."""
+"""So many times torch CPU's largest error from float64 a target's may be in these, as of any operator's accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class CallPolicy(Policy):
         again = subject(mismatch, Executor(reference()).run(self._with_gaps()).last)
         if again is not None and (again.dtype, again.shape) == (want.dtype, want.shape):
             wrong &= ~differing(want, again, False, self.rtol, self.atol)
-        truth = self.in_float64((), self.expected.last)
+        truth = self.in_float64((), self.expected.last) if self.case.variant in LARGE else None
         right = subject(mismatch, truth) if truth is not None else None
         if right is not None and right.shape == want.shape and want.numel():
             # Of very large numbers little is left of what cancels, and what overflows on the way is gone: the CPU's own

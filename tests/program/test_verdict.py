@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conformance.core.finding import FAIL
+from conformance.core.moving import map_tensors
 from conformance.core.oracles import Mismatch
 from conformance.fuzzing.worker import Finding, shrink
 from conformance.program.model import Input, Program, Storage
@@ -16,6 +17,7 @@ from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import gist, judge_program, signature
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
+from conformance.targets.cpu import CpuTarget
 
 
 class Faulty(MutantTarget):
@@ -161,3 +163,32 @@ class TestShrinking:
         small = shrink("an error", found, 60)
         assert small.group == "error / RuntimeError: no such memory"
         assert small.program.inputs[0].offset == 1
+
+
+class TestStepByStep:
+    """Expressions that a lazy device has right as a whole are also computed step by step."""
+
+    def test_a_step_that_is_wrong_only_by_itself(self):
+        """A device whose kernel of one step alone is wrong, and whose fused kernel is not, once passed."""
+
+        class Lazy(CpuTarget):
+            lazy, oracles, looks = True, CpuTarget.oracles - {"kernels"}, 0
+
+            def send(self, tree):
+                self.looks = 0
+                return super().send(tree)
+
+            def fetch(self, tree):
+                self.looks += 1
+                fetched = super().fetch(tree)
+                return map_tensors(fetched, lambda t: t + 1) if self.looks > 1 else fetched
+
+        inputs = (Storage("float32", 2),), (Input("a", 0, "float32", (2,), (1,)),)
+        steps = tuple(
+            Step(op, args, {}, ("b",))
+            for op, args in (("exp.fused", (tensor("a"),)), ("sub.fused", (tensor("b"), tensor("a"))))
+        )
+        assert judge_program(Program(*inputs, steps), CpuTarget()).passed
+        verdict = judge_program(Program(*inputs, steps), Lazy())
+        assert not verdict.passed
+        assert "only when each step is computed by itself" in verdict.mismatches[0].detail
