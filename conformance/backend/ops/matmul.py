@@ -23,7 +23,7 @@ _COSTLY = frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.POW, Ops.CDIV, O
 _CHEAP_OPERATIONS = 12
 # Sums of at most so many products of float32 are taken in float64, in which these are exact. The CPU multiplies and
 # adds without rounding in between, which shows where a few large terms cancel; in longer sums the additions round more.
-SHORT = 8
+SHORT = 32
 # Sums of more products of float32 than these are taken in float64, of the rounded products: one by one in float32,
 # their error grows with the count, where the CPU's, which adds blocks, hardly does.
 LONG = 1024
