@@ -23,7 +23,8 @@ class Drawn:
     """What one campaign drew, or several joined.
 
     `cells` counts steps by family, layout class of the first tensor, and its dtype; `families`, `layouts` and `dtypes`
-    name all that exist, reached or not, and are empty where they are not known. `unsupported` counts programs that the
+    name all that exist, reached or not, and are empty where they are not known. `entries` counts calls of op_db's
+    entries by entry, variant, layout class and dtype, joined by `|`. `unsupported` counts programs that the
     target leaves out, by reason, `avoided` steps that were drawn and not run. `kernels_allowed` is 0 when the target
     does not count kernels. `corpus` names the saved programs that ran as well. `options` are the words of the command
     line that narrow the drawing; empty where programs were drawn as usual."""
@@ -40,10 +41,16 @@ class Drawn:
     unsupported: Mapping[str, int] = field(default_factory=dict)
     avoided: Mapping[str, int] = field(default_factory=dict)
     cells: Mapping[Cell, int] = field(default_factory=dict)
+    entries: Mapping[str, int] = field(default_factory=dict)
     families: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     WRITTEN: ClassVar = ("programs",)
+
+    @property
+    def called(self) -> int:
+        """How many of op_db's entries were called."""
+        return len({cell.partition("|")[0] for cell in self.entries})
 
     @property
     def compared(self) -> int:

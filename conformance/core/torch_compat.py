@@ -348,6 +348,11 @@ def op_db() -> SimpleNamespace:
         )
 
 
+def is_operator(function: Any, name: str) -> bool:
+    """Whether this is what `torch.NAME` calls an operator: one of the dispatcher's, or made of them in Python."""
+    return callable(function) and (hasattr(torch._C._VariableFunctions, name) or name in torch.functional.__all__)
+
+
 NONDETERMINISTIC = frozenset(
     f"torch.ops.aten.{name}" if name.startswith("_") else name
     for name in (

@@ -16,25 +16,28 @@ It knows programs and the step table; targets, oracles and reports are not its b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from hypothesis import strategies as st
 
 from conformance.core.errors import UserError
+from conformance.fuzzing.inputs import Cell, draw_inputs
 from conformance.program.execute import Broken
-from conformance.program.model import Input, Program, Storage, fresh_names
-from conformance.program.shadow import Shadow
+from conformance.program.model import Program
+from conformance.program.shadow import ROUNDED, Shadow
+from conformance.program.steps import op_db
 from conformance.program.steps.draw import Draw, Situation, Source
-from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
-from conformance.program.steps.op import Json, Op, dtype_name, dtype_of
+from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
+from conformance.program.steps.op import COMPUTE, LOSSY, Json, Op, dtype_name, dtype_of
 from conformance.program.steps.table import FAMILIES, OPS
 
 DTYPES = (
@@ -85,12 +88,11 @@ FUSED = {"fusion": 12, "reduction": 2, "view": 1}
 FUSED_STEPS = (2, 6)
 FUSED_DTYPES = ("float32", "float32", "float64")
 EVERY = 4
-"""One of so many programs is of expressions over special values."""
+"""One of so many programs is of expressions over special values, and one is of op_db's entries."""
 
 STEPS = (1, 8)
 
 
-Cell = tuple[str, str, str]
 CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
 """The layout classes of `layout_class`; a channels-last input is in "permuted", one of size 1 in several."""
 
@@ -118,6 +120,8 @@ class Tally:
     avoided: Counter[str] = field(default_factory=Counter)
     cells: Counter[Cell] = field(default_factory=Counter)
     """Steps drawn by (family, layout class of the first tensor, its dtype)."""
+    entries: Counter[str] = field(default_factory=Counter)
+    """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
 
     def add(self, other: Self) -> None:
         """Take in another shard's counts."""
@@ -172,7 +176,8 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 @dataclass(frozen=True)
 class Drawing:
     """What programs may be made of, as in `programs`; picklable, so that it travels to workers. Without `biased` every
-    family and operand is drawn alike, which is there to be compared with.
+    family and operand is drawn alike, which is there to be compared with. Operators in `lacking`, by the dispatcher's
+    names, are not called by op_db's entries.
 
     Raises DrawingError for a family or dtype that does not exist, and where no program has a step of one of `only`."""
 
@@ -181,6 +186,7 @@ class Drawing:
     without: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
     biased: bool = True
+    lacking: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - {*FAMILIES, *OPS})
@@ -219,6 +225,10 @@ class Drawing:
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
         """Program `number` of this seed: the same on every machine, for one version of this package."""
+        if self.calls_op_db:
+            turn, rest = divmod(number, EVERY) if self.only != (op_db.FAMILY,) else (number, 0)
+            if not rest:
+                return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
         fused = self.biased and number % EVERY == EVERY - 2 and self.can_fuse
         return self.program(random.Random(f"{seed}:{number}").randint, tally, self.aim(seed, number), fused)
 
@@ -241,6 +251,44 @@ class Drawing:
     def can_fuse(self) -> bool:
         """Whether programs of expressions can be drawn: their family, and a dtype that they have."""
         return "fusion" in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
+
+    @property
+    def calls_op_db(self) -> bool:
+        """Whether there are programs of op_db's entries."""
+        wanted = not self.only or op_db.FAMILY in self.only
+        return self.biased and wanted and op_db.FAMILY not in self.without
+
+    def of_op_db(self, seed: int, turn: int, source: Source, tally: Tally | None = None) -> Program:
+        """The program of op_db's entries that has this turn: each call on inputs of its own, which later steps go on
+        with, as with what it makes."""
+        from conformance.fuzzing.op_db import EACH, Operators, inputs_of  # op_db takes seconds to import
+
+        each = min(EACH, self.steps[1])
+        room = 2 * EACH if self.steps == STEPS else self.steps[1]
+        with warnings.catch_warnings(), contextlib.suppress(Broken):
+            warnings.simplefilter("ignore")  # an out= tensor of another size is resized, and torch says so each time
+            planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn)
+            program = inputs_of(planned)
+            shadow = Shadow(program)
+            k = Situation(source, shadow, tuple(dict.fromkeys(self.dtypes)))
+            k.hidden = {*shadow.env}
+            for at, call in enumerate(planned, 1):
+                k.hidden -= {one.name for one in call.inputs}
+                offered = shadow.offer(replace(call.step, out=shadow.fresh(call.results)))
+                if offered is not None and not offered.raises and tally is not None:
+                    tally.entries["|".join(call.cell)] += 1
+                    tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
+                if len(shadow.steps) + len(planned) - at < room and k.chance(1, 2):
+                    draw_step(k, self.families, tally, computes=False)
+        return self._drawn(program, shadow, tally)
+
+    @staticmethod
+    def _drawn(program: Program, shadow: Shadow, tally: Tally | None) -> Program:
+        if tally is not None:
+            tally.programs += 1
+            tally.steps += len(shadow.steps)
+            tally.avoided += shadow.avoided
+        return program.with_steps(tuple(shadow.steps))
 
     def program(
         self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False
@@ -270,11 +318,7 @@ class Drawing:
                     draw_step(k, families, tally, weights, follows=not fused)
             except Broken:
                 break
-        if tally is not None:
-            tally.programs += 1
-            tally.steps += len(shadow.steps)
-            tally.avoided += shadow.avoided
-        return program.with_steps(tuple(shadow.steps))
+        return self._drawn(program, shadow, tally)
 
 
 def families_of(family: str) -> dict[str, list[Op]]:
@@ -298,22 +342,31 @@ def draw_step(
     tally: Tally | None,
     weights: Mapping[str, int] = FAMILY_WEIGHT,
     follows: bool = True,
+    computes: bool = True,
 ) -> None:
     """Draw one step and offer it to the shadow; where nothing fits, another is drawn by the caller. `follows` says that
-    the family of the step before has a say."""
+    the family of the step before has a say, `computes` that it may compute with rounded values."""
     before = k.shadow.steps[-1:] if k.biased and follows else []
     following = FOLLOWS.get(OPS[before[0].op].family, ()) if before else ()
     families = [family for family in following if family in by_family]
     if not families or not k.chance(1, 2):
         families = [one for one in by_family for _ in range(weights.get(one, 1) if k.biased else 1)]
-    offer(k, choose(k, by_family, families), tally)
+    offer(k, choose(k, by_family, families), tally, computes)
 
 
-def offer(k: Situation, op: Op, tally: Tally | None) -> None:
-    """Draw a step of this row and offer it to the shadow."""
+def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True) -> None:
+    """Draw a step of this row and offer it to the shadow. Without `computes` it computes with no rounded values: what a
+    network's layer has rounded may cancel, and then all that is left of a right answer is its rounding."""
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
+        return
+    if (
+        not computes
+        and op.effect in (COMPUTE, LOSSY)
+        and any(k.shadow.level(k[name]) == ROUNDED for name in step.names())
+    ):
+        k.shadow.avoided["computed with rounded values"] += 1
         return
     names = [name for name in step.names() if name in k.shadow.env]
     cell = _cell(op, k[names[0]]) if names else None
@@ -365,37 +418,3 @@ def _laid_out(layout: Layout, dtype: str) -> torch.Tensor:
 
 def _cell(op: Op, first: torch.Tensor) -> Cell:
     return op.family, layout_class(first), dtype_name(first.dtype)
-
-
-def draw_inputs(
-    d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None, special: bool = False
-) -> Program:
-    """One to three inputs, each of a layout class from the catalogue, the first of the class and dtype that are aimed
-    at; a later one may be a view of an earlier one's storage; at times one requires grad. With `special` all hold
-    special values."""
-    storages: list[Storage] = []
-    inputs: list[Input] = []
-    names = fresh_names({})
-    for _ in range(d.choice((1, 2, 1, 2, 3))):
-        dtype, layout = d.choice(dtypes), draw_layout(d)
-        if aim and not inputs:
-            dtype, layout = aim[2], LAYOUTS[aim[1]](d)
-        shared = bool(storages) and d.chance(1, 4)
-        if shared:
-            at = d.integer(0, len(storages) - 1)
-            dtype = storages[at].dtype
-            storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
-        else:
-            at = len(storages)
-            seeds = [{"seed": d.integer(0, 99)} for _ in range(4)]
-            among = {"special": d.integer(0, 99)}
-            values = among if special else d.choice(("arange", *seeds[:2], "arange", "arange", *seeds[2:], among))
-            storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
-        grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
-        inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))
-    return Program(tuple(storages), tuple(inputs))
-
-
-def draw_layout(d: Draw) -> Layout:
-    """A layout of one of the classes of the catalogue."""
-    return LAYOUTS[d.choice(OFTEN) if d.chance(1, 2) else d.choice(tuple(LAYOUTS))](d)

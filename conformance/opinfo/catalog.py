@@ -69,7 +69,7 @@ def seed(device: torch.device | None = None) -> None:
 
 
 @functools.cache
-def _by_name() -> dict[tuple[str, str], Any]:
+def by_name() -> dict[tuple[str, str], Any]:
     """OpInfos by (name, overload); of several with one name the second is `#2` and so on: none hides another."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
@@ -82,7 +82,7 @@ def _by_name() -> dict[tuple[str, str], Any]:
 
 def find(case: Case) -> Any:
     """The OpInfo of a case."""
-    return _by_name()[case.op, case.overload]
+    return by_name()[case.op, case.overload]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -115,7 +115,7 @@ def entries() -> list[Entry]:
             frozenset(map(_name, op.supported_backward_dtypes("cpu"))),
             _variants(op),
         )
-        for (name, overload), op in _by_name().items()
+        for (name, overload), op in by_name().items()
     ]
 
 

@@ -42,6 +42,11 @@ def open_to(case: Case, call: Call, want: torch.Tensor, got: torch.Tensor) -> to
     return torch.zeros(want.shape, dtype=torch.bool)
 
 
+def is_of_lapack(name: str) -> bool:
+    """Whether an entry is decomposed or solved by LAPACK, which promises nothing of a singular matrix."""
+    return any(fnmatch.fnmatchcase(name, glob) for glob in TABLE["lapack"]["ops"])
+
+
 def has_signed_zeros(case: Case) -> bool:
     """Whether the sign of a zero is a part of the answer."""
     signed = TABLE["zeros"]

@@ -78,6 +78,9 @@ class RunningProgram:
             self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
+        if OPS[step.op].settled and OPS[step.op].writes is not None:
+            # How often a composite writes to its out= tensor, on the way too, is its own affair: writes count anew.
+            self.versions = versions_of(self.env)
 
     def arguments(self, step: Step, i: int = 0) -> tuple[list[Any], dict[str, Any]]:
         """What the step is called with, in turn `i` of a loop."""

@@ -14,14 +14,14 @@ import math
 import random
 import string
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from conformance.core.errors import UserError
-from conformance.program.steps.op import Json, Step, StepError, dtype_of, is_name
+from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_name
 from conformance.program.steps.table import OPS
 
 SCHEMA = 1
@@ -61,7 +61,7 @@ class Storage:
         """The content as Python numbers, all exactly representable in the dtype unless they were given."""
         dtype = dtype_of(self.dtype)
         if isinstance(self.values, list):
-            return [float(v["number"]) if isinstance(v, dict) else v for v in self.values]
+            return [decode(value, {}, torch.device("cpu")) for value in self.values]
         if self.values == "arange":
             numbers: list[int] = [k % 100 for k in range(self.size)]
         else:
@@ -94,18 +94,22 @@ class Input:
 
 @dataclass(frozen=True)
 class Program:
-    """Storages, the inputs on them, and the steps. `note` is for people."""
+    """Storages, the inputs on them, and the steps. `note` is for people.
+
+    `tolerance` has (rtol, atol) by dtype where PyTorch's own tests grant an op of the program more than the usual."""
 
     storages: tuple[Storage, ...]
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...] = ()
     note: str = ""
+    tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         """The program as JSON, with the schema's version."""
         return {
             "schema": SCHEMA,
             **({"note": self.note} if self.note else {}),
+            **({"tolerance": {name: list(pair) for name, pair in self.tolerance.items()}} if self.tolerance else {}),
             "storages": [vars(storage) for storage in self.storages],
             "inputs": [{**vars(one), "size": list(one.size), "stride": list(one.stride)} for one in self.inputs],
             "steps": [step.to_json() for step in self.steps],
@@ -121,7 +125,7 @@ class Program:
                 f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
                 "draw it again, or use the version that wrote it"
             )
-        unknown = data.keys() - {"schema", "note", "storages", "inputs", "steps"}
+        unknown = data.keys() - {"schema", "note", "tolerance", "storages", "inputs", "steps"}
         if unknown:
             raise ProgramError(f"the program has unknown parts: {', '.join(sorted(unknown))}")
         try:
@@ -130,11 +134,12 @@ class Program:
                 Input(**{**one, "size": tuple(one["size"]), "stride": tuple(one["stride"])}) for one in data["inputs"]
             )
             steps = tuple(Step.from_json(step) for step in data["steps"])
-        except (TypeError, KeyError, AttributeError) as error:
+            tolerance = {name: (float(r), float(a)) for name, (r, a) in data.get("tolerance", {}).items()}
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ProgramError(f"the program's data is damaged: {error}") from error
         except StepError as error:
             raise ProgramError(str(error)) from error
-        program = cls(storages, inputs, steps, str(data.get("note", "")))
+        program = cls(storages, inputs, steps, str(data.get("note", "")), tolerance)
         program.check()
         return program
 

@@ -30,6 +30,10 @@ MOVED, EXACT, ROUNDED = 0, 1, 2
 LEVEL = {COMPUTE: EXACT, LOSSY: ROUNDED}
 
 
+REFUSALS = ("can't be cast", "Expected out tensor to have", "single memory location", "refer to", "but found dtype")
+"""What torch says where it refuses an out= tensor for its dtype or its memory, on every device."""
+
+
 class Undefined(StepError):
     """A step that has no defined meaning, with the reason as a word for counting."""
 
@@ -72,7 +76,10 @@ class Shadow(RunningProgram):
             declared = self.judge(step)
             if declared.raises is not None and not OPS[step.op].may_raise:
                 raise Undefined("error not asked for: " + step.op)
+            before = self.cells() if declared.raises is not None else None
             self.step(declared)
+            if before is not None and self.cells() != before:
+                raise Undefined("a refused call that had written: " + step.op)
         except Undefined as reason:
             self.avoided[str(reason)] += 1
             self.rollback()
@@ -85,6 +92,8 @@ class Shadow(RunningProgram):
             self.rollback()
             if op is None or not op.may_raise or isinstance(raised, NotImplementedError) or raised is None:
                 why = "error not asked for"
+            elif op.settled and not any(text in str(raised) for text in REFUSALS):
+                why = "an error that other devices need not share"
             elif "INTERNAL ASSERT" in str(raised):  # a bug of torch, which no device need share
                 why = "torch fails an internal assertion"
             elif self.cells() != after:
@@ -123,6 +132,8 @@ class Shadow(RunningProgram):
             return step
         op = OPS[step.op]
         args, kwargs = self.arguments(step)
+        if op.fatal is not None and op.fatal(args, kwargs):
+            raise Undefined("torch CPU would end the process")
         hazard = self.hazard(op, args, kwargs)
         if hazard is None:
             return step
@@ -154,6 +165,8 @@ class Shadow(RunningProgram):
 
     def hazard(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> str | None:
         """Why the call's result is not defined, or None."""
+        if op.settled and any(self.level(read) == ROUNDED for read in _tensors([args, kwargs])):
+            return "decided by rounded values"
         for written in destinations(op, args, kwargs):
             constant = op.constant or (op.name == "setitem" and not isinstance(args[2], torch.Tensor))
             if not constant and layouts.overlaps_itself(written):
@@ -188,23 +201,39 @@ class Shadow(RunningProgram):
         op = OPS[step.op]
         args, kwargs = self.arguments(step, i)
         before = [(tensor, storage_key(tensor)) for tensor in _tensors([args, kwargs])]
+        held = {key: whole_storage(tensor).clone() for tensor, key in before} if op.settled else {}
         level = max((self.levels.get(key, MOVED) for _, key in before), default=MOVED)
         level = max(level, LEVEL.get(op.effect, MOVED))
         written = destinations(op, args, kwargs)
         if op.effect == MOVE and any(read.dtype != to.dtype for to in written for read in _tensors([args, kwargs])):
             level = max(level, EXACT)
         sizes = [(to, to.size()) for to in written if op.writes == "out" and to.numel()]
+        bytes_before = [(to, to.untyped_storage().nbytes()) for to in written if op.writes == "out"]
         super().perform(step, i)
-        if any(to.size() != size for to, size in sizes):
+        resized = [to for to, size in sizes if to.size() != size]
+        if resized and not op.settled:
             raise Undefined("out= of another size, which torch is about to refuse")
+        if op.settled:
+            # Running averages are written, and neither the schema nor the count of writes says so.
+            changed = [one for one, key in before if not torch.equal(_bits(whole_storage(one)), _bits(held[key]))]
+            unnamed = [one for one in changed if not any(storage_key(one) == storage_key(to) for to in written)]
+            keys = [key for _, key in before]
+            if any(keys.count(storage_key(to)) > 1 or layouts.overlaps_itself(to) for to in [*unnamed, *resized]):
+                raise Undefined("write over what is read")
+            if any(to.storage_offset() * to.element_size() > count for to, count in bytes_before):
+                raise Undefined("a storage that grows beside the result")
+            written += unnamed
         made = [self.env[name] for name in step.out if name in self.env]
         self.kept += [tensor.untyped_storage() for tensor in made]
         old = {key for _, key in before}
-        self.has_pieces |= op.effect == VIEW and op.results != 1
+        pieces = len(made) > 1 and any(storage_key(tensor) in old for tensor in made)
+        self.has_pieces |= (op.effect == VIEW and op.results != 1) or (op.settled and pieces)
         coarsest = max((precision(read) for read, key in before if self.level(read) == ROUNDED), default=0.0)
         for tensor in [*written, *(tensor for tensor in made if storage_key(tensor) not in old)]:
             key = storage_key(tensor)
             reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
+            if op.settled and not precision(tensor):
+                reached = EXACT
             if 0 < precision(tensor) < coarsest:
                 raise Undefined("rounded values in a dtype that rounds less")
             self.levels[key] = max(self.levels.get(key, MOVED), reached)
@@ -216,6 +245,10 @@ class Shadow(RunningProgram):
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call torch, counting its aten ops."""
         if self.ops is None:
+            return op.run(args, kwargs)
+        if op.settled:  # a mode that counts changes what some composites do: torch.linalg.matrix_rank leaves its out=
+            with self.ops:
+                op.run(*_copied((args, kwargs)))
             return op.run(args, kwargs)
         with self.ops:
             return op.run(args, kwargs)
@@ -241,6 +274,10 @@ def precision(tensor: torch.Tensor) -> float:
     """The distance from 1 to the next number that the dtype holds; 0 for integers, which do not round."""
     dtype = tensor.dtype
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def _bits(storage: torch.Tensor) -> torch.Tensor:
+    return storage.view(torch.uint8)
 
 
 def exactly_whole(tensor: torch.Tensor) -> bool:

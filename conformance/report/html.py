@@ -247,6 +247,8 @@ def _coverage(drawn: Drawn) -> dict[str, Any]:
     return {
         "named": all(known),
         "reached": len(drawn.cells),
+        "called": drawn.called,
+        "calls": len(drawn.entries),
         "missed": [
             (noun, [name for name in names if name not in reached[part]])
             for part, (noun, names) in enumerate((("family", families), ("layout class", layouts), ("dtype", dtypes)))

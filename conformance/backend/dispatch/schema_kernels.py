@@ -117,6 +117,8 @@ class Overload:
                 torch.ops.aten.resize_.default(target, spec.size)
                 if as_new:
                     target.as_strided_(own.size, own.stride)
+            if unlike and own.dtype in COMPUTED:  # the call computes in its own dtype, whatever it is written to
+                result = cast(result, own.computed)
             assign(target, _as_pair(target, own, result))
         return targets[0] if self.returns == 1 else tuple(targets)
 

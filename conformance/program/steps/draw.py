@@ -95,6 +95,8 @@ class Situation(Draw):
         self.shadow, self.dtypes, self.biased = shadow, dtypes, biased
         self.only: Callable[[torch.Tensor], bool] | None = None
         """While a step is aimed: what the tensor must be that is picked first."""
+        self.hidden: set[str] = set()
+        """Tensors that are not to be picked: inputs of calls that are still to come."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.shadow.env[name]
@@ -103,7 +105,8 @@ class Situation(Draw):
         """Whether there is a tensor that fits."""
         return any(
             t.numel() <= MOST_ELEMENTS and (self.only is None or self.only(t)) and fits(t)
-            for t in self.shadow.env.values()
+            for name, t in self.shadow.env.items()
+            if name not in self.hidden
         )
 
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
@@ -118,7 +121,9 @@ class Situation(Draw):
         only, self.only = self.only, None
         names: list[str] = []
         for age, (name, candidate) in enumerate(self.shadow.env.items()):
-            if candidate.numel() <= MOST_ELEMENTS and (only is None or only(candidate)) and fits(candidate):
+            if candidate.numel() > MOST_ELEMENTS or name in self.hidden:
+                continue
+            if (only is None or only(candidate)) and fits(candidate):
                 late, near = age >= len(self.shadow.env) - 2, storage_key(candidate) in touched
                 weight = (1 + late + NEAR * near) * (TELLING if candidate.numel() > 1 else 1)
                 names += [name] * (weight if self.biased else 1)

@@ -184,3 +184,43 @@ LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
 
 OFTEN = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps")
 """Classes drawn more often: what views and writes are mostly made on."""
+
+
+def laid_out(d: Draw, size: Sequence[int], name: str) -> Layout:
+    """A layout of this size, of the class `name` where the size has one, and contiguous otherwise."""
+    plain = Layout(tuple(size), dense(size))
+    long = [k for k, n in enumerate(size) if n > 1]
+    if name == "window":
+        return Layout(plain.size, plain.stride, d.integer(1, 4))
+    if name in ("gaps", "permuted gaps") and long:
+        strides = [st * 2 for st in dense([n + d.integer(0, 2) for n in size])]
+        return _ordered(d, size, strides, name == "permuted gaps", d.integer(0, 3))
+    if name == "permuted" and len(long) > 1:
+        return _ordered(d, size, plain.stride, True)
+    if name == "expanded" and long:
+        repeated = [k for k in long if d.chance(1, 2)] or [d.choice(long)]
+        strides = list(dense([1 if k in repeated else n for k, n in enumerate(size)]))
+        return Layout(plain.size, tuple(0 if k in repeated else st for k, st in enumerate(strides)), d.integer(0, 2))
+    if name == "overlapping" and len(long) > 1:
+        return Layout(
+            plain.size, tuple(d.choice((1, 2)) if k in long else 1 for k in range(len(size))), d.integer(0, 3)
+        )
+    if name == "non-divisible" and len(long) > 1:
+        strides, step = [1] * len(size), 1
+        for k in reversed(range(len(size))):
+            strides[k], step = step, step * size[k] + (1 if size[k] > 1 else 0)
+        return Layout(plain.size, tuple(strides), d.integer(0, 3))
+    return plain
+
+
+def _ordered(d: Draw, size: Sequence[int], strides: Sequence[int], permuted: bool, offset: int = 0) -> Layout:
+    """The size with these strides, or with strides of that kind in another order of the dimensions."""
+    if not permuted:
+        return Layout(tuple(size), tuple(strides), offset)
+    gap = strides[-1]
+    order, step, made = d.permutation(len(size))[::-1], gap, [1] * len(size)
+    if order == [*range(len(size))]:
+        order.reverse()
+    for k in order:
+        made[k], step = step, step * max(size[k], 1) + (d.integer(0, 1) if gap > 1 else 0)
+    return Layout(tuple(size), tuple(made), offset)

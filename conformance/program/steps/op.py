@@ -6,8 +6,8 @@ form knows two things, how to run a call and how to print it as Python, so a pro
 
 Arguments are JSON values; a dict with one key is a marker: `{"t": name}` a tensor of the program, `{"tensor": values,
 "dtype": d}` a constant on the device (`"host": true` leaves it on the CPU), `{"slice": [start, stop, step]}`,
-`{"tuple": [...]}`, `{"dtype": d}`, `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"i": [m, c]}` the loop's
-index `m*i + c`.
+`{"tuple": [...]}`, `{"dtype": d}`, `{"memory_format": f}`, `{"layout": l}`, `{"ellipsis": 0}`, `{"device": 0}`,
+`{"number": "nan"}`, `{"complex": [real, imaginary]}`, `{"i": [m, c]}` the loop's index `m*i + c`.
 """
 
 from __future__ import annotations
@@ -118,8 +118,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def number(value: float | int | bool) -> Json:
-    """A Python number as JSON, also nan and the infinities."""
+def number(value: Any) -> Json:
+    """A Python number as JSON, also nan and the infinities, and complex ones."""
+    if isinstance(value, complex):
+        return {"complex": [str(value.real), str(value.imag)]}
     return value if not isinstance(value, float) or math.isfinite(value) else {"number": str(value)}
 
 
@@ -141,6 +143,8 @@ DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
     "device": lambda m, env, device, i: device,
     "number": lambda m, env, device, i: float(m["number"]),
     "memory_format": lambda m, env, device, i: getattr(torch, m["memory_format"]),
+    "layout": lambda m, env, device, i: getattr(torch, m["layout"]),
+    "complex": lambda m, env, device, i: complex(*(float(part) for part in m["complex"])),
     "i": lambda m, env, device, i: m["i"][0] * i + m["i"][1],
 }
 
@@ -173,6 +177,8 @@ RENDER: dict[str, Callable[[dict[str, Json]], str]] = {
     "device": lambda m: "device",
     "number": lambda m: f"float({m['number']!r})",
     "memory_format": lambda m: f"torch.{m['memory_format']}",
+    "layout": lambda m: f"torch.{m['layout']}",
+    "complex": lambda m: f"complex({m['complex'][0]}, {m['complex'][1]})",
     "i": lambda m: _affine(*m["i"]),
 }
 
@@ -279,9 +285,10 @@ class Op:
 
     `writes` is the position of the argument that is written in place, or "out", or None. `constant` says that every
     element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may
-    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `fits` says
-    which tensors the rule can start from; `draw` draws a step from what the shadow holds, or None when nothing there
-    fits after all. `may_raise` lets CPU's error be the answer.
+    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `settled`
+    says that the call must not be given rounded values, since it may decide by them; `fatal` which calls must not be
+    made since torch CPU ends the process. `fits` says which tensors the rule can start from; `draw` draws a step from
+    what the shadow holds, or None when nothing there fits after all. `may_raise` lets CPU's error be the answer.
     """
 
     name: str
@@ -296,6 +303,8 @@ class Op:
     may_raise: bool = False
     weight: int = 1
     results: int = 1
+    settled: bool = False
+    fatal: Callable[[list[Any], dict[str, Any]], bool] | None = None
     fits: Callable[[torch.Tensor], bool] | None = None
 
     @property

@@ -1,10 +1,33 @@
-"""The step table: every op that a program may name, gathered from the families."""
+"""The step table: every op that a program may name, gathered from the families, and op_db's entries.
+
+Defines `OPS` and `FAMILIES`. The key insight: the rows of op_db's entries follow from their names, so the table answers
+for them without holding them: what it holds is what ordinary programs are drawn from.
+"""
 
 from __future__ import annotations
 
-from conformance.program.steps import fusion, results, special, views, writes
+from collections.abc import Iterator, Mapping
+
+from conformance.program.steps import fusion, op_db, results, special, views, writes
 from conformance.program.steps.op import Op
 
-OPS: dict[str, Op] = {op.name: op for op in (*views.ROWS, *writes.ROWS, *results.ROWS, *fusion.ROWS, *special.ROWS)}
 
-FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(op.family for op in OPS.values()))
+class StepTable(Mapping[str, Op]):
+    """Rows by name; it iterates over those that it holds, and answers for those of op_db's entries too."""
+
+    def __init__(self, rows: Mapping[str, Op]) -> None:
+        self.rows = rows
+
+    def __getitem__(self, name: str) -> Op:
+        return self.rows[name] if name in self.rows else op_db.row_of(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+OPS = StepTable({op.name: op for op in (*views.ROWS, *writes.ROWS, *results.ROWS, *fusion.ROWS, *special.ROWS)})
+
+FAMILIES: tuple[str, ...] = (*dict.fromkeys(op.family for op in OPS.values()), op_db.FAMILY)

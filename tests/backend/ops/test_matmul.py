@@ -18,8 +18,8 @@ def test_short_products_that_cancel():
 
 
 def test_a_batch_of_products_that_cancels():
-    """`addbmm` of op_db adds 25 products, of which a thousandth of the largest is left: in float32 its products, rounded
-    each, were off by 1.7e-5 where the CPU's were by 6e-6."""
+    """`addbmm` of op_db adds 25 products, of which a thousandth of the largest is left: with each product rounded to
+    float32 it was off by 1.7e-5, and the CPU by 6e-6."""
     torch.manual_seed(0)
     rows = torch.randn(1, 24) * 8
     columns = torch.randn(24, 1) * 8

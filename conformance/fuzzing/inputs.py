@@ -1,0 +1,51 @@
+"""The inputs of a drawn program: storages, and tensors of drawn layouts on them.
+
+Defines `draw_inputs`. The key insight: bugs follow the class of a layout, so inputs are drawn by class, and at times
+two share a storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.program.model import Input, Program, Storage, fresh_names
+from conformance.program.steps.draw import Draw
+from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout
+from conformance.program.steps.op import dtype_of
+
+Cell = tuple[str, str, str]
+"""A family of steps, and the layout class and the dtype of a step's first tensor."""
+
+
+def draw_inputs(
+    d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None, special: bool = False
+) -> Program:
+    """One to three inputs, each of a layout class from the catalogue, the first of the class and dtype that are aimed
+    at; a later one may be a view of an earlier one's storage; at times one requires grad. With `special` all hold
+    special values."""
+    storages: list[Storage] = []
+    inputs: list[Input] = []
+    names = fresh_names({})
+    for _ in range(d.choice((1, 2, 1, 2, 3))):
+        dtype, layout = d.choice(dtypes), draw_layout(d)
+        if aim and not inputs:
+            dtype, layout = aim[2], LAYOUTS[aim[1]](d)
+        shared = bool(storages) and d.chance(1, 4)
+        if shared:
+            at = d.integer(0, len(storages) - 1)
+            dtype = storages[at].dtype
+            storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
+        else:
+            at = len(storages)
+            seeds = [{"seed": d.integer(0, 99)} for _ in range(4)]
+            among = {"special": d.integer(0, 99)}
+            values = among if special else d.choice(("arange", *seeds[:2], "arange", "arange", *seeds[2:], among))
+            storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
+        grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
+        inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))
+    return Program(tuple(storages), tuple(inputs))
+
+
+def draw_layout(d: Draw) -> Layout:
+    """A layout of one of the classes of the catalogue."""
+    return LAYOUTS[d.choice(OFTEN) if d.chance(1, 2) else d.choice(tuple(LAYOUTS))](d)

@@ -1,0 +1,268 @@
+"""op_db's entries as steps of drawn programs: which can be drawn, with what, and on which layouts.
+
+Defines `Operators`, which plans the calls of one program. The key insight: an OpInfo's sample says what an op accepts,
+so its sizes, dtypes and arguments stay, and what is drawn is where its tensors lie: each is an input of the program, of
+a layout class, on a storage of its own or on another operand's, with the sample's values or, where any will do, others.
+A call is planned only once torch CPU has answered it, so whatever is planned is met.
+
+Every entry has its turn: of each seed's order so many are taken for each program that all are met within 400 programs,
+and its variants, dtypes and layouts take turns as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from conformance.core.aten_ops import Operators as SeenOperators
+from conformance.fuzzing.op_db_calls import FORWARD, OUT, Call, Key, Operand, calls_of, entries, opinfo, variants
+from conformance.opinfo import catalog, undefined
+from conformance.program.model import Input, Program, Storage, fresh_names
+from conformance.program.shadow import Shadow
+from conformance.program.steps.draw import Draw, Source
+from conformance.program.steps.layouts import Layout, cells_of, laid_out, layout_class
+from conformance.program.steps.op import Json, Step, dtype_of, number
+
+EACH = 7
+"""So many entries are called in a program."""
+
+LAYOUTS = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expanded", "overlapping", "non-divisible")
+"""The classes that an operand can be laid out in, whatever its size."""
+
+ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
+"""Families of entries that take any values in their floating tensors."""
+
+DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
+"""The classes in which no two elements share memory: of equal rows LAPACK has nothing to say."""
+
+TRIED = 6
+"""So many variants, dtypes and layouts of an entry are tried before another entry has its turn."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A call on operands that lie somewhere: the storages and inputs that it needs, and its step."""
+
+    cell: tuple[str, str, str, str]
+    """The entry, the variant, the layout class and the dtype of the first operand."""
+    storages: tuple[Storage, ...]
+    inputs: tuple[Input, ...]
+    step: Step
+    results: int
+    raises: bool = False
+    """Whether torch CPU refuses it."""
+    tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def _placed(
+    step: Step,
+    places: Sequence[tuple[Operand, Layout]],
+    d: Draw,
+    cell: tuple[str, str, str, str],
+    results: Sequence[Operand],
+    drawn: bool,
+    first: int = 0,
+    grad: bool = False,
+) -> Planned:
+    """The step with its operands laid out so. With `drawn` a storage may be shared and hold other values; names begin
+    with the number `first`."""
+    storages: list[Storage] = []
+    inputs: list[Input] = []
+    for one, layout in places:
+        shared = [at for at, storage in enumerate(storages) if storage.dtype == one.dtype]
+        if drawn and shared and layout.cells and d.chance(1, 3):
+            at = d.choice(shared)
+            storages[at] = _longer(storages[at], layout.cells)
+        else:
+            at = len(storages)
+            storages.append(_filled(one, layout))
+        name = _name(first + len(inputs))
+        wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
+        inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))
+    return Planned(cell, tuple(storages), tuple(inputs), _named(step, [one.name for one in inputs]), len(results))
+
+
+@functools.cache
+def _name(at: int) -> str:
+    return next(itertools.islice(fresh_names({}), at, None))
+
+
+def _filled(one: Operand, layout: Layout) -> Storage:
+    """A storage that has the operand's values where the layout has its elements."""
+    cells: list[Json] = [one.values[0] if one.values else 0] * layout.cells
+    places = cells_of(torch.empty(layout.cells, device="meta").as_strided(layout.size, layout.stride, layout.offset))
+    for place, value in zip(places, one.values, strict=False):
+        cells[place] = value
+    return Storage(one.dtype, len(cells), cells)
+
+
+def _longer(storage: Storage, cells: int) -> Storage:
+    if cells <= storage.size:
+        return storage
+    if not isinstance(storage.values, list) or not storage.values:
+        return replace(storage, size=cells, values=storage.values or "arange")
+    repeated = itertools.islice(itertools.cycle(storage.values), cells)
+    return replace(storage, size=cells, values=list(repeated))
+
+
+def _named(step: Step, names: Sequence[str]) -> Step:
+    def swap(value: Json) -> Json:
+        if isinstance(value, dict):
+            return {k: names[int(v[1:])] if k == "t" and v.startswith("#") else swap(v) for k, v in value.items()}
+        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)))
+
+
+@dataclass(frozen=True)
+class Operators:
+    """What is called in the programs of a drawing: entries with these `dtypes`, and none that needs one of the
+    dispatcher's operators in `lacking`, as a device's profile names them."""
+
+    dtypes: tuple[str, ...]
+    lacking: frozenset[str] = frozenset()
+    each: int = EACH
+
+    def turn(self, seed: int, number: int) -> Iterator[tuple[Key, int]]:
+        """The entries that have their turn in the op_db program `number` of this seed, each with how many turns it has
+        had before."""
+        known = entries()
+        turn, at = divmod(number, -(-len(known) // self.each))
+        order = random.Random(f"op_db:{seed}:{turn}").sample(range(len(known)), len(known))
+        for position in order[at * self.each : (at + 1) * self.each]:
+            yield known[position], turn
+
+    def calls(self, source: Source, seed: int, number: int) -> list[Planned]:
+        """What the op_db program `number` of this seed calls."""
+        planned: list[Planned] = []
+        for key, turn in self.turn(seed, number):
+            planned += self.plan(Draw(source), key, turn, seed, sum(len(other.inputs) for other in planned))
+        return planned
+
+    def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int) -> list[Planned]:
+        """A call of the entry that torch CPU answers, after those that it refused, if any; none where there is none of
+        these dtypes. The names of the inputs begin with the one of number `first`."""
+        planned: list[Planned] = []
+        for call, variant, layout, plain in self._tries(d, key, turn, seed):
+            one = self._try(d, key, call, variant, layout, first, plain)
+            if one is not None:
+                planned.append(one)
+                first += len(one.inputs)
+                if not one.raises:
+                    return planned
+        return [one for one in planned if not one.raises]
+
+    def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[Call, str, str, bool]]:
+        """Calls of the entry, with their variant and layout: some of its cells first, then forward and plain."""
+        for variant, dtype, layout in itertools.islice(self._cells(key, turn, seed), TRIED):
+            calls = calls_of(key, variant, dtype)
+            for name in (layout, "contiguous") if calls else ():
+                yield d.choice(calls), variant, name, False
+        for dtype, plain in itertools.product(dict.fromkeys(self.dtypes), (False, True)):
+            for call in calls_of(key, FORWARD, dtype):
+                yield call, FORWARD, "contiguous", plain
+
+    def _cells(self, key: Key, turn: int, seed: int) -> Iterator[tuple[str, str, str]]:
+        """The entry's variants, dtypes and layouts, from the turn's on, in an order of the seed's own."""
+        held = [name for name in dict.fromkeys(self.dtypes) if dtype_of(name) in opinfo(key).dtypes]
+        cells = list(itertools.product(variants(key), held, LAYOUTS))
+        order = random.Random(f"{key}:{seed}").sample(cells, len(cells))
+        return (order[(turn + k) % len(order)] for k in range(len(order)))
+
+    def _try(
+        self, d: Draw, key: Key, call: Call, variant: str, layout: str, first: int, plain: bool = False
+    ) -> Planned | None:
+        """The call laid out so, where torch CPU answers it."""
+        op, step, operands = opinfo(key), call.step, list(call.operands)
+        if variant == OUT:
+            targets = [_target(d, one, self.dtypes) for one in call.results]
+            markers = [{"t": f"#{len(operands) + k}"} for k in range(len(targets))]
+            operands += targets
+            step = replace(step, kwargs={**step.kwargs, "out": markers[0] if len(markers) == 1 else {"tuple": markers}})
+        if not {one.dtype for one in operands} <= {*self.dtypes}:
+            return None
+        singular = undefined.is_of_lapack(op.name)
+        classes = DISTINCT if singular else LAYOUTS
+        layout = layout if layout in classes else "contiguous"
+        places = []
+        for at, one in enumerate(operands):
+            name = (
+                "contiguous" if plain else layout if not at else d.choice(classes) if d.chance(1, 2) else "contiguous"
+            )
+            places.append((self._valued(d, op, one, plain), laid_out(d, one.size, name)))
+        grad = call.differentiable and not plain and d.chance(1, 4)
+        where, dtype = (_class_of(places[0][1]), operands[0].dtype) if places else ("none", "none")
+        cell = (".".join(filter(None, key)), variant, where, dtype)
+        planned = _placed(
+            step, places, d, cell, call.results if variant == FORWARD else (), not (plain or singular), first, grad
+        )
+        answered = self._answered(planned)
+        if answered is None:
+            return None
+        return replace(planned, tolerance=_granted(op, dtype), raises=answered.raises is not None)
+
+    def _valued(self, d: Draw, op: Any, one: Operand, plain: bool) -> Operand:
+        """The operand, or one of whole numbers and halves in its place where the entry takes any."""
+        takes = dtype_of(one.dtype).is_floating_point and catalog.family(op) in ANY_VALUES
+        if plain or not takes or not d.chance(1, 2):
+            return one
+        cells = Storage(one.dtype, len(one.values), {"seed": d.integer(0, 99)}).literal()
+        return replace(one, values=tuple(map(number, cells)))
+
+    def _answered(self, planned: Planned) -> Step | None:
+        """The step as it runs on torch CPU, in a program of its own; None where it does not, or calls what is
+        lacking."""
+        try:
+            shadow = Shadow(Program(planned.storages, planned.inputs))
+            step = replace(planned.step, out=shadow.fresh(planned.results))
+            if not self.lacking:
+                return shadow.offer(step)
+            with SeenOperators() as seen:
+                offered = shadow.offer(step)
+        except Exception:  # a program that cannot be made: another call is tried
+            return None
+        return None if self.lacking & {*seen.names} else offered
+
+
+def _target(d: Draw, result: Operand, dtypes: Sequence[str]) -> Operand:
+    """A tensor for out=: of the result's size mostly, of as many elements in another size, of another size, of another
+    dtype."""
+    size, dtype = result.size, result.dtype
+    count = int(torch.Size(size).numel())
+    form = d.choice(("same", "same", "same", "as many", "another size", "another dtype"))
+    if form == "as many":
+        size = d.choice(((count,), (1, count), (count, 1), size[::-1]))
+    elif form == "another size":
+        size = d.choice(((0,), (count + 1,), (2, *size), size[1:]))
+    elif form == "another dtype":
+        dtype = d.choice([name for name in ("float64", "float32", "int64", "complex64") if name in dtypes] or [dtype])
+    return Operand(dtype, tuple(size), (0,) * int(torch.Size(size).numel()))
+
+
+def _class_of(layout: Layout) -> str:
+    return layout_class(torch.empty(layout.cells).as_strided(layout.size, layout.stride, layout.offset))
+
+
+def _granted(op: Any, dtype: str) -> dict[str, tuple[float, float]]:
+    """What PyTorch's own tests grant the op beyond the usual tolerances."""
+    rtol, atol = catalog.tolerances(op, dtype_of(dtype)) if dtype != "none" else (None, None)
+    return {dtype: (rtol, atol)} if rtol is not None and atol is not None else {}
+
+
+def inputs_of(planned: Sequence[Planned]) -> Program:
+    """A program of all these calls' inputs, without steps."""
+    storages: list[Storage] = []
+    inputs: list[Input] = []
+    tolerance: dict[str, tuple[float, float]] = {}
+    for one in planned:
+        inputs += [replace(each, storage=each.storage + len(storages)) for each in one.inputs]
+        storages += one.storages
+        for name, pair in one.tolerance.items():
+            tolerance[name] = (max(pair[0], tolerance.get(name, pair)[0]), max(pair[1], tolerance.get(name, pair)[1]))
+    return Program(tuple(storages), tuple(inputs), tolerance=tolerance)

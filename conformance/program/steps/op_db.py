@@ -1,0 +1,71 @@
+"""Rows for every entry of op_db: a step `op_db:nn.functional.gelu` calls that function, `op_db.out:add` into out=.
+
+Defines `row_of`. The key insight: such a row needs nothing but the name, so the table has one for each function that
+torch has, none is written down, and a program read from a file can name functions of torch's operators only. What it
+is called with is drawn from op_db's samples, elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from conformance.core.torch_compat import is_operator
+from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op
+
+FAMILY = "op_db"
+
+MODULES = ("", "nn.functional.", "linalg.", "special.", "fft.", "signal.windows.", "masked.", "ops.aten.")
+"""Where functions may be, below torch."""
+
+CALL = Op("op_db", FAMILY, LOSSY, lambda k: None, FUNCTION, fits=lambda t: False, settled=True)
+METHOD_CALL = replace(CALL, form=METHOD)
+KINDS = {
+    "op_db": CALL,
+    "op_db.many": replace(CALL, results=0),
+    "op_db.query": replace(CALL, effect=QUERY, results=0),
+    "op_db.out": replace(CALL, writes="out", may_raise=True),
+    "op_db.method": METHOD_CALL,
+    "op_db.method.many": replace(METHOD_CALL, results=0),
+    "op_db.method.query": replace(METHOD_CALL, effect=QUERY, results=0),
+    "op_db.inplace": replace(METHOD_CALL, writes=0),
+    "op_db.attribute": replace(CALL, form=ATTRIBUTE),
+}
+"""How an entry is called, and what comes of it: one tensor, several, or none."""
+
+
+FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
+    "_chunk_cat": lambda args, kwargs: any(one.dim() == 0 for one in args[0]),
+    "narrow_copy": lambda args, kwargs: "out" in kwargs,
+    "native_group_norm": lambda args, kwargs: any(one is not None and not one.is_contiguous() for one in args[1:3]),
+}
+"""Calls by which torch CPU reads or writes what is not its own (see the findings), by function."""
+
+
+@functools.cache
+def row_of(name: str) -> Op:
+    """The row of this name. Raises KeyError where there is none: no such kind, or no such function of torch."""
+    kind, _, call = name.partition(":")
+    row = KINDS[kind]
+    if not (has_function(call) if row.form is FUNCTION else has_method(call, row.form)):
+        raise KeyError(name)
+    return replace(row, name=name, call=call, fatal=FATAL.get(call))
+
+
+def has_function(path: str) -> bool:
+    """Whether this is an operator's function below `torch`, and not one that reads files, say."""
+    module, _, name = path.rpartition(".")
+    home = f"{module}." if module else ""
+    if home not in MODULES or not name.isidentifier():
+        return False
+    place = functools.reduce(getattr, module.split("."), torch) if module else torch
+    return is_operator(getattr(place, name, None), name) if not home else callable(getattr(place, name, None))
+
+
+def has_method(name: str, form: Form) -> bool:
+    """Whether tensors have this method, or this attribute."""
+    return name.isidentifier() and callable(getattr(torch.Tensor, name, None)) == (form is METHOD)
