@@ -33,7 +33,7 @@ class TestTorchCpuWithout:
         assert main(["--target", spec, "--seed", str(seed), "--programs", "400", "--reports", str(tmp_path)]) == 0
         drawn = model.load(tmp_path / "fuzz.json").drawn
         assert drawn is not None and drawn.programs == 400
-        assert sum(drawn.unsupported.values()) < 20, drawn.unsupported
+        assert sum(drawn.unsupported.values()) < 40, drawn.unsupported
 
     def test_op_db_agrees(self, tmp_path):
         """Every operator of op_db in float32, with its gradients."""

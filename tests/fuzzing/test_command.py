@@ -20,7 +20,7 @@ CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"
 
 
 def fuzz(*words: object, reports: Path) -> int:
-    return main([*map(str, words), "--reports", str(reports)])
+    return main([*map(str, words), "--without", "op_db", "--reports", str(reports)])
 
 
 def result(reports: Path) -> dict:
@@ -30,7 +30,7 @@ def result(reports: Path) -> dict:
 class TestCampaign:
     def test_cpu_is_green(self, tmp_path, capsys):
         """The harness against itself finds nothing, and says what it did."""
-        assert fuzz("--target", "cpu", "--programs", 60, reports=tmp_path) == 0
+        assert main(["--target", "cpu", "--programs", "60", "--reports", str(tmp_path)]) == 0
         assert "60/60 programs" in capsys.readouterr().out
         done = result(tmp_path)
         assert done["programs"] == 60

@@ -181,7 +181,7 @@ class TestParts:
 
     def test_the_command(self, tmp_path, capsys):
         """It names the part, and refuses one that is not there."""
-        words = ("--target", "cpu", "--programs", "41", "--reports", str(tmp_path))
+        words = ("--target", "cpu", "--programs", "41", "--without", "op_db", "--reports", str(tmp_path))
         assert main([*words, "--shard", "3/3"]) == 0
         done = model.load(tmp_path / "fuzz.json")
         assert (done.drawn.programs, "--shard 3/3" in done.command) == (1, True)
@@ -219,7 +219,7 @@ class TestMinutes:
 
     def test_what_was_not_run_is_run_later(self, tmp_path):
         """A campaign whose time is over at once has run nothing, and goes on with `--resume`."""
-        words = ("--target", "cpu", "--programs", "21", "--reports", str(tmp_path))
+        words = ("--target", "cpu", "--programs", "21", "--without", "op_db", "--reports", str(tmp_path))
         assert main([*words, "--minutes", "1e-9"]) == 2
         assert main([*words, "--resume"]) == 0
         assert fuzz_result(tmp_path)["programs"] == 21
@@ -261,12 +261,12 @@ class TestReplay:
 
 
 class TestWhatIsResumed:
-    WORDS = ("--target", "mutant:slice drops the offset", "--programs", "40")
+    WORDS = ("--target", "mutant:slice drops the offset", "--programs", "40", "--without", "op_db")
 
     def test_findings_of_another_campaign(self, tmp_path):
         """A finding that nobody took over, left by a worker of another campaign, stays where it is; it was booked on
         whichever target was resumed next in the folder."""
-        words = ("--target", "cpu", "--programs", "5", "--reports", str(tmp_path))
+        words = ("--target", "cpu", "--programs", "5", "--without", "op_db", "--reports", str(tmp_path))
         assert main(words) == 0
         program = Drawing().numbered(0, 3)
         other = SHARD.found(3).name.replace("found--", "found-another-")

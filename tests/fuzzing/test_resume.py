@@ -31,6 +31,8 @@ def command(reports: Path, *words: str) -> list[str]:
         FAULT,
         "--programs",
         "160",
+        "--without",
+        "op_db",
         "--reports",
         str(reports),
         *words,

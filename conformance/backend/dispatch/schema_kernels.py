@@ -58,11 +58,13 @@ class Overload:
         self.is_out = bool(self.writes) and arguments[self.writes[0]].is_out
         self.returns = len(op._schema.returns)
         self.name = str(op)
-        # Structured operators give a resized out the strides that a new result would have, most others contiguous ones.
+        # Structured operators, and those that work element by element and whose out= form is no generated copy, give a
+        # resized out the strides that a new result would have, most others contiguous ones.
         structured = all(
             torch_compat.has_kernel(functional.name(), key) for key in ("CPU", "CompositeExplicitAutogradNonFunctional")
         )
-        self.out_as_new = "resized" if structured else row.out_as_new
+        iterates = row.elementwise and torch.Tag.generated not in op.tags
+        self.out_as_new = "resized" if structured or iterates else row.out_as_new
 
     def functional_kernel(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, and put each result into a new tensor."""

@@ -49,12 +49,9 @@ class Draw:
         return [k for k in range(n) if self.chance(1, 2)]
 
 
-CATEGORY = {torch.bool: 0, torch.complex64: 3, torch.complex128: 3}
-
-
 def category(dtype: torch.dtype) -> int:
     """bool 0, integers 1, floats 2, complex 3: a result may be written where the category is at least its own."""
-    return CATEGORY.get(dtype, 2 if dtype.is_floating_point else 1)
+    return 0 if dtype is torch.bool else 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
 def broadcasts(source: Sequence[int], to: Sequence[int]) -> bool:
