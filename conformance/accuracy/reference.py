@@ -45,7 +45,7 @@ def points(row: Row, dtype: torch.dtype, seed: int) -> dict[str, list[torch.Tens
     def approached() -> float:
         with mpmath.workprec(DIGITS):
             at = float(_evaluated(draw.choice(row.near), {}))
-        return (at or 1.0) * draw.choice((-1, 1)) * 2.0 ** draw.uniform(-60, -1) + at
+        return (at or 1.0) * draw.choice((-1, 1)) * 2.0 ** draw.uniform(math.log2(info.eps), -1) + at
 
     kinds: dict[str, Callable[[], float]] = {"all exponents": everywhere, "usual numbers": usual}
     if row.near:
