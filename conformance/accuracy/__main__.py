@@ -24,7 +24,9 @@ from conformance.core import profile as profiles
 from conformance.core.accuracy import shown
 from conformance.core.errors import UsageError, UserError
 from conformance.core.expectations import Expectation
-from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, file_name, summary_line
+from conformance.core.result import Failure, Outcome, Result, Run, file_name, summary_line
+from conformance.opinfo import terminal
+from conformance.opinfo.isolation import FATES
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
@@ -36,11 +38,6 @@ from conformance.run.probe import resolve
 LIMITS = Limits(unit=120.0, memory=8.0)
 LISTED = 10
 """Cases that the terminal shows, the worst."""
-FATES = {
-    Fate.CRASH: (Outcome.CRASH, "crash"),
-    Fate.MEMORY: (Outcome.CRASH, "memory"),
-    Fate.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
-}
 
 
 def expectations_file(target: str) -> Path:
@@ -85,12 +82,14 @@ def run(
     try:
         with LocalPool(target, limits, jobs, worker.MODULES) as pool:
             try:
-                made.environment, _, held = pool.ask(worker.described, target)
+                made.environment, held = pool.ask(worker.described, target)
             except WorkerDied as died:
                 raise unusable(target, died.death) from None
             left = [case for case in cases if held is None or case.dtype in held]
             if len(left) < len(cases):
-                made.notes.append(f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out.")
+                made.notes.append(
+                    f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out."
+                )
             for result in measured(pool, target, left):
                 (declared,) = expectations.apply([result], expected)
                 made.results.append(declared)
@@ -157,13 +156,9 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     target, seen = resolve(spec, limits)
     console = Console()
 
-    def tell(result: Result) -> None:
-        if result.outcome in UNEXPECTED:
-            said = f"{result.outcome} {result.id}: {result.failures[0]}" if result.failures else str(result.reason)
-            print(escape_control_characters(said)[:400], flush=True)
-
-    print(f"{len(cases)} cases on {escape_control_characters(spec)}", flush=True)
-    made = run(target, cases, limits=limits, jobs=options.jobs, expected=expected, found=tell)
+    with terminal.progress(console) as progress:
+        progress.start(Run(spec), len(cases))
+        made = run(target, cases, limits=limits, jobs=options.jobs, expected=expected, found=progress.add)
     made.command = shlex.join(["conformance", "accuracy", *words])
     made.environment |= seen.described() if seen is not None else {}
     made.environment["selection"] = "; ".join(["accuracy", ",".join(options.op or ["all ops"]), *dtypes, *variants])

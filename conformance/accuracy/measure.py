@@ -107,7 +107,7 @@ def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Te
     """The row's program, and what makes its inputs in float32, where it has expressions for them."""
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "SEED": SEED}
     lines = "\n".join(f"    {line}" for line in [*row.made(), "return given"])
-    exec(f"{row.program()}\n\ndef inputs():\n{lines}", names)
+    exec(f"{row.program()}\n\ndef inputs():\n{lines}", names)  # noqa: S102 - text of this package's own table
     return names["program"], names["inputs"]
 
 
@@ -132,7 +132,7 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
         raise Raises(execution.last.error)
     if execution.capture is not None and execution.capture.extent == NOT_COMPILED:
         raise Unmeasured(f"{NOT_COMPILED}: the compiler was handed nothing")
-    parts = []
+    parts: list[Part] = []
     for name, (high, low) in exact.items():
         seen = execution.last.tensors.get(name)
         if seen is None or name not in cpu or seen.shape != tuple(high.shape):

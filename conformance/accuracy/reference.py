@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import torch
 
 from conformance.accuracy.table import Row
@@ -101,5 +101,6 @@ def _answer(code: Any, names: tuple[str, ...], given: list[Any], argument: int |
 
 
 def _evaluated(code: Any, values: dict[str, Any]) -> Any:
-    """An expression of the table in mpmath. `Float` is a number that torch has as a float64."""
-    return eval(code, {**vars(mpmath), "abs": abs, "min": min, "max": max, "Float": mpmath.mpf, **values})
+    """An expression of this package's own table in mpmath. `Float` is a number that torch has as a float64."""
+    names = {**vars(mpmath), "abs": abs, "min": min, "max": max, "Float": mpmath.mpf}
+    return eval(code, names | values)  # noqa: S307

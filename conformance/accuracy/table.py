@@ -91,7 +91,9 @@ def load() -> tuple[tuple[Row, ...], Mapping[str, Sequence[str]]]:
 
 
 def _row(name: str, family: str, data: dict[str, Any]) -> Row:
-    known = {key: data.pop(key) for key in ("call", "exact", "range", "near", "backward", "constants") if key in data}
+    known: dict[str, Any] = {
+        key: data.pop(key) for key in ("call", "exact", "range", "near", "backward", "constants") if key in data
+    }
     for key in {"range", "near", "constants"} & known.keys():
         known[key] = tuple(known[key])
     return Row(name, family, **known, inputs=data)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 MODULES = (__name__, "conformance.accuracy.script")
 
 
-def described(target: str) -> tuple[dict[str, str], str, tuple[str, ...] | None]:
-    """The target's environment, the lines that a script needs to use it, and the dtypes that it holds (None: all).
-    Raises TargetError where it cannot be used, or has no values to measure."""
+def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
+    """The target's environment, and the dtypes that it holds (None: all). Raises TargetError where it cannot be
+    used, or has no values to measure."""
     under_test = loaded(target)
     if not under_test.shows_values:
         raise TargetError(
@@ -37,7 +37,7 @@ def described(target: str) -> tuple[dict[str, str], str, tuple[str, ...] | None]
     held = under_test.dtypes
     # As plain text: torch's version is an object, and reading it back would import torch in the parent.
     environment = {name: str.__str__(text) for name, text in under_test.environment().items()}
-    return environment, under_test.script(), held and tuple(str(dtype).removeprefix("torch.") for dtype in held)
+    return environment, None if held is None else tuple(str(dtype).removeprefix("torch.") for dtype in held)
 
 
 def run(target: str, case: Case) -> Result:

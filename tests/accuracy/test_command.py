@@ -1,4 +1,4 @@
-"""`conformance accuracy` finds what is inexact, and nothing else; it survives its device and writes what it measured."""
+"""`conformance accuracy` finds what is inexact, and nothing else; it survives its device."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ class TestCommand:
         assert "has no values" in capsys.readouterr().err
 
     def test_bad_names(self, capsys):
-        """An op that is not in the table and an unknown dtype are one sentence; for an op that cannot be judged, it says
-        why."""
+        """An op that is not in the table and an unknown dtype are one sentence, which says why an op has no row."""
         for words, said in (
             (["--op", "expp"], "did you mean exp"),
             (["--op", "linalg.eig"], "no unique answer"),
@@ -92,7 +91,9 @@ class TestScript:
         assert main(words) == 1
         (result,) = model.load(tmp_path / "accuracy.json").results
         script = result.failures[0].script
-        planted = script.replace("got = answer", "from tests.planted.inaccurate import Inexact\nwith Inexact(): got = answer")
+        planted = script.replace(
+            "got = answer", "from tests.planted.inaccurate import Inexact\nwith Inexact(): got = answer"
+        )
         for text, code in ((script, 0), (planted, 1)):
             made = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, text=True)
             assert made.returncode == code, made.stderr

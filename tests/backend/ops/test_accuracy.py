@@ -13,7 +13,7 @@ from conformance.accuracy.table import DIRECTIONS, select
 from conformance.core.loading import load_target
 
 SUMS = {
-    "nn.functional.batch_norm without weights": "The variance was summed in float32, 30 times less exact than torch CPU.",
+    "nn.functional.batch_norm without weights": "The variance was summed in float32, 30 times less exact.",
     "matmul": "Products of 10000 terms were 7 times less exact.",
     "nn.functional.cross_entropy": "The mean of 1000 losses was 10 times less exact.",
     "trace": "The diagonal was summed in float32, where torch CPU sums in float64.",
