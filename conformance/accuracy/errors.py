@@ -28,7 +28,7 @@ def answers(
     """The results of the call, or the gradients of the `wanted` inputs where there are any, by name: along cotangents
     that are drawn on the CPU, or along ones."""
     given = {name: x.requires_grad_(name in wanted) for name, x in given.items()}
-    made = [x for x in tree_leaves(program(**given)) if torch.is_tensor(x) and x.is_floating_point()]
+    made = [x for x in tree_leaves(program(*given.values())) if torch.is_tensor(x) and x.is_floating_point()]
     if not wanted:
         return {"result" if len(made) == 1 else f"result[{number}]": x for number, x in enumerate(made)}
     torch.default_generator.manual_seed(SEED + 1)

@@ -74,6 +74,15 @@ class TestReference:
         assert high[0] == math.log(3) and low[0] == pytest.approx(-9.07129723e-17, rel=1e-6)
         assert reference.exact(row, [x], 0)[0].tolist() == [1 / 3, 1.0]
 
+    @pytest.mark.parametrize("at", [1e-300, 1e-30, 0.75, 700.0])
+    def test_derivatives_of_any_magnitude(self, at):
+        """The derivative of exp is exp, next to 0 too, where a difference cancels nearly all bits."""
+        row = Row("exp", "elementary", "torch.exp(x)", "exp(x)")
+        x = [torch.tensor([at], dtype=torch.float64)]
+        assert [part.tolist() for part in reference.exact(row, x, 0)] == [
+            part.tolist() for part in reference.exact(row, x)
+        ]
+
     def test_no_real_answer(self):
         """Outside of a function's domain, and at its poles, there is nothing to measure."""
         row = Row("log", "elementary", "torch.log(x)", "log(x)")
