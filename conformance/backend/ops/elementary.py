@@ -307,9 +307,9 @@ def tanh(x: UOp) -> UOp:
     if not _narrow(x):
         t = expm1(-2.0 * a)
         return copy_sign(divide(-t, 2.0 + t), x)
-    z = x * x
+    z = a * a
     far = subtract(1.0, divide(a.const_like(2.0), exp(2.0 * a) + 1.0))
-    return (a < 0.625).where(x + x * (z * horner(z, _TANH32)), copy_sign(far, x))
+    return copy_sign((a < 0.625).where(a + a * (z * horner(z, _TANH32)), far), x)
 
 
 def sigmoid(x: UOp) -> UOp:
