@@ -151,6 +151,9 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
             raise UsageError(f"--{name} must be above 0, and is {value}")
     dtypes, variants = _chosen(options.dtype, DTYPES, "dtype"), _chosen(options.variant, DIRECTIONS, "variant")
     cases = table.select(options.op, dtypes, variants)
+    profile = profiles.of(spec)
+    lacking = set(profile.opinfos) if profile else set()
+    asked, cases = len(cases), [case for case in cases if case.row.name.partition(" ")[0] not in lacking]
     file = options.expectations or expectations_file(spec)
     expected = expectations.load(file)
     target, seen = resolve(spec, limits)
@@ -159,6 +162,8 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     with terminal.progress(console) as progress:
         progress.start(Run(spec), len(cases))
         made = run(target, cases, limits=limits, jobs=options.jobs, expected=expected, found=progress.add)
+    if len(cases) < asked:
+        made.notes.append(f"{asked - len(cases)} cases of ops that the profile declares lacking were left out.")
     made.command = shlex.join(["conformance", "accuracy", *words])
     made.environment |= seen.described() if seen is not None else {}
     made.environment["selection"] = "; ".join(["accuracy", ",".join(options.op or ["all ops"]), *dtypes, *variants])

@@ -45,7 +45,7 @@ def errors(got: torch.Tensor, high: torch.Tensor, low: torch.Tensor, dtype: torc
     of the largest. An answer that is no number is off by NO_NUMBER."""
     size = high.abs() if each else high.abs().max() if high.numel() else high
     info = torch.finfo(dtype)
-    ulp = torch.ldexp(torch.tensor(info.eps, dtype=torch.float64), torch.frexp(size.clamp(min=info.tiny)).exponent - 1)
+    ulp = torch.ldexp(torch.full_like(size, info.eps), torch.frexp(size.clamp(min=info.tiny)).exponent - 1)
     off = ((got.double() - high) - low).abs() / ulp
     return off.nan_to_num(nan=NO_NUMBER, posinf=NO_NUMBER).clamp(max=NO_NUMBER)
 

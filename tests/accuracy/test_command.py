@@ -54,6 +54,22 @@ class TestCommand:
         assert len(measured) == 8
         assert all(r.accuracy.target == r.accuracy.cpu and r.accuracy.points for r in measured)
 
+    @pytest.mark.slow
+    @pytest.mark.timeout(3_600)
+    def test_tiny_has_no_finding(self, tmp_path):
+        """Every op of the table, forward and in gradients, is within 4 times torch CPU's error on the tiny device."""
+        assert main(["--target", "tiny", "-n", "2", "--reports", f"{tmp_path}"]) == 0
+        assert len(model.load(tmp_path / "accuracy.json").measured) > 480
+
+    def test_what_a_profile_declares_lacking(self, tmp_path, capsys):
+        """An op that the target's profile declares lacking is not run, and said to be left out."""
+        profile = tmp_path / "conformance.toml"
+        profile.write_text('[target]\nspec = "cpu"\n\n[[lacking]]\noperator = "aten::exp"\nopinfos = ["exp"]\n')
+        words = ["--target", f"{profile}", "--op", "exp", "--op", "sqrt", "--variant", "forward"]
+        assert main([*words, "--reports", f"{tmp_path}"]) == 0
+        assert outcomes(tmp_path) == {"sqrt forward": "PASS"}
+        assert "1 cases of ops that the profile declares lacking" in capsys.readouterr().out
+
     def test_metadata_has_no_errors(self, capsys):
         """A target without values is refused in one sentence."""
         assert main(["--target", "meta", "--op", "exp"]) == 2
