@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conformance.core import plain
-from conformance.core.accuracy import Accuracy
+from conformance.core.accuracy import ACCURACY, Accuracy
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
@@ -235,6 +235,11 @@ class Run:
     def cases(self) -> list[Result]:
         """The results of op cases."""
         return [result for result in self.results if result.finding is None]
+
+    @property
+    def measures(self) -> bool:
+        """Whether errors were measured, and no oracle asked."""
+        return bool(self.results) and all(result.layout == ACCURACY for result in self.results)
 
     @property
     def measured(self) -> list[Result]:

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from conformance.core import accuracy, versions
 from conformance.core import result as model
+from conformance.core import versions
 from conformance.core.errors import ReportError
 from conformance.core.files import write_atomic
 from conformance.core.merge import merge
@@ -125,7 +125,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _kind(run: Run) -> str:
-    if run.results and all(result.layout == accuracy.ACCURACY for result in run.results):
+    if run.measures:
         return "accuracy"
     return "opinfo" if run.cases or not run.drawn else "fuzz"
 
@@ -134,7 +134,7 @@ def _measured(folder: Path, run: Run) -> Sequence[Result]:
     """The measured errors to show with a run: its own, or those that lie in its folder, of the same target; what cannot
     be read is a note in the run."""
     path = folder / ACCURACY
-    if _kind(run) == "accuracy" or not path.exists():
+    if run.measures or not path.exists():
         return run.measured
     try:
         beside = model.load(path)

@@ -73,7 +73,9 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         "names": list(map(escape_control_characters, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
-        "command": f"python -m conformance.opinfo_runner --target {escape_control_characters(run.target)}",
+        "command": f"{'conformance accuracy' if run.measures else 'python -m conformance.opinfo_runner'} --target "
+        + escape_control_characters(run.target),
+        "measures": run.measures,
     }
 
 

@@ -131,7 +131,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     text = rendered(
         "summary.md.j2",
         run=run,
-        word="Accuracy" if run.measured else "Conformance" if run.cases or not run.drawn else "Fuzzing",
+        word="Accuracy" if run.measures else "Conformance" if run.cases or not run.drawn else "Fuzzing",
         summary=summary_line(run),
         campaign=campaign,
         verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),

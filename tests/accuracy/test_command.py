@@ -64,7 +64,9 @@ class TestCommand:
     def test_what_a_profile_declares_lacking(self, tmp_path, capsys):
         """An op that the target's profile declares lacking is not run, and said to be left out."""
         profile = tmp_path / "conformance.toml"
-        profile.write_text('[target]\nkind = "device"\nname = "cpu"\n\n[[lacking]]\noperator = "aten::exp"\nopinfos = ["exp"]\n')
+        profile.write_text(
+            '[target]\nkind = "device"\nname = "cpu"\n\n[[lacking]]\noperator = "aten::exp"\nopinfos = ["exp"]\n'
+        )
         words = ["--target", f"{profile}", "--op", "exp", "--op", "sqrt", "--variant", "forward"]
         assert main([*words, "--reports", f"{tmp_path}"]) == 0
         assert outcomes(tmp_path) == {"sqrt forward": "PASS"}

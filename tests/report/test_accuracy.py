@@ -33,6 +33,7 @@ class TestWrite:
         )
         page = (tmp_path / "accuracy.html").read_text()
         assert 0 < page.index("result, near pi") < page.index("gradient of x")
+        assert '"command":"conformance accuracy --target tiny","measures":true' in page
         assert '<b class="mark o-FAIL">1.04e+03</b>' in page
         assert model.load(tmp_path / "accuracy.json").measured[0].accuracy == measured.measured[0].accuracy
 
