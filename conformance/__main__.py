@@ -14,6 +14,7 @@ JOBS = {
     "init": ("conformance.profile", "find out what a target has and lacks, and write its profile, conformance.toml"),
     "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
     "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),
+    "accuracy": ("conformance.accuracy", "measure the errors of a target and of torch CPU, side by side"),
     "report": ("conformance.report", "read, compare and merge the results of runs"),
     "expectations": ("conformance.expectations", "show and update what is known to fail"),
 }

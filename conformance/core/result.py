@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conformance.core import plain
+from conformance.core.accuracy import ACCURACY, Accuracy
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
@@ -120,6 +121,7 @@ class Result(Named):
     the target cannot tell.
     `compiled`, `partly_compiled` and `not_compiled` count the samples by how much of them reached the compiler;
     those that did not at all are not compared. None where the target does not compile.
+    `accuracy` is what was measured of its errors, where they were: of the answer that is off most.
     """
 
     op: str
@@ -150,6 +152,7 @@ class Result(Named):
     not_compiled: int | None = None
     seconds: float = 0.0
     finding: Finding | None = None
+    accuracy: Accuracy | None = None
 
     @property
     def oracles(self) -> tuple[str, ...]:
@@ -232,6 +235,18 @@ class Run:
     def cases(self) -> list[Result]:
         """The results of op cases."""
         return [result for result in self.results if result.finding is None]
+
+    @property
+    def measures(self) -> bool:
+        """Whether errors were measured, and no oracle asked."""
+        return bool(self.results) and all(result.layout == ACCURACY for result in self.results)
+
+    @property
+    def measured(self) -> list[Result]:
+        """The results of cases whose errors were measured, those that are off by the most multiples of torch CPU's
+        first."""
+        found = [(result.accuracy.excess, result) for result in self.results if result.accuracy]
+        return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
 
     @property
     def findings(self) -> list[Result]:

@@ -27,6 +27,7 @@ ROOM = Path(__file__).parent.parent
 MODULES = (
     *("core/names.py", "core/torch_compat.py", "core/moving.py", "core/observation.py", "core/oracles.py"),
     *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/specials.py", "opinfo/sample_runtime.py"),
+    *("core/accuracy.py", "accuracy/errors.py"),
 )
 """Where the functions are that scripts carry; of two with one name the later is meant."""
 

@@ -1,6 +1,6 @@
 """Reports from the command line: `python -m conformance.report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`.
 
-Reads what `conformance.opinfo_runner` and `conformance.fuzz` wrote; runs nothing.
+Reads what `conformance.opinfo_runner`, `conformance.fuzz` and `conformance accuracy` wrote; runs nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from conformance.core import versions
 from conformance.core.errors import ReportError
 from conformance.core.files import write_atomic
 from conformance.core.merge import merge
-from conformance.core.result import Run
+from conformance.core.result import Result, Run
 from conformance.report import compare, history, html, issue, machine, summary
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
-PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html"}
+ACCURACY = "accuracy.json"
+PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html", "accuracy": "accuracy.html"}
 """The page of each kind of run, by the name that its other files share."""
 
 
@@ -83,7 +84,7 @@ def _html(options: argparse.Namespace) -> int:
     folder, run, fuzz = options.run.parent, *_asked(options)
     output = options.output or folder / PAGES[_kind(run)]
     trends = [] if run.drawn else history.trends(folder / HISTORY, run)
-    write_atomic(output, html.render(run, _baseline(options), fuzz, trends))
+    write_atomic(output, html.render(run, _baseline(options), fuzz, trends, measured=_measured(folder, run)))
     print(output)
     return 0
 
@@ -124,7 +125,23 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _kind(run: Run) -> str:
+    if run.measures:
+        return "accuracy"
     return "opinfo" if run.cases or not run.drawn else "fuzz"
+
+
+def _measured(folder: Path, run: Run) -> Sequence[Result]:
+    """The measured errors to show with a run: its own, or those that lie in its folder, of the same target; what cannot
+    be read is a note in the run."""
+    path = folder / ACCURACY
+    if run.measures or not path.exists():
+        return run.measured
+    try:
+        beside = model.load(path)
+    except ReportError as error:
+        run.notes.append(f"Without the measured errors: {error}")
+        return []
+    return beside.measured if beside.target == run.target else []
 
 
 def _asked(options: argparse.Namespace) -> tuple[Run, Run | None]:
@@ -198,7 +215,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def write(run: Run, folder: Path, baseline: Run | None) -> str:
     """Write all forms of a run into `folder`, with the campaign that is there, add a run of op_db to the history there,
     and return the job summary. Raises ReportError."""
-    return _write(run, folder, baseline, None if run.drawn else _campaigns([folder], run))
+    return _write(run, folder, baseline, _campaigns([folder], run) if _kind(run) == "opinfo" else None)
 
 
 def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
@@ -216,7 +233,7 @@ def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None)
     model.save(run, folder / f"{stem}.json")
     write_atomic(folder / f"{stem}.xml", machine.junit(run))
     write_atomic(folder / f"{stem}.ctrf.json", machine.ctrf(run))
-    trends: list[history.Trend] = []
+    measured, trends = _measured(folder, run), list[history.Trend]()
     try:
         # An interrupted run would draw a fall that is none.
         if run.complete and run.compared:
@@ -227,7 +244,7 @@ def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None)
     difference = compare.diff(baseline, run) if baseline else None
     text = machine.markdown(run, difference, fuzz)
     write_atomic(folder / f"{stem}-summary.md", text)
-    write_atomic(folder / PAGES[stem], html.render(run, baseline, fuzz, trends, difference))
+    write_atomic(folder / PAGES[stem], html.render(run, baseline, fuzz, trends, difference, measured))
     return text
 
 

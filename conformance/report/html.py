@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from conformance.core.accuracy import shown
 from conformance.core.drawn import AXES, Drawn
 from conformance.core.names import DTYPES, VARIANTS
 from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, summary_line
@@ -72,7 +73,9 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         "names": list(map(escape_control_characters, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
-        "command": f"python -m conformance.opinfo_runner --target {escape_control_characters(run.target)}",
+        "command": f"{'conformance accuracy' if run.measures else 'python -m conformance.opinfo_runner'} --target "
+        + escape_control_characters(run.target),
+        "measures": run.measures,
     }
 
 
@@ -118,9 +121,10 @@ def render(
     fuzz: Run | None = None,
     trends: Sequence[Trend] = (),
     difference: Diff | None = None,
+    measured: Sequence[Result] = (),
 ) -> str:
     """The page for a run, with a baseline, a campaign on its target that ran beside it, and earlier runs where given.
-    `difference` is that to the baseline, where it is known already."""
+    `difference` is that to the baseline, where it is known already; `measured` are the cases whose errors are shown."""
     cases = dataclasses.replace(run, results=run.cases)
     counts, campaign = cases.counts(), run if run.drawn else fuzz
     verdicts = summary.verdicts(run, fuzz)
@@ -152,6 +156,8 @@ def render(
         fuzz=campaign_view(campaign) if campaign else None,
         verdicts=verdicts,
         trends=trends,
+        measured=measured,
+        shown=shown,
     )
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 from xml.etree import ElementTree
 
+from conformance.core.accuracy import shown
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
 from conformance.report import summary
 from conformance.report.compare import Diff
@@ -23,6 +24,8 @@ from conformance.report.rendering import cell, code, rendered
 SUMMARY_LIMIT = 1_000_000
 """GitHub refuses a job summary of more than 1 MiB."""
 LISTED_FINDINGS = 100
+LISTED_ERRORS = 10
+"""Of cases whose errors were measured, the worst."""
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -128,7 +131,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     text = rendered(
         "summary.md.j2",
         run=run,
-        word="Conformance" if run.cases or not run.drawn else "Fuzzing",
+        word="Accuracy" if run.measures else "Conformance" if run.cases or not run.drawn else "Fuzzing",
         summary=summary_line(run),
         campaign=campaign,
         verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),
@@ -137,6 +140,8 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
         facts=summary.facts(run),
         changes=changes,
         failures=bool(rows),
+        measured=run.measured[:LISTED_ERRORS],
+        shown=shown,
     )
     sizes = itertools.accumulate((len(row.encode()) for row in rows), initial=len(text.encode()))
     fitting = sum(size <= SUMMARY_LIMIT for size in sizes) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.core.accuracy import Accuracy
 from conformance.core.result import Failure, Outcome, Run
 from tests.report.runs import HOSTILE, result, run
 
@@ -16,6 +17,7 @@ def hostile() -> Run:
         {"expected": {"size": [2, 2], "stride": [2, 1], "offset": 0}},
     )  # fmt: skip
     bad = result(HOSTILE, Outcome.FAIL, family=HOSTILE, reason=HOSTILE, failures=(failure,), fallbacks={HOSTILE: 1})
+    bad = bad.replace(accuracy=Accuracy(HOSTILE, 1e30, 0.5, 1.0, 0.5, HOSTILE, 3))
     made = run(bad, result(), command=HOSTILE, notes=[HOSTILE])
     made.environment[HOSTILE] = HOSTILE
     return made

@@ -11,8 +11,9 @@ Must not know torch: it works on tinygrad values of dtype float32 or float64 (`r
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from tinygrad.dtype import DType, dtypes
@@ -96,6 +97,17 @@ def _narrow(x: UOp) -> bool:
     return x.dtype is dtypes.float32
 
 
+def in_float64(function: Callable[..., UOp]) -> Callable[..., UOp]:
+    """The function with float32 values computed in float64 and rounded once: where many roundings, or one before a
+    cancellation, would leave more than 2 ulp."""
+
+    @functools.wraps(function)
+    def wide(*values: UOp) -> UOp:
+        return function(*(x.cast(dtypes.float64) for x in values)).cast(values[0].dtype)
+
+    return wide
+
+
 def horner(x: UOp, coefficients: Sequence[float]) -> UOp:
     """A polynomial, highest power first."""
     return polyN(x, list(coefficients))  # type: ignore[return-value]
@@ -129,9 +141,10 @@ def nearest(x: UOp) -> tuple[UOp, UOp]:
 def _reduced(x: UOp) -> tuple[UOp, UOp]:
     """(k, r) with x = k ln 2 + r, |r| <= ln(2)/2 (Cody and Waite, Software Manual for the Elementary Functions, 1980).
 
-    ln 2 is split so that k times its high part is exact. Arguments whose exponential is 0 or inf are clipped.
+    ln 2 is split so that k times its high part is exact. Arguments are clipped where the exponential is 0, or half of
+    it inf.
     """
-    least, most = (-104.0, 89.0) if _narrow(x) else (-746.0, 710.0)
+    least, most = (-104.0, 90.0) if _narrow(x) else (-746.0, 711.0)
     high, low = (0.693359375, -2.12194440e-4) if _narrow(x) else (6.93145751953125e-1, 1.42860682030941723212e-6)
     x = (x < least).where(least, (x > most).where(most, x))
     k, whole = nearest(x * (1 / LN2))
@@ -149,6 +162,12 @@ def exp(x: UOp) -> UOp:
     return scale(1.0 + _expm1_series(r), k)
 
 
+def half_exp(x: UOp) -> UOp:
+    """e**x / 2, which is finite a little longer than e**x."""
+    k, r = _reduced(x)
+    return scale(1.0 + _expm1_series(r), k - 1)
+
+
 def expm1(x: UOp) -> UOp:
     """e**x - 1 without cancellation."""
     k, r = _reduced(x)
@@ -158,18 +177,37 @@ def expm1(x: UOp) -> UOp:
     return x.eq(0).where(x, result)
 
 
+@in_float64
 def log(x: UOp) -> UOp:
-    """The natural logarithm."""
+    """The natural logarithm; tinygrad's binary one is 2 ulp off next to 1."""
     return x.log2() * LN2
 
 
+@in_float64
+def log2(x: UOp) -> UOp:
+    """The binary logarithm."""
+    return x.log2()
+
+
+@in_float64
+def log10(x: UOp) -> UOp:
+    """The decimal logarithm."""
+    return x.log2() * math.log10(2)
+
+
+@in_float64
 def log1p(x: UOp) -> UOp:
     """log(1 + x) without cancellation: near 0 by 2 artanh(x / (2 + x))."""
     s = divide(x, 2.0 + x)
-    terms = 6 if _narrow(x) else 12
-    series = s * horner(s * s, [2 / (2 * n + 1) for n in range(terms, -1, -1)])
+    series = s * horner(s * s, [2 / (2 * n + 1) for n in range(12, -1, -1)])
     near = (absolute(x) < 0.4) & x.ne(0)
-    return x.eq(0).where(x, near.where(series, log(1.0 + x)))
+    return x.eq(0).where(x, near.where(series, (1.0 + x).log2() * LN2))
+
+
+@in_float64
+def logaddexp2(a: UOp, b: UOp) -> UOp:
+    """log2(2**a + 2**b)."""
+    return logaddexp(a * LN2, b * LN2) * (1 / LN2)
 
 
 def logaddexp(a: UOp, b: UOp) -> UOp:
@@ -212,12 +250,17 @@ def _small_angle(x: UOp) -> UOp:
     return absolute(x) < (8192.0 if _narrow(x) else 2.0**28)
 
 
+def _sin_of_large(x: UOp) -> UOp:
+    """The sine by tinygrad's Payne-Hanek reduction, which in float32 keeps too few bits of pi."""
+    return x.cast(dtypes.float64).sin()
+
+
 def sin(x: UOp) -> UOp:
-    """The sine; large arguments by tinygrad's Payne-Hanek reduction."""
+    """The sine; of large arguments in float64."""
     k, sine, cosine = _quadrant(x)
     value = (k & 1).ne(0).where(cosine, sine)
     value = (k & 2).ne(0).where(-value, value)
-    return x.eq(0).where(x, _small_angle(x).where(value, x.sin()))
+    return x.eq(0).where(x, _small_angle(x).where(value, _sin_of_large(x).cast(x.dtype)))
 
 
 def cos(x: UOp) -> UOp:
@@ -225,37 +268,48 @@ def cos(x: UOp) -> UOp:
     k, sine, cosine = _quadrant(x)
     value = (k & 1).ne(0).where(sine, cosine)
     value = ((k + 1) & 2).ne(0).where(-value, value)
-    half = (x * 0.5).sin()
-    return _small_angle(x).where(value, subtract(1.0, 2.0 * half * half))
+    return _small_angle(x).where(value, _cos_of_large(x).cast(x.dtype))
+
+
+def _cos_of_large(x: UOp) -> UOp:
+    half = _sin_of_large(x * 0.5)
+    return subtract(1.0, 2.0 * half * half)
 
 
 def tan(x: UOp) -> UOp:
     """The tangent; of large arguments sin/cos."""
     k, sine, cosine = _quadrant(x)
     near = (k & 1).ne(0).where(divide(-cosine, sine), divide(sine, cosine))
-    half = (x * 0.5).sin()
-    return x.eq(0).where(x, _small_angle(x).where(near, divide(x.sin(), subtract(1.0, 2.0 * half * half))))
+    large = divide(_sin_of_large(x), _cos_of_large(x)).cast(x.dtype)
+    return x.eq(0).where(x, _small_angle(x).where(near, large))
 
 
 def sinh(x: UOp) -> UOp:
     """The hyperbolic sine."""
     a = absolute(x)
-    e, root = expm1(a), exp(a * 0.5)
-    small = 0.5 * (e + divide(e, e + 1.0))
-    return copy_sign((a < 20).where(small, divide(root, 2.0) * root), x)
+    e = expm1(a)
+    return copy_sign((a < 20).where(0.5 * (e + divide(e, e + 1.0)), half_exp(a)), x)
 
 
 def cosh(x: UOp) -> UOp:
     """The hyperbolic cosine."""
-    a = absolute(x)
-    root = exp(a * 0.5)
-    return divide(root, 2.0) * root + 0.5 * exp(-a)
+    half = half_exp(absolute(x))
+    return half + divide(half.const_like(0.25), half)
+
+
+# tanh(x)/x - 1 in x*x below 0.625: S. L. Moshier, Cephes Mathematical Library, tanhf.c.
+_TANH32 = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 
 
 def tanh(x: UOp) -> UOp:
     """The hyperbolic tangent."""
-    t = expm1(-2.0 * absolute(x))
-    return copy_sign(divide(-t, 2.0 + t), x)
+    a = absolute(x)
+    if not _narrow(x):
+        t = expm1(-2.0 * a)
+        return copy_sign(divide(-t, 2.0 + t), x)
+    z = a * a
+    far = subtract(1.0, divide(a.const_like(2.0), exp(2.0 * a) + 1.0))
+    return copy_sign((a < 0.625).where(a + a * (z * horner(z, _TANH32)), far), x)
 
 
 def sigmoid(x: UOp) -> UOp:

@@ -176,10 +176,11 @@ def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
 
 @value("trace")
 def trace(ctx: Context, self: UOp) -> UOp:
-    """The sum of a matrix's diagonal, integers in int64."""
+    """The sum of a matrix's diagonal, integers in int64, floats in float64, as on the CPU."""
     size = min(ctx.args[0].shape)
     self = self.shrink(((0, size), (0, size))).diagonal()
-    return self.cast(opmath(ctx.out.computed)).sum()
+    dtype = opmath(ctx.out.computed)
+    return self.cast(dtypes.float64 if dtypes.is_float(dtype) else dtype).sum()
 
 
 @value("linalg_cross")

@@ -84,11 +84,11 @@ def _erf_narrow(x: UOp) -> UOp:
     return (a < 1).where(x + x * horner(x * x, _NARROW_NEAR), copy_sign(beyond, x))
 
 
+@e.in_float64
 def erfc(x: UOp) -> UOp:
     """1 - erf(x), accurate where it is small."""
     a, near, one = _erf_parts(x)
-    limit = 28.0 if x.dtype is dtypes.float64 else 10.6
-    tail = (a > limit).where(0.0, _erfc_tail(a))
+    tail = (a > 28).where(0.0, _erfc_tail(a))
     result = (a < 1.25).where(subtract(1 - _ERX, one), tail)
     result = (x < 0).where(subtract(2.0, result), result)
     small = (x < 0.25).where(subtract(1.0, x + x * near), subtract(0.5, subtract(x, 0.5) + x * near))
@@ -102,13 +102,13 @@ _OUTER = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.0057
           0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
 
 
+@e.in_float64
 def erfinv(x: UOp) -> UOp:
-    """The inverse of erf on (-1, 1); in float64 two Newton steps follow, as on the CPU."""
+    """The inverse of erf on (-1, 1), with two Newton steps in float64, as on the CPU."""
     w = -e.log(subtract(1.0, x) * (1.0 + x))
     y = x * (w < 5).where(horner(subtract(w, 2.5), _CENTRE), horner(subtract(w.sqrt(), 3.0), _OUTER))
-    if x.dtype is dtypes.float64:
-        for _ in range(2):
-            y = subtract(y, divide(subtract(erf(y), x), 2 / math.sqrt(math.pi) * e.exp(y * -y)))
+    for _ in range(2):
+        y = subtract(y, divide(subtract(erf(y), x), 2 / math.sqrt(math.pi) * e.exp(y * -y)))
     return absolute(x).eq(1).where(copy_sign(x.const_like(INF), x), (absolute(x) > 1).where(NAN, y))
 
 
@@ -202,6 +202,7 @@ def _sin_pi(x: UOp) -> UOp:
     return half.trunc().ne(half).where(-s, s)
 
 
+@e.in_float64
 def lgamma(x: UOp) -> UOp:
     """log |gamma(x)|: Stirling's series after a shift of small arguments, reflection of those below 1/2."""
     y = (x < 0.5).where(subtract(1.0, x), x)

@@ -147,7 +147,8 @@ function rerun(row) {
   const r = row.r, quoted = text => /^[\w.,/:=-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
   const failing = (data.details[row.i]?.failures || []).map(f => f.sample + 1), most = Math.max(1, r[SAMPLES] + r[SKIPPED], ...failing);
   const op = N[r[NAME]].replace(/[[?*]/g, "[$&]");
-  return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]} --layout ${N[r[LAYOUT]]} --samples ${most}`;
+  const more = data.measures ? "" : ` --layout ${N[r[LAYOUT]]} --samples ${most}`;
+  return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]}${more}`;
 }
 function detail(row) {
   const d = data.details[row.i] || { failures: [], fallbacks: [], hosts: [], calls: [null] };

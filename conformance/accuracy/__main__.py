@@ -1,0 +1,217 @@
+"""The command `conformance accuracy --target ...`: the errors of a target and of torch CPU, side by side.
+
+The key insight: this process plans, collects and writes only. Each case is measured in a worker with limits, so that a
+crash of the device is one finding; and results, expectations, exit code and reports are those of every other command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from conformance.accuracy import table, worker
+from conformance.accuracy.table import DIRECTIONS, DTYPES, Case
+from conformance.core import expectations, versions
+from conformance.core import profile as profiles
+from conformance.core.accuracy import shown
+from conformance.core.errors import UsageError, UserError
+from conformance.core.expectations import Expectation
+from conformance.core.result import Failure, Outcome, Result, Run, file_name, summary_line
+from conformance.opinfo import terminal
+from conformance.opinfo.isolation import FATES
+from conformance.report import __main__ as report
+from conformance.report.escape import escape_control_characters
+from conformance.report.pipe import reader_gone
+from conformance.run import stop
+from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Task, WorkerDied, unusable
+from conformance.run.pool import LocalPool
+from conformance.run.probe import resolve
+
+LIMITS = Limits(unit=120.0, memory=8.0)
+LISTED = 10
+"""Cases that the terminal shows, the worst."""
+
+
+def expectations_file(target: str) -> Path:
+    """Where the known inaccuracies of a target are declared; apart from those of op_db, which are about other cases."""
+    return expectations.FOLDER / "accuracy" / f"{file_name(target)}.toml"
+
+
+def measured(pool: LocalPool, spec: str, cases: Sequence[Case]) -> Iterator[Result]:
+    """The result of each case as it ends. Raises TargetError where no worker can be started, and Stopped."""
+    for case in cases:
+        pool.submit(Task(case.id, worker.run, (spec, case)))
+    for task, answer in pool.ended():
+        case = task.args[1]
+        if not isinstance(answer, Death):
+            if isinstance(answer.error, UserError):
+                raise answer.error
+            said = f"{type(answer.error).__name__}: {answer.error}"
+            fault = Failure("harness", "the harness itself", "no error", said[:2_000])
+            yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
+        elif answer.fate is Fate.NEVER_STARTED:
+            raise unusable(spec, answer)
+        else:
+            outcome, oracle = FATES[answer.fate]
+            phase = answer.note.steps[-1] if answer.note and answer.note.steps else "the worker"
+            failure = Failure(oracle, phase, "an answer", answer.said, call=case.row.call)
+            yield case.result(outcome, samples=1, failed=1, failures=(failure,))
+
+
+def run(
+    target: str,
+    cases: Sequence[Case],
+    *,
+    limits: Limits = LIMITS,
+    jobs: int = 1,
+    expected: Sequence[Expectation] = (),
+    found: Callable[[Result], None] = lambda result: None,
+) -> Run:
+    """Measure the cases on `target`; at a stop, those that there are. `found` is told each result as the expectations
+    declare it. Raises TargetError for a target that cannot be loaded or has no values."""
+    begin = time.monotonic()
+    made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    try:
+        with LocalPool(target, limits, jobs, worker.MODULES) as pool:
+            try:
+                made.environment, held = pool.ask(worker.described, target)
+            except WorkerDied as died:
+                raise unusable(target, died.death) from None
+            left = [case for case in cases if held is None or case.dtype in held]
+            if len(left) < len(cases):
+                made.notes.append(
+                    f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out."
+                )
+            for result in measured(pool, target, left):
+                (declared,) = expectations.apply([result], expected)
+                made.results.append(declared)
+                found(declared)
+    except KeyboardInterrupt:
+        made.complete, made.interrupted = False, stop.signal_number()
+    made.seconds = time.monotonic() - begin
+    return made
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        "conformance accuracy",
+        description="Measure the errors of a target and of torch CPU against float64 or mpmath, in ulp.",
+        epilog="Exit code: 0 all as expected; 1 an error of more than 4 times torch CPU's that is not declared, or a "
+        "crash; 2 nothing measured, or bad usage; 130 Ctrl-C, 143 SIGTERM.",
+    )
+    add = parser.add_argument
+    add("--target", help="what is under test: device:NAME[,import=MODULE], compile:NAME, FILE.toml (default: "
+                         "conformance.toml, else tiny)")  # fmt: skip
+    add("--op", action="append", default=[], metavar="GLOB", help="only these ops of the table; may be repeated")
+    add("--dtype", default="float32", metavar="A,B", help=f"float32 (default), several of {', '.join(DTYPES)}, or all")
+    add("--variant", default="all", metavar="A,B", help=f"several of {', '.join(DIRECTIONS)}, or all (default)")
+    add("-n", "--jobs", type=int, default=1, help="worker processes (default: 1)")
+    add("--timeout", "--limit", type=float, metavar="S", help=f"seconds for one case (default: {LIMITS.unit:g})")
+    add("--compile-limit", type=float, metavar="S", help="seconds for building kernels within a case, beside --timeout")
+    add("--memory", type=float, metavar="GIB", help="memory of a worker (default: 8, or the profile's)")
+    add("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
+    add("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/accuracy/<target>.toml")
+    add("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    options = arguments_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        versions.check()
+        with stop.deferred():
+            return _run_command(options, words)
+    except BrokenPipeError:
+        return reader_gone()
+    except UserError as error:
+        print(f"conformance accuracy: {escape_control_characters(str(error))}", file=sys.stderr)
+        return 2
+
+
+def _run_command(options: argparse.Namespace, words: list[str]) -> int:
+    spec = profiles.usual(options.target, "tiny")
+    limits = Limits(
+        unit=profiles.limit(spec, "seconds", options.timeout, LIMITS.unit),
+        compiling=profiles.limit(spec, "compiling", options.compile_limit, COMPILE_LIMIT),
+        memory=profiles.limit(spec, "memory", options.memory, LIMITS.memory or 8.0),
+    )
+    for name, value in (("jobs", options.jobs), ("timeout", limits.unit), ("compile-limit", limits.compiling)):
+        if not value > 0:
+            raise UsageError(f"--{name} must be above 0, and is {value}")
+    dtypes, variants = _chosen(options.dtype, DTYPES, "dtype"), _chosen(options.variant, DIRECTIONS, "variant")
+    cases = table.select(options.op, dtypes, variants)
+    profile = profiles.of(spec)
+    lacking = set(profile.opinfos) if profile else set()
+    asked, cases = len(cases), [case for case in cases if case.row.name.partition(" ")[0] not in lacking]
+    file = options.expectations or expectations_file(spec)
+    expected = expectations.load(file)
+    target, seen = resolve(spec, limits)
+    console = Console()
+
+    with terminal.progress(console) as progress:
+        progress.start(Run(spec), len(cases))
+        made = run(target, cases, limits=limits, jobs=options.jobs, expected=expected, found=progress.add)
+    if len(cases) < asked:
+        made.notes.append(f"{asked - len(cases)} cases of ops that the profile declares lacking were left out.")
+    made.command = shlex.join(["conformance", "accuracy", *words])
+    made.environment |= seen.described() if seen is not None else {}
+    made.environment["selection"] = "; ".join(["accuracy", ",".join(options.op or ["all ops"]), *dtypes, *variants])
+    if not made.complete and not made.results:
+        print("conformance accuracy: interrupted before anything was measured; no report is written.", file=sys.stderr)
+        return made.exit_code()
+    if options.update_expectations and made.complete:
+        print("\n".join(map(escape_control_characters, expectations.declare(made, file))))
+        made.results = expectations.accept(made.results, expectations.load(file))
+    made.expectations = str(file) if file.exists() else ""
+    summary = report.write(made, options.reports, None)
+    if os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(summary)
+    _summarize(console, made, options.reports)
+    return made.exit_code()
+
+
+def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+    words = list(known) if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise UsageError(f"unknown {what} {word!r}: choose several of {', '.join(known)}, or all")
+    if not words:
+        raise UsageError(f"no {what} given; choose several of {', '.join(known)}, or all")
+    return words
+
+
+def _summarize(console: Console, made: Run, folder: Path) -> None:
+    """The worst cases, and the count of tests alone on the last line."""
+    for result in made.measured[:LISTED]:
+        of = result.accuracy
+        assert of is not None
+        line = (
+            f"{shown(of.times):>8} x torch CPU: {result.name} {result.dtype} {result.variant}, {of.of}: "
+            f"{shown(of.target)} ulp (mean {shown(of.target_rms)}), torch CPU {shown(of.cpu)} ({shown(of.cpu_rms)})"
+        )
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for result in made.results:
+        if result.outcome is Outcome.SKIP:
+            console.print(escape_control_characters(f"not measured: {result.id}: {result.reason}"), highlight=False)
+    for note in made.notes:
+        console.print(escape_control_characters(note), highlight=False, markup=False)
+    console.print(f"report: {folder / report.PAGES['accuracy']}", highlight=False, markup=False)
+    if made.exit_code() == 2:
+        print(f"conformance accuracy: nothing was measured in {len(made.results)} cases.", file=sys.stderr)
+    print(summary_line(made), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

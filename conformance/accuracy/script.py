@@ -1,0 +1,71 @@
+"""A finding of accuracy as a standalone script: the call on torch CPU and on the target, and both errors in ulp.
+
+The key insight: of an elementary function one number is enough, in a tensor long enough for a vectorized loop and its
+rest; any other op runs on the very inputs that it was measured on, with its float64 answer as the exact one. The
+functions that make and measure answers are carried as their own source (`core/script.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.accuracy.errors import SEED
+from conformance.accuracy.measure import Part
+from conformance.accuracy.table import Case
+from conformance.core.accuracy import limit
+from conformance.core.script import carried, defined, inert
+
+LENGTH = 1003
+"""Elements that hold the one number: more than any vector has, and no multiple of it."""
+
+MARKER = "# The errors in ulp: exit code 1 where the target's is beyond what is allowed beside torch CPU's."
+
+
+def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], finding: str) -> str:
+    """The script; its exit code is 1 where the target's error is beyond the rule, else 0. `setup` is the target's
+    `script()`, `wanted` the inputs whose gradients are measured, and `finding` says in words what was found."""
+    row, known, each = case.row, defined(setup), bool(case.row.exact)
+    full = f"torch.full(({LENGTH},), {{!r}}, dtype={{}})".format
+    lines, exact, low = row.made(), "answer(torch.float64, 'cpu', program)", "torch.zeros_like(exact)"
+    if each:
+        made = zip(row.arguments, (full(number, "DTYPE") for number in part.arguments), strict=True)
+        lines = [f"given = {{{', '.join(f'{name!r}: {text}' for name, text in made)}}}"]
+        exact, low = (full(number, "torch.float64") for number in part.exact)
+    run, device = ("transform(program)", "'cpu'") if "transform" in known else ("program", "DEVICE")
+    got = f"got = answer(DTYPE, {device}, {run})"
+    answer = [
+        "def answer(dtype, device, run):",
+        "    given = widened_inputs(widened_inputs(inputs(), DTYPE), dtype)",
+        f"    made = answers(run, {{name: x.to(device) for name, x in given.items()}}, {[*wanted]!r}, {each})",
+        f"    return made[{part.answer!r}].detach().cpu()",
+    ]
+    index = 0 if each else part.index
+    calls = [
+        f"exact = {exact}",
+        "cpu = answer(DTYPE, 'cpu', program)",
+        *(["with MODE:", f"    {got}"] if "MODE" in known else [got]),
+        *(f"print({name!r}, {name}.flatten()[{index}].item())" for name in ("exact", "cpu", "got")),
+    ]
+    own = "\n\n".join(
+        [
+            f'"""{inert(finding)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
+            f"DTYPE, SEED = torch.{case.dtype}, {SEED}",
+            "\n".join(["def inputs():", *(f"    {line}" for line in lines), "    return given"]),
+            row.program(),
+            carried(("answers", "widened_inputs"), frozenset({"SEED"})).strip("\n"),
+            "\n".join(answer),
+            "\n".join(calls),
+        ]
+    )
+    accuracy = part.accuracy
+    beyond = "beyond(off, usual)"
+    if each:  # one number has no mean, and what is allowed follows from torch CPU's error at all of them
+        largest = limit(accuracy.cpu)
+        beyond = f"bool(off.max() > {largest if accuracy.target > largest else limit(accuracy.cpu_rms)!r})"
+    end = [
+        f"off, usual = (errors(x, exact, {low}, DTYPE, {each}) for x in (got, cpu))",
+        "print('the largest errors in ulp: target', off.max().item(), 'cpu', usual.max().item())",
+        f"raise SystemExit({beyond})",
+    ]
+    rest = carried(("errors", "beyond"), frozenset(defined(own)))
+    return "\n".join([own, "", MARKER, rest, "", *end, ""])

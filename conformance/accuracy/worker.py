@@ -1,0 +1,86 @@
+"""What a worker does: measure one case, and say what was found as a result.
+
+The key insight: the process that collects results names these functions without importing torch, so everything that
+they need is imported inside of them.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from conformance.accuracy.table import Case
+from conformance.core.accuracy import ACCURACY, limit, shown
+from conformance.core.errors import TargetError, UserError
+from conformance.core.result import Failure, Outcome, Result
+from conformance.run.messages import COMPILING
+from conformance.run.worker import loaded, step, unit
+
+if TYPE_CHECKING:
+    from conformance.accuracy.measure import Part
+
+MODULES = (__name__, "conformance.accuracy.script")
+
+
+def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
+    """The target's environment, and the dtypes that it holds (None: all). Raises TargetError where it cannot be
+    used, or has no values to measure."""
+    under_test = loaded(target)
+    if not under_test.shows_values:
+        raise TargetError(
+            f"target {target!r} has no values whose errors could be measured: choose one that computes, such as "
+            "device:NAME or compile:NAME"
+        )
+    held = under_test.dtypes
+    # As plain text: torch's version is an object, and reading it back would import torch in the parent.
+    environment = {name: str.__str__(text) for name, text in under_test.environment().items()}
+    return environment, None if held is None else tuple(str(dtype).removeprefix("torch.") for dtype in held)
+
+
+def run(target: str, case: Case) -> Result:
+    """The case's result."""
+    under_test, begin = loaded(target), time.perf_counter()
+    from conformance.accuracy.measure import Raises, Unmeasured, measure
+
+    with unit(case.id), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of functions at the ends of their ranges
+        step("reference")
+        try:
+            parts = measure(case, under_test, lambda number, builds: step("target", COMPILING if builds else "target"))
+        except UserError:
+            raise
+        except Unmeasured as why:
+            result = case.result(Outcome.SKIP, skipped=1, reason=str(why))
+        except Raises as error:
+            text = f"{error}"[:2_000]
+            failure = Failure("error", "the call", "an answer", text, call=case.row.call)
+            result = case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure,))
+        else:
+            result = _judged(case, under_test.script(), parts)
+    return result.replace(seconds=time.perf_counter() - begin)
+
+
+def _judged(case: Case, setup: str, parts: Sequence[Part]) -> Result:
+    from conformance.accuracy.script import standalone
+
+    worst = parts[0]
+    found = worst.accuracy
+    if found.excess <= 1:
+        return case.result(Outcome.PASS, samples=1, accuracy=found)
+    by_mean = found.target <= limit(found.cpu)
+    errors = (found.cpu_rms, found.target_rms) if by_mean else (found.cpu, found.target)
+    failure = Failure(
+        ACCURACY,
+        found.of,
+        f"at most {shown(limit(errors[0]))} ulp{' in the mean' * by_mean}",
+        f"{shown(errors[1])} ulp",
+        f"torch CPU {shown(errors[0])} ulp; at {found.at} exact {worst.exact[0]!r}, torch CPU {worst.cpu!r}, target "
+        f"{worst.target!r}",
+        call=case.row.call,
+    )
+    script = standalone(case, setup, worst, worst.wanted, f"{case.id}: {failure}")
+    failures = (replace(failure, script=script),)
+    return case.result(Outcome.FAIL, samples=1, failed=1, failures=failures, accuracy=found)

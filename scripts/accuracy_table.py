@@ -1,0 +1,75 @@
+"""The generated table of docs/accuracy.md: how exact the tiny device is, beside torch CPU.
+
+    conformance accuracy --target tiny
+    python scripts/accuracy_table.py reports/accuracy.json
+
+The key insight: the page shows the worst, since all else follows from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.core import result as model
+from conformance.core.accuracy import shown
+from conformance.core.result import Result, Run
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- table: python scripts/accuracy_table.py -->", "<!-- end of table -->"
+WORST = 10
+
+
+def lines(run: Run) -> list[str]:
+    """The Markdown of a run: the worst cases, and the worst of each family."""
+    families = defaultdict[str, list[Result]](list)
+    for result in run.measured:
+        families[result.family].append(result)
+    made = [
+        f"torch {run.environment['torch']}, {len(run.measured)} cases measured, {len(run.unexpected)} findings.",
+        "",
+        f"The worst {WORST}, with the largest error in ulp and its root mean square in brackets:",
+        "",
+        "| op | dtype | direction | answer | tiny | torch CPU | times torch CPU |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in run.measured[:WORST]:
+        of = result.accuracy
+        assert of is not None
+        errors = (f"{shown(a)} ({shown(b)})" for a, b in ((of.target, of.target_rms), (of.cpu, of.cpu_rms)))
+        made.append(
+            f"| `{result.name}` | {result.dtype} | {result.variant} | {of.of} | {' | '.join(errors)} | {of.times:.1f} |"
+        )
+    made += ["", "| family | cases | worst, times torch CPU | where |", "|---|---|---|---|"]
+    for family, results in sorted(families.items()):
+        first = results[0]
+        assert first.accuracy is not None
+        made.append(
+            f"| {family} | {len(results)} | {first.accuracy.times:.1f} | `{first.name}` {first.dtype} {first.variant} |"
+        )
+    return made
+
+
+def written(page: str, run: Run) -> str:
+    """The page with the table of this run in place of its own. Raises ValueError where it has no place for one."""
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE} has no lines {BEGIN} and {END}")
+    return "\n".join([head + begin, "", *lines(run), "", end + tail])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the table of the run in the file that is named. Returns the exit code."""
+    if len(arguments) != 1:
+        print("usage: accuracy_table.py RUN/accuracy.json", file=sys.stderr)
+        return 2
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), model.load(arguments[0])), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""The table of ops covers op_db, its rows mean what they say, and the exact answers are exact."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from conformance.accuracy import reference
+from conformance.accuracy.errors import NO_NUMBER, beyond, errors, rms
+from conformance.accuracy.measure import built
+from conformance.accuracy.table import Row, load, select
+from conformance.core.accuracy import Accuracy, limit
+from conformance.core.errors import UsageError
+
+
+@pytest.fixture
+def row() -> Row:
+    return Row("log1p", "elementary", "torch.log1p(x)", "log1p(x)", (-1.0, math.inf), ("-1",))
+
+
+class TestTable:
+    def test_every_floating_op_is_there(self):
+        """Each OpInfo that takes float32 has a row, or a reason why it has none; and no reason is of an op that is
+        not there."""
+        from conformance.core.torch_compat import op_db
+
+        rows, reasons = load()
+        named = {one.name + f".{one.variant_test_name}" * bool(one.variant_test_name): one for one in op_db().ops}
+        floating = {name for name, one in named.items() if torch.float32 in one.dtypes}
+        left_out = [name for names in reasons.values() for name in names]
+        assert floating <= {row.name for row in rows} | {*left_out}
+        assert {*left_out} <= {*named}
+        assert not {*left_out} & {row.name for row in rows} and len(left_out) == len({*left_out})
+
+    def test_programs_compile(self):
+        """Each row is a program of its inputs, and an elementary one has points of each kind in each dtype."""
+        for row in load()[0]:
+            program, _ = built(row)
+            assert program.__code__.co_varnames == row.arguments
+            if row.exact:
+                for dtype in (torch.float16, torch.float64):
+                    drawn = reference.points(row, dtype, 0)
+                    assert len(drawn) == 2 + bool(row.near)
+                    assert all(len(each[0]) > 20 for each in drawn.values()), (row.name, dtype)
+
+    def test_float64_is_for_elementary_functions(self):
+        """What float64 would judge is not measured in float64."""
+        assert {case.row.family for case in select([], ["float64"], ["forward"])} == {
+            "elementary",
+            "special",
+            "activations",
+        }
+        with pytest.raises(UsageError, match="float64"):
+            select(["mean"], ["float64"], ["forward"])
+
+
+class TestReference:
+    def test_points_reach_the_ends(self, row):
+        """Points lie strictly inside of the range, are no subnormal numbers, and come from all exponents."""
+        drawn = reference.points(row, torch.float32, 0)
+        everywhere = drawn["all exponents"][0]
+        assert everywhere.min() > -1 and everywhere.abs().min() < 1e-35 and everywhere.max() > 1e35
+        assert (drawn["near -1"][0] + 1).abs().min() < 1e-6
+        again = reference.points(row, torch.float32, 0)
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(drawn.values(), again.values(), strict=True))
+
+    def test_answers_have_more_bits_than_float64(self, row):
+        """The two parts together are the answer to more than float64 holds, and the derivative is the derivative."""
+        x = torch.tensor([2.0, 1e-30], dtype=torch.float64)
+        high, low = reference.exact(row, [x])
+        # log(3) = 1.0986122886681098 (float64) + 9.07...e-17, from its digits 1.09861228866810969139524523692253
+        assert high[0] == math.log(3) and low[0] == pytest.approx(-9.07129723e-17, rel=1e-6)
+        assert reference.exact(row, [x], 0)[0].tolist() == [1 / 3, 1.0]
+
+    @pytest.mark.parametrize("at", [1e-300, 1e-30, 0.75, 700.0])
+    def test_derivatives_of_any_magnitude(self, at):
+        """The derivative of exp is exp, next to 0 too, where a difference cancels nearly all bits."""
+        row = Row("exp", "elementary", "torch.exp(x)", "exp(x)")
+        x = [torch.tensor([at], dtype=torch.float64)]
+        assert [part.tolist() for part in reference.exact(row, x, 0)] == [
+            part.tolist() for part in reference.exact(row, x)
+        ]
+
+    def test_no_real_answer(self):
+        """Outside of a function's domain, and at its poles, there is nothing to measure."""
+        row = Row("log", "elementary", "torch.log(x)", "log(x)")
+        assert not reference.exact(row, [torch.tensor([-1.0, 0.0])])[0].isfinite().any()
+
+
+class TestErrors:
+    def test_ulp_of_each_or_of_the_largest(self):
+        """An elementary function's ulp is that of each answer, any other's that of the largest element."""
+        exact, off = torch.tensor([1.0, 100.0], dtype=torch.float64), torch.tensor([2.0**-23, 0.0], dtype=torch.float64)
+        assert errors(exact + off, exact, 0 * exact, torch.float32, True).tolist() == [1, 0]
+        assert errors(exact + off, exact, 0 * exact, torch.float32, False).tolist() == [1 / 64, 0]
+
+    def test_no_number(self):
+        """nan and the infinities are the largest error that there is, and can be written to JSON."""
+        got, exact = torch.tensor([math.nan, math.inf, 1.0]), torch.ones(3, dtype=torch.float64)
+        found = errors(got, exact, 0 * exact, torch.float32, True)
+        assert found.tolist() == [NO_NUMBER, NO_NUMBER, 0] and math.isfinite(rms(found))
+
+    def test_rule(self):
+        """Up to 2 ulp is no finding; above, 4 times torch CPU's error is the limit, of the largest and of the mean."""
+        assert limit(0) == limit(0.5) == 2 and limit(3) == 12
+        assert Accuracy("result", 2.0, 0.1, 1.0, 0.1).excess == 1
+        assert Accuracy("result", 12.1, 3.0, 1.0, 0.1).excess > 1
+        assert Accuracy("result", 12.0, 3.0, 2.1, 0.1).excess > 1
+        assert beyond(torch.tensor([2.1, 0]), torch.tensor([0.5, 0])) and not beyond(torch.ones(2), torch.zeros(2))
