@@ -146,8 +146,8 @@ def device_names() -> list[str]:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """The tensor's count of in-place writes."""
-    return tensor._version
+    """The tensor's count of in-place writes; an inference tensor has none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -32,12 +32,13 @@ from hypothesis import strategies as st
 from conformance.core.errors import UserError
 from conformance.fuzzing.inputs import Cell, draw_inputs
 from conformance.program.execute import Broken
-from conformance.program.model import Program
-from conformance.program.shadow import ROUNDED, Shadow
-from conformance.program.steps import op_db
+from conformance.program.model import Input, Program, Storage, fresh_names
+from conformance.program.shadow import Shadow
+from conformance.program.steps import stateful, states
 from conformance.program.steps.draw import Draw, Situation, Source
-from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
-from conformance.program.steps.op import COMPUTE, LOSSY, Json, Op, dtype_name, dtype_of
+from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
+from conformance.program.steps.op import Json, Op, Step, dtype_name, dtype_of
+from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
 
 DTYPES = (
@@ -90,8 +91,13 @@ FUSED_DTYPES = ("float32", "float32", "float64")
 EVERY = 4
 """One of so many programs is of expressions over special values, and one is of op_db's entries."""
 
-STEPS = (1, 8)
+STATE_WEIGHT = {"state": 8, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
+"""The same in a program that changes global states."""
 
+STATE_EVERY = 8
+"""One of so many programs changes global states; it is none of expressions and none that is aimed at a cell."""
+
+STEPS = (1, 8)
 
 CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
 """The layout classes of `layout_class`; a channels-last input is in "permuted", one of size 1 in several."""
@@ -230,7 +236,8 @@ class Drawing:
             if not rest:
                 return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
         fused = self.biased and number % EVERY == EVERY - 2 and self.can_fuse
-        return self.program(random.Random(f"{seed}:{number}").randint, tally, self.aim(seed, number), fused)
+        source = random.Random(f"{seed}:{number}").randint
+        return self.program(source, tally, self.aim(seed, number), fused, self.state(seed, number))
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -246,6 +253,13 @@ class Drawing:
             return None
         turn, at = divmod(number // 2, len(self.cells))
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
+
+    def state(self, seed: int, number: int) -> str:
+        """The global state that a program of this seed changes, each once before any comes again; "" for none."""
+        if not self.biased or number % STATE_EVERY != STATE_EVERY // 2 or STATE not in self.families:
+            return ""
+        turn, at = divmod(number // STATE_EVERY, len(states.STATES))
+        return random.Random(f"{seed}:state:{turn}").sample(list(states.STATES), len(states.STATES))[at]
 
     @property
     def can_fuse(self) -> bool:
@@ -291,10 +305,16 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
     def program(
-        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False
+        self,
+        source: Source,
+        tally: Tally | None = None,
+        aim: Cell | None = None,
+        fused: bool = False,
+        state: str = "",
     ) -> Program:
         """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
-        the cell `aim`. One that is `fused` is of expressions over special values."""
+        the cell `aim`. One that is `fused` is of expressions over special values; one with a `state` makes calls under
+        it and the same calls outside of it."""
         d = Draw(source)
         known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
         program = draw_inputs(d, known, "autograd" in self.families and not fused, aim, special=fused)
@@ -304,6 +324,8 @@ class Drawing:
         least, most = FUSED_STEPS if fused else self.steps
         weights = FUSED if fused else FAMILY_WEIGHT
         families = {name: ops for name, ops in self.families.items() if not fused or name in FUSED}
+        if not state:
+            families.pop(STATE, None)
         for _ in range(4 * most):
             drawn = len(shadow.steps)
             ends = drawn >= least and d.integer(0, most) == 0
@@ -314,6 +336,8 @@ class Drawing:
                     aim = None
                 elif ends:
                     break
+                elif state:
+                    draw_under(k, families, state, tally)
                 else:
                     draw_step(k, families, tally, weights, follows=not fused)
             except Broken:
@@ -354,25 +378,33 @@ def draw_step(
     offer(k, choose(k, by_family, families), tally, computes)
 
 
-def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True) -> None:
-    """Draw a step of this row and offer it to the shadow. Without `computes` it computes with no rounded values: what a
-    network's layer has rounded may cancel, and then all that is left of a right answer is its rounding."""
+def draw_under(k: Situation, families: dict[str, list[Op]], state: str, tally: Tally | None) -> None:
+    """Draw a step whose answer the state changes, or any, under the state, none or another; then mostly the same call
+    under other states, which finds what was remembered of the first."""
+    under, suited = stateful.under(k, state), stateful.suited(k, state, families[STATE])
+    if suited and k.chance(1, 2):
+        step = offer(k, k.choice(suited), tally, under)
+    else:
+        names = [one for one in families for _ in range(STATE_WEIGHT.get(one, 1))]
+        step = offer(k, choose(k, families, names), tally, under)
+    while step is not None and len(k.shadow.steps) < STEPS[1] and k.chance(1, 2):
+        step = k.shadow.offer(stateful.again(k, step, state, OPS[step.op].needs))
+
+
+def offer(k: Situation, op: Op, tally: Tally | None, under: tuple[str, ...] = ()) -> Step | None:
+    """Draw a step of this row and offer it to the shadow, under these states; the step as it is recorded."""
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
-        return
-    if (
-        not computes
-        and op.effect in (COMPUTE, LOSSY)
-        and any(k.shadow.level(k[name]) == ROUNDED for name in step.names())
-    ):
-        k.shadow.avoided["computed with rounded values"] += 1
-        return
+        return None
+    if under:
+        step = replace(step, under=states.ordered((*step.under, *(() if step.body else under))))
     names = [name for name in step.names() if name in k.shadow.env]
     cell = _cell(op, k[names[0]]) if names else None
     offered = k.shadow.offer(step)
     if offered is not None and tally is not None and (cell or offered.out):
         tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
+    return offered
 
 
 def choose(k: Situation, by_family: dict[str, list[Op]], families: list[str]) -> Op:
@@ -407,6 +439,7 @@ def _cells(drawing: Drawing) -> tuple[Cell, ...]:
     return tuple(
         (family, *place)
         for family, ops in drawing.families.items()
+        if family != STATE
         for place, tensors in tried.items()
         if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
     )

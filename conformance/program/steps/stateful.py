@@ -1,0 +1,194 @@
+"""Steps whose answer a global state decides, and steps that change what is global and set it back.
+
+The key insight: most calls answer alike whatever the state, so programs that change states need calls that do not: new
+tensors and promotions, which the default dtype and device decide, products under autocast, empty memory that is filled,
+results that are or are not recorded. What another device cannot draw alike, random numbers, is judged as a question
+about the device itself: does a seed give its numbers again.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from conformance.program.steps import fits
+from conformance.program.steps.draw import MOST_ELEMENTS, Situation, category, tensor_of
+from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
+from conformance.program.steps.rows import Given, row
+from conformance.program.steps.states import STATES, ordered
+
+NAME = "state"
+"""The family."""
+
+SEEDED = ("rand", "randn", "randint", "randperm", "bernoulli", "dropout", "uniform_", "normal_", "random_",
+          "exponential_")  # fmt: skip
+WARNED = ("real", "resize", "freedom", "transpose", "mask", "grad", "loss", "meshgrid")
+DEVICE: Json = {"device": 0}
+
+
+def _integers(t: torch.Tensor) -> bool:
+    return category(t.dtype) < 2 and t.numel() > 0
+
+
+def _size(k: Situation) -> list[int]:
+    return [k.integer(1, 3) for _ in range(k.integer(1, 2))]
+
+
+def new(name: str, call: str, rest: Any, needs: str = "", **options: Any) -> Op:
+    """A row that makes a new tensor from arguments alone: on the device that is named, or on the default one."""
+
+    def rule(k: Situation) -> Step | None:
+        args, kwargs = rest(k)
+        placed = {} if needs == "default_device" else {"device": DEVICE}
+        return Step(name, tuple(args), {**kwargs, **placed}, under=(needs,) if needs else ())
+
+    return Op(name, NAME, COMPUTE, rule, FUNCTION, call, needs=needs, **options)
+
+
+def _full(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [_size(k), k.choice((1.5, 2.0, -0.5))], {}
+
+
+def _arange(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [0.0, float(k.integer(1, 4)), 0.5], {}
+
+
+def _linspace(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [0, 4, k.choice((5, 3, 9))], {}
+
+
+def _tensor(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [[1.5, float(k.integer(0, 3))]], {}
+
+
+def _empty(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [_size(k)], {"dtype": {"dtype": k.choice(k.dtypes)}}
+
+
+def like(name: str, call: str, rest: Any, **options: Any) -> Op:
+    """A row that makes new memory beside a tensor, which is filled."""
+
+    def rule(k: Situation) -> Step | None:
+        start = k.pick(fits.always)
+        return Step(name, (tensor(start), *rest(k)), under=("deterministic",)) if start else None
+
+    return Op(name, NAME, COMPUTE, rule, call=call, needs="deterministic", **options)
+
+
+def _whole_divisor(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice((2, 4)) if k.chance(1, 2) else tensor_of(2)]
+
+
+def _name(k: Situation, t: torch.Tensor) -> str:
+    return next(name for name, other in k.shadow.env.items() if other is t)
+
+
+def _chosen(k: Situation) -> Step | None:
+    name = k.pick(_integers)
+    return Step("where.state", (k.mask(k[name].size()), tensor(name), 1.5)) if name else None
+
+
+def _matrix(t: torch.Tensor) -> bool:
+    return t.dtype is torch.float32 and fits.matrix(t)
+
+
+def _factor(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.constant((t.size(1), 2), t.dtype)]
+
+
+def _weight(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.constant((2, t.size(1)), t.dtype)]
+
+
+def _beside(k: Situation, t: torch.Tensor) -> list[Json] | None:
+    """Another tensor, that shares its memory or not; rather one that does."""
+    other = k.pick(lambda u: u is not t and u.is_leaf)
+    return [tensor(other)] if other else None
+
+
+def _in_place_of(k: Situation, t: torch.Tensor) -> Given:
+    """The result takes the tensor's name at times, unless it is an input: the program goes on with it."""
+    made = {name for step in k.shadow.steps for name in step.out}
+    name = _name(k, t)
+    return Given([], out=(name,) if name in made and k.chance(1, 2) else ())
+
+
+def _ordinary(t: torch.Tensor) -> bool:
+    return t.dtype is torch.float32 and 0 < t.numel() and bool((t.detach().abs() <= MOST_ELEMENTS).all())
+
+
+def _leaf(t: torch.Tensor) -> bool:
+    return t.is_leaf and not t.is_inference()
+
+
+state = functools.partial(row, family=NAME)
+dtyped = functools.partial(state, fits=_integers, form=FUNCTION)
+cast = functools.partial(state, fits=_matrix, effect=LOSSY, form=FUNCTION)
+copied = functools.partial(state, effect=MOVE, form=DEFINED)
+
+
+def suited(k: Situation, state: str, ops: list[Op]) -> list[Op]:
+    """Those of the rows whose answer the state changes, and that something in the program fits."""
+    named = [op for op in dict.fromkeys(ops) if op.name in STATES[state].suits]
+    return [op for op in named if op.fits is None or k.holds(op.fits)]
+
+
+def under(k: Situation, state: str) -> tuple[str, ...]:
+    """The state, mostly; or none, another, or both."""
+    other = k.choice(tuple(STATES))
+    chosen = k.choice(((state,), (), (state,), (other,), (state, other)))
+    return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
+
+
+def again(k: Situation, step: Step, state: str, needs: str) -> Step:
+    """The same call outside of its states, or within one where it was made outside; its results have names of their
+    own, unless they go on from themselves."""
+    other = () if step.under != ((needs,) if needs else ()) else under(k, state)
+    return replace(step, under=ordered((needs, *other) if needs else other), out=(), raises=None)
+
+
+def question(name: str, kinds: tuple[str, ...] = (), seeds: bool = False, **options: Any) -> Op:
+    """A row that asks the device itself."""
+
+    def rule(k: Situation) -> Step | None:
+        return Step(name, (*([k.choice(kinds)] if kinds else []), *([k.integer(0, 99)] if seeds else []), DEVICE))
+
+    return Op(name, NAME, QUERY, rule, DEFINED, **options)
+
+
+ROWS = [
+    dtyped("true_divide.state", _whole_divisor, effect=LOSSY, call="true_divide", weight=2),
+    dtyped("sqrt.state", effect=LOSSY, call="sqrt"),
+    dtyped("sigmoid.state", effect=LOSSY, call="sigmoid"),
+    dtyped("add.state", lambda k, t: [k.choice((1.5, 0.5))], effect=COMPUTE, call="add"),
+    dtyped("mul.state", lambda k, t: [k.choice((0.5, 2.0))], effect=COMPUTE, call="mul"),
+    Op("where.state", NAME, MOVE, _chosen, FUNCTION, "where", fits=_integers),
+    new("full.state", "full", _full),
+    new("arange.state", "arange", _arange),
+    new("linspace.state", "linspace", _linspace),
+    new("tensor.state", "tensor", _tensor),
+    new("full.here", "full", _full, "default_device"),
+    new("arange.here", "arange", _arange, "default_device"),
+    new("tensor.here", "tensor", _tensor, "default_device"),
+    new("empty.state", "empty", _empty, "deterministic", weight=2),
+    like("empty_like.state", "empty_like", lambda k: [], form=FUNCTION),
+    like("new_empty.state", "new_empty", lambda k: [_size(k)]),
+    state("mul.recorded", lambda k, t: [2], fits.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
+    state("sum.state", fits=fits.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
+    cast("mm.state", _factor, call="mm"),
+    cast("matmul.state", _factor, call="matmul"),
+    cast("nn.functional.linear.state", _weight, call="nn.functional.linear"),
+    copied("pickled", _in_place_of, fits=_leaf, weight=2),
+    copied("pickled_together", _beside, fits=_leaf, results=2, weight=2),
+    copied("deepcopied", _in_place_of, fits=_leaf),
+    copied("deepcopied_together", _beside, fits=_leaf, results=2),
+    copied("collected"),
+    state("subnormals", fits=_ordinary, effect=LOSSY, form=DEFINED),
+    question("seeded", SEEDED, seeds=True, weight=2),
+    question("warned", WARNED, weight=2),
+    question("new_tensors_lie"),
+    question("global_state", weight=2),
+]
