@@ -317,7 +317,11 @@ class Drawing:
         it and the same calls outside of it."""
         d = Draw(source)
         known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
-        program = draw_inputs(d, known, "autograd" in self.families and not fused, aim, special=fused)
+        start = stateful.place(d, state, known) if state else aim
+        program = draw_inputs(d, known, "autograd" in self.families and not fused, start, special=fused)
+        if state and start and "autograd" in self.families and stateful.RECORDED in states.STATES[state].suits:
+            first, *others = program.inputs
+            program = replace(program, inputs=(replace(first, requires_grad=True), *others))
         shadow = Shadow(program)
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         aimed = d.integer(1, self.steps[1]) if aim else 0
@@ -398,7 +402,7 @@ def offer(k: Situation, op: Op, tally: Tally | None, under: tuple[str, ...] = ()
         k.shadow.avoided["nothing fits: " + op.family] += 1
         return None
     if under:
-        step = replace(step, under=states.ordered((*step.under, *(() if step.body else under))))
+        step = replace(step, under=states.ordered((*step.under, *stateful.promising(step, under))))
     names = [name for name in step.names() if name in k.shadow.env]
     cell = _cell(op, k[names[0]]) if names else None
     offered = k.shadow.offer(step)

@@ -9,13 +9,14 @@ about the device itself: does a seed give its numbers again.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from conformance.program.steps import fits
-from conformance.program.steps.draw import MOST_ELEMENTS, Situation, category, tensor_of
+from conformance.program.steps.draw import MOST_ELEMENTS, Draw, Situation, category, tensor_of
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, row
 from conformance.program.steps.states import STATES, ordered
@@ -27,6 +28,7 @@ SEEDED = ("rand", "randn", "randint", "randperm", "bernoulli", "dropout", "unifo
           "exponential_")  # fmt: skip
 WARNED = ("real", "resize", "freedom", "transpose", "mask", "grad", "loss", "meshgrid")
 DEVICE: Json = {"device": 0}
+RECORDED = "mul.recorded"
 
 
 def _integers(t: torch.Tensor) -> bool:
@@ -143,11 +145,26 @@ def under(k: Situation, state: str) -> tuple[str, ...]:
     return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
 
 
+def place(d: Draw, state: str, dtypes: Sequence[str]) -> tuple[str, str, str] | None:
+    """What the first input mostly is, so that a call whose answer the state changes can be made of it."""
+    dtype, layout = STATES[state].dtype, d.choice(("contiguous", "permuted", "gaps"))
+    return (NAME, layout, dtype) if dtype in dtypes and d.chance(3, 4) else None
+
+
+def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the states that the step can be under: each promises something of it, and a loop is no one call."""
+    return tuple(
+        name
+        for name in names
+        if not (STATES[name].only and step.op not in STATES[name].only) and not (step.body and STATES[name].wraps)
+    )
+
+
 def again(k: Situation, step: Step, state: str, needs: str) -> Step:
     """The same call outside of its states, or within one where it was made outside; its results have names of their
     own, unless they go on from themselves."""
     other = () if step.under != ((needs,) if needs else ()) else under(k, state)
-    return replace(step, under=ordered((needs, *other) if needs else other), out=(), raises=None)
+    return replace(step, under=ordered((*((needs,) if needs else ()), *promising(step, other))), out=(), raises=None)
 
 
 def question(name: str, kinds: tuple[str, ...] = (), seeds: bool = False, **options: Any) -> Op:
@@ -176,7 +193,7 @@ ROWS = [
     new("empty.state", "empty", _empty, "deterministic", weight=2),
     like("empty_like.state", "empty_like", lambda k: [], form=FUNCTION),
     like("new_empty.state", "new_empty", lambda k: [_size(k)]),
-    state("mul.recorded", lambda k, t: [2], fits.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
+    state(RECORDED, lambda k, t: [2], fits.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
     state("sum.state", fits=fits.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
     cast("mm.state", _factor, call="mm"),
     cast("matmul.state", _factor, call="matmul"),
@@ -188,6 +205,7 @@ ROWS = [
     copied("collected"),
     state("subnormals", fits=_ordinary, effect=LOSSY, form=DEFINED),
     question("seeded", SEEDED, seeds=True, weight=2),
+    question("generated", seeds=True),
     question("warned", WARNED, weight=2),
     question("new_tensors_lie"),
     question("global_state", weight=2),

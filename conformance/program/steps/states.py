@@ -24,12 +24,13 @@ from conformance.program.steps import definitions
 @dataclass(frozen=True)
 class State:
     """A global state: the expression that enters it, of a context manager, or of a function that calls what it is given
-    (`wraps`). `suits` are the steps whose answers it changes, `only` those of which torch promises something in it (all
-    where it is empty). `compiled`: torch.compile takes it into a graph; elsewhere it is for devices only. `rounds`: the
-    same calls in float64 are made outside of it."""
+    (`wraps`). `suits` are the steps whose answers it changes, from inputs of this `dtype`; `only` are those of which
+    torch promises something in it (all where it is empty). `compiled`: torch.compile takes it into a graph; elsewhere
+    it is for devices only. `rounds`: the same calls in float64 are made outside of it."""
 
     text: str
     suits: tuple[str, ...] = ()
+    dtype: str = "float32"
     only: tuple[str, ...] = ()
     wraps: bool = False
     compiled: bool = False
@@ -47,11 +48,13 @@ STATES: dict[str, State] = {
     "no_grad": State("torch.no_grad()", RECORDED, compiled=True),
     "enable_grad": State("torch.enable_grad()", RECORDED, compiled=True),
     "inference_mode": State("torch.inference_mode()", RECORDED),
-    "default_dtype:float64": State("default_dtype(torch.float64)", DTYPED, rounds=True),
-    "default_dtype:float16": State("default_dtype(torch.float16)", DTYPED, rounds=True),
-    "default_dtype:bfloat16": State("default_dtype(torch.bfloat16)", DTYPED, rounds=True),
+    "default_dtype:float64": State("default_dtype(torch.float64)", DTYPED, "int64", rounds=True),
+    "default_dtype:float16": State("default_dtype(torch.float16)", DTYPED, "int64", rounds=True),
+    "default_dtype:bfloat16": State("default_dtype(torch.bfloat16)", DTYPED, "int64", rounds=True),
     "default_device": State("default_device(device)", PLACED),
-    "autocast:bfloat16": State("torch.autocast(torch.device(device).type, torch.bfloat16)", CAST, CAST, rounds=True),
+    "autocast:bfloat16": State(
+        "torch.autocast(torch.device(device).type, torch.bfloat16)", CAST, only=CAST, rounds=True
+    ),
     "deterministic": State("deterministic()", FILLED),
     "flush_denormal": State("flush_denormal()", ("subnormals",)),
     "threads:1": State("threads(1)", ("sum.state",)),
