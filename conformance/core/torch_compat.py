@@ -145,6 +145,12 @@ def device_names() -> list[str]:
     return sorted({*known, *([renamed] if renamed != "privateuseone" else [])})
 
 
+def functorch_level() -> int | None:
+    """The level of the transform of torch.func that is being run, None outside of all."""
+    level: int | None = torch._C._functorch.maybe_current_level()
+    return level
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """The tensor's count of in-place writes; an inference tensor has none."""
     return 0 if tensor.is_inference() else tensor._version

@@ -255,11 +255,12 @@ class Drawing:
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
 
     def state(self, seed: int, number: int) -> str:
-        """The global state that a program of this seed changes, each once before any comes again; "" for none."""
+        """What a program of this seed is about that changes global states, each topic once before any comes again; ""
+        for a program that changes none."""
         if not self.biased or number % STATE_EVERY != STATE_EVERY // 2 or STATE not in self.families:
             return ""
-        turn, at = divmod(number // STATE_EVERY, len(states.STATES))
-        return random.Random(f"{seed}:state:{turn}").sample(list(states.STATES), len(states.STATES))[at]
+        turn, at = divmod(number // STATE_EVERY, len(stateful.TOPICS))
+        return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at]
 
     @property
     def can_fuse(self) -> bool:
@@ -319,7 +320,7 @@ class Drawing:
         known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
         start = stateful.place(d, state, known) if state else aim
         program = draw_inputs(d, known, "autograd" in self.families and not fused, start, special=fused)
-        if state and start and "autograd" in self.families and stateful.RECORDED in states.STATES[state].suits:
+        if state and start and "autograd" in self.families and stateful.RECORDED in stateful.TOPICS[state]:
             first, *others = program.inputs
             program = replace(program, inputs=(replace(first, requires_grad=True), *others))
         shadow = Shadow(program)
@@ -328,7 +329,9 @@ class Drawing:
         least, most = FUSED_STEPS if fused else self.steps
         weights = FUSED if fused else FAMILY_WEIGHT
         families = {name: ops for name, ops in self.families.items() if not fused or name in FUSED}
-        if not state:
+        if state:
+            most = max(least, most - 1)
+        else:
             families.pop(STATE, None)
         for _ in range(4 * most):
             drawn = len(shadow.steps)
@@ -341,12 +344,18 @@ class Drawing:
                 elif ends:
                     break
                 elif state:
-                    draw_under(k, families, state, tally)
+                    draw_under(k, families, state, tally, most)
                 else:
                     draw_step(k, families, tally, weights, follows=not fused)
             except Broken:
                 break
-        return self._drawn(program, shadow, tally)
+        if state and shadow.done == len(shadow.steps) < self.steps[1]:
+            shadow.offer(stateful.LAST)
+        if tally is not None:
+            tally.programs += 1
+            tally.steps += len(shadow.steps)
+            tally.avoided += shadow.avoided
+        return program.with_steps(tuple(shadow.steps))
 
 
 def families_of(family: str) -> dict[str, list[Op]]:
@@ -382,16 +391,16 @@ def draw_step(
     offer(k, choose(k, by_family, families), tally, computes)
 
 
-def draw_under(k: Situation, families: dict[str, list[Op]], state: str, tally: Tally | None) -> None:
+def draw_under(k: Situation, families: dict[str, list[Op]], state: str, tally: Tally | None, most: int) -> None:
     """Draw a step whose answer the state changes, or any, under the state, none or another; then mostly the same call
     under other states, which finds what was remembered of the first."""
-    under, suited = stateful.under(k, state), stateful.suited(k, state, families[STATE])
+    under, suited = stateful.under(k, state), stateful.suited(k, state, families)
     if suited and k.chance(1, 2):
         step = offer(k, k.choice(suited), tally, under)
     else:
         names = [one for one in families for _ in range(STATE_WEIGHT.get(one, 1))]
         step = offer(k, choose(k, families, names), tally, under)
-    while step is not None and len(k.shadow.steps) < STEPS[1] and k.chance(1, 2):
+    while step is not None and len(k.shadow.steps) < most and k.chance(1, 2):
         step = k.shadow.offer(stateful.again(k, step, state, OPS[step.op].needs))
 
 

@@ -9,7 +9,7 @@ about the device itself: does a seed give its numbers again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,16 +93,16 @@ def _chosen(k: Situation) -> Step | None:
     return Step("where.state", (k.mask(k[name].size()), tensor(name), 1.5)) if name else None
 
 
-def _matrix(t: torch.Tensor) -> bool:
-    return t.dtype is torch.float32 and fits.matrix(t)
+def _rows(t: torch.Tensor) -> bool:
+    return t.dtype is torch.float32 and fits.filled(t)
 
 
 def _factor(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [k.constant((t.size(1), 2), t.dtype)]
+    return [k.constant((t.size(-1), 2), t.dtype)]
 
 
 def _weight(k: Situation, t: torch.Tensor) -> list[Json]:
-    return [k.constant((2, t.size(1)), t.dtype)]
+    return [k.constant((2, t.size(-1)), t.dtype)]
 
 
 def _beside(k: Situation, t: torch.Tensor) -> list[Json] | None:
@@ -128,26 +128,39 @@ def _leaf(t: torch.Tensor) -> bool:
 
 state = functools.partial(row, family=NAME)
 dtyped = functools.partial(state, fits=_integers, form=FUNCTION)
-cast = functools.partial(state, fits=_matrix, effect=LOSSY, form=FUNCTION)
+cast = functools.partial(state, fits=_rows, effect=LOSSY, form=FUNCTION)
 copied = functools.partial(state, effect=MOVE, form=DEFINED)
 
 
-def suited(k: Situation, state: str, ops: list[Op]) -> list[Op]:
-    """Those of the rows whose answer the state changes, and that something in the program fits."""
-    named = [op for op in dict.fromkeys(ops) if op.name in STATES[state].suits]
+TOPICS: dict[str, tuple[str, ...]] = {
+    **{name: one.suits for name, one in STATES.items()},
+    "copies": ("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
+    "random numbers": ("seeded", "generated"),
+    "warnings": ("warned",),
+    "garbage": ("collected",),
+}
+"""What a program that changes states is about, each with the steps that are drawn for it: a state, or one of these."""
+
+LAST = Step("global_state", (DEVICE,))
+"""What such a program ends with: whatever its steps changed must be set back."""
+
+
+def suited(k: Situation, topic: str, families: Mapping[str, Iterable[Op]]) -> list[Op]:
+    """Those of the rows that are drawn for this topic, and that something in the program fits."""
+    named = dict.fromkeys(op for ops in families.values() for op in ops if op.name in TOPICS[topic])
     return [op for op in named if op.fits is None or k.holds(op.fits)]
 
 
-def under(k: Situation, state: str) -> tuple[str, ...]:
-    """The state, mostly; or none, another, or both."""
-    other = k.choice(tuple(STATES))
-    chosen = k.choice(((state,), (), (state,), (other,), (state, other)))
+def under(k: Situation, topic: str) -> tuple[str, ...]:
+    """The state that it is about, mostly; or none, another, or both."""
+    other, own = k.choice(tuple(STATES)), ((topic,) if topic in STATES else ())
+    chosen = k.choice((own, (), own, (other,), (*own, other)))
     return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
 
 
-def place(d: Draw, state: str, dtypes: Sequence[str]) -> tuple[str, str, str] | None:
+def place(d: Draw, topic: str, dtypes: Sequence[str]) -> tuple[str, str, str] | None:
     """What the first input mostly is, so that a call whose answer the state changes can be made of it."""
-    dtype, layout = STATES[state].dtype, d.choice(("contiguous", "permuted", "gaps"))
+    dtype, layout = STATES[topic].dtype if topic in STATES else "float32", d.choice(("contiguous", "permuted", "gaps"))
     return (NAME, layout, dtype) if dtype in dtypes and d.chance(3, 4) else None
 
 
@@ -160,10 +173,10 @@ def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def again(k: Situation, step: Step, state: str, needs: str) -> Step:
+def again(k: Situation, step: Step, topic: str, needs: str) -> Step:
     """The same call outside of its states, or within one where it was made outside; its results have names of their
     own, unless they go on from themselves."""
-    other = () if step.under != ((needs,) if needs else ()) else under(k, state)
+    other = () if step.under != ((needs,) if needs else ()) else under(k, topic)
     return replace(step, under=ordered((*((needs,) if needs else ()), *promising(step, other))), out=(), raises=None)
 
 
@@ -195,7 +208,7 @@ ROWS = [
     like("new_empty.state", "new_empty", lambda k: [_size(k)]),
     state(RECORDED, lambda k, t: [2], fits.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
     state("sum.state", fits=fits.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
-    cast("mm.state", _factor, call="mm"),
+    cast("mm.state", _factor, fits=lambda t: _rows(t) and t.dim() == 2, call="mm"),
     cast("matmul.state", _factor, call="matmul"),
     cast("nn.functional.linear.state", _weight, call="nn.functional.linear"),
     copied("pickled", _in_place_of, fits=_leaf, weight=2),

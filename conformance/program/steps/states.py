@@ -51,7 +51,7 @@ STATES: dict[str, State] = {
     "default_dtype:float64": State("default_dtype(torch.float64)", DTYPED, "int64", rounds=True),
     "default_dtype:float16": State("default_dtype(torch.float16)", DTYPED, "int64", rounds=True),
     "default_dtype:bfloat16": State("default_dtype(torch.bfloat16)", DTYPED, "int64", rounds=True),
-    "default_device": State("default_device(device)", PLACED),
+    "default_device": State("default_device(device)", (*PLACED, "new_tensors_lie")),
     "autocast:bfloat16": State(
         "torch.autocast(torch.device(device).type, torch.bfloat16)", CAST, only=CAST, rounds=True
     ),
@@ -63,7 +63,7 @@ STATES: dict[str, State] = {
     "dispatch_mode": State("dispatch_mode()"),
     "vmap": State("in_vmap", wraps=True),
     "vjp": State("in_vjp", RECORDED, wraps=True),
-    "thread": State("in_thread", ("mul.recorded", "add_", "fill_", "setitem"), wraps=True),
+    "thread": State("in_thread", ("add_", "fill_", "clone", "mul.state"), wraps=True),
 }
 """By the name that a step's `under` has; what follows a colon is the argument."""
 
