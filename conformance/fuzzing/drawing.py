@@ -400,7 +400,7 @@ def draw_under(k: Situation, families: dict[str, list[Op]], state: str, tally: T
     else:
         names = [one for one in families for _ in range(STATE_WEIGHT.get(one, 1))]
         step = offer(k, choose(k, families, names), tally, under)
-    while step is not None and len(k.shadow.steps) < most and k.chance(1, 2):
+    while step is not None and len(k.shadow.steps) < most and k.chance(2, 3):
         step = k.shadow.offer(stateful.again(k, step, state, OPS[step.op].needs))
 
 

@@ -23,7 +23,7 @@ from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import LOOP, Program, ProgramError, fresh_names
 from conformance.program.steps import layouts
 from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError
-from conformance.program.steps.states import STATES, within
+from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
 
 MOVED, EXACT, ROUNDED = 0, 1, 2
@@ -267,7 +267,7 @@ def promise(step: Step) -> None:
     needed = OPS[step.op].needs
     if needed and needed not in step.under:
         raise Undefined(f"without the state that it needs: {step.op}")
-    if any(STATES[name].only and step.op not in STATES[name].only for name in step.under):
+    if not all(promises(name, step.op) for name in step.under):
         raise Undefined("a state that promises nothing of the step")
 
 

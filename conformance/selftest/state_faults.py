@@ -109,28 +109,21 @@ def _cut_in_transform(call: Call) -> Any:
 
 
 def _other_thread_unseen(call: Call) -> Any:
-    """What is read comes from a copy, which only the writes of this thread renew."""
-    given: list[torch.Tensor] = []
-    map_tensors((call.args, call.kwargs), given.append)
-    name = call.func.overloadpacket.__name__
-    if call.func._schema.is_mutable or any(t.requires_grad for t in given) or name not in ("clone", "add", "mul"):
-        made = call.run()
-        if call.func._schema.is_mutable:
-            for t in given:
-                call.memory[storage_key(t)] = t.untyped_storage(), whole_storage(t).clone()
-        return made
-    t = call.first
-    if not isinstance(t, torch.Tensor) or "out" in call.kwargs or t.is_conj() or t.is_neg():
+    """What this thread wrote is written back before its next write, over what another thread wrote since."""
+    t = call.first if call.args else None
+    if not call.func._schema.is_mutable or not isinstance(t, torch.Tensor) or call.func.__name__.startswith("set_"):
         return call.run()
-    _, kept = call.memory.setdefault(storage_key(t), (t.untyped_storage(), whole_storage(t).clone()))
-    if kept.dtype != t.dtype or kept.numel() != whole_storage(t).numel():
-        return call.run()
-    return call.having(0, kept.as_strided(t.size(), t.stride(), t.storage_offset()))
+    own, (_, kept) = whole_storage(t), call.memory.get(storage_key(t), (None, None))
+    if kept is not None and (kept.dtype, kept.shape) == (own.dtype, own.shape):
+        own.copy_(kept)
+    made = call.run()
+    call.memory[storage_key(t)] = t.untyped_storage(), whole_storage(t).clone()
+    return made
 
 
 def _storage_of_its_own(call: Call) -> Any:
-    storage = call.run()
-    return storage.clone() if _called_by("save", "serialization.py") else storage
+    loads = len(call.args) > 1 and _called_by("load", "serialization.py")
+    return call.having(1, call.args[1].clone()) if loads else call.run()
 
 
 def _shallow(call: Call) -> Any:
@@ -181,7 +174,7 @@ STATE_FAULTS: dict[str, Fault] = {
     "a write in a transform is lost": Fault(WRITES, _lost_in_transform, "functorch levels", FUNCTION),
     "a result in a transform has no graph": Fault("mul", _cut_in_transform, "functorch levels", FUNCTION),
     "a write of another thread is not seen": Fault("", _other_thread_unseen, "a cache of one thread"),
-    "a pickled view is alone": Fault("untyped_storage", _storage_of_its_own, "pickling of views", FUNCTION),
+    "a pickled view is alone": Fault("set_", _storage_of_its_own, "pickling of views"),
     "a deep copy shares memory": Fault("__deepcopy__", _shallow, "deepcopy", FUNCTION),
     "a collection frees what is in use": Fault("clone", _freed_by_collection, "buffers freed by the collector"),
     "random numbers are remembered": Fault(DRAWN, _first_draw_again, "a recorded graph with its numbers"),

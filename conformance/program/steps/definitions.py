@@ -235,9 +235,9 @@ def pickled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pickled_together(tensor: torch.Tensor, other: torch.Tensor) -> Any:
-    """Two tensors, saved and loaded again together: they share memory where they did."""
+    """Two tensors, or one and a view of it, saved and loaded again together: they share memory where they did."""
     file = io.BytesIO()
-    torch.save((tensor, other), file)
+    torch.save((tensor, other.detach() if other is tensor else other), file)
     file.seek(0)
     return torch.load(file)
 
@@ -248,8 +248,8 @@ def deepcopied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def deepcopied_together(tensor: torch.Tensor, other: torch.Tensor) -> Any:
-    """The deep copies of two tensors: they share memory where the two do."""
-    return copy.deepcopy((tensor, other))
+    """The deep copies of two tensors, or of one and a view of it: they share memory where the two do."""
+    return copy.deepcopy((tensor, other.detach() if other is tensor else other))
 
 
 def collected(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
+from conformance.core.moving import storage_key
 from conformance.program.steps import fits
 from conformance.program.steps.draw import MOST_ELEMENTS, Draw, Situation, category, tensor_of
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, row
-from conformance.program.steps.states import STATES, ordered
+from conformance.program.steps.states import STATES, ordered, promises
 
 NAME = "state"
 """The family."""
@@ -105,10 +106,12 @@ def _weight(k: Situation, t: torch.Tensor) -> list[Json]:
     return [k.constant((2, t.size(-1)), t.dtype)]
 
 
-def _beside(k: Situation, t: torch.Tensor) -> list[Json] | None:
-    """Another tensor, that shares its memory or not; rather one that does."""
-    other = k.pick(lambda u: u is not t and u.is_leaf)
-    return [tensor(other)] if other else None
+def _beside(k: Situation, t: torch.Tensor) -> list[Json]:
+    """A tensor that shares its memory, itself where there is no other; at times any."""
+    if k.chance(1, 4):
+        return [tensor(k.pick(_leaf) or _name(k, t))]
+    other = k.pick(lambda u: _leaf(u) and u is not t and storage_key(u) == storage_key(t))
+    return [tensor(other or _name(k, t))]
 
 
 def _in_place_of(k: Situation, t: torch.Tensor) -> Given:
@@ -166,17 +169,20 @@ def place(d: Draw, topic: str, dtypes: Sequence[str]) -> tuple[str, str, str] | 
 
 def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of the states that the step can be under: each promises something of it, and a loop is no one call."""
+    every = [inner.op for inner in step.body] or [step.op]
     return tuple(
         name
         for name in names
-        if not (STATES[name].only and step.op not in STATES[name].only) and not (step.body and STATES[name].wraps)
+        if all(promises(name, op) for op in every) and not (step.body and STATES[name].wraps)
     )
 
 
 def again(k: Situation, step: Step, topic: str, needs: str) -> Step:
     """The same call outside of its states, or within one where it was made outside; its results have names of their
     own, unless they go on from themselves."""
-    other = () if step.under != ((needs,) if needs else ()) else under(k, topic)
+    outside = step.under == ((needs,) if needs else ())
+    own = (topic,) if topic in STATES and k.chance(2, 3) else under(k, topic)
+    other = own if outside else ()
     return replace(step, under=ordered((*((needs,) if needs else ()), *promising(step, other))), out=(), raises=None)
 
 

@@ -25,13 +25,15 @@ from conformance.program.steps import definitions
 class State:
     """A global state: the expression that enters it, of a context manager, or of a function that calls what it is given
     (`wraps`). `suits` are the steps whose answers it changes, from inputs of this `dtype`; `only` are those of which
-    torch promises something in it (all where it is empty). `compiled`: torch.compile takes it into a graph; elsewhere
+    torch promises something in it (all where it is empty), `never` those of which torch CPU (2.13) itself has two answers
+    in it, one where a dispatch mode looks on. `compiled`: torch.compile takes it into a graph; elsewhere
     it is for devices only. `rounds`: the same calls in float64 are made outside of it."""
 
     text: str
     suits: tuple[str, ...] = ()
     dtype: str = "float32"
     only: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
     wraps: bool = False
     compiled: bool = False
     rounds: bool = False
@@ -47,7 +49,7 @@ FILLED = ("empty.state", "empty_like.state", "new_empty.state")
 STATES: dict[str, State] = {
     "no_grad": State("torch.no_grad()", RECORDED, compiled=True),
     "enable_grad": State("torch.enable_grad()", RECORDED, compiled=True),
-    "inference_mode": State("torch.inference_mode()", RECORDED),
+    "inference_mode": State("torch.inference_mode()", RECORDED, never=("fill_diagonal_",)),
     "default_dtype:float64": State("default_dtype(torch.float64)", DTYPED, "int64", rounds=True),
     "default_dtype:float16": State("default_dtype(torch.float16)", DTYPED, "int64", rounds=True),
     "default_dtype:bfloat16": State("default_dtype(torch.bfloat16)", DTYPED, "int64", rounds=True),
@@ -77,6 +79,12 @@ def within(names: Sequence[str], device: torch.device | str, call: Callable[[], 
         return made(lambda: within(names[1:], device, call))
     with made:
         return within(names[1:], device, call)
+
+
+def promises(name: str, op: str) -> bool:
+    """Whether torch promises something of this step under the state."""
+    state = STATES[name]
+    return op not in state.never and (not state.only or op in state.only)
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
