@@ -180,8 +180,8 @@ def _flat(host: torch.Tensor) -> torch.Tensor:
 
 
 def contiguity(tensor: torch.Tensor) -> str:
-    """The layout flags that torch derives from the geometry, the lazy conj and neg bits, and whether autograd will never
-    record it, as words."""
+    """The layout flags that torch derives from the geometry, the lazy conj and neg bits, and whether autograd never
+    records it, as words."""
     flags = {
         "contiguous": tensor.is_contiguous(),
         "channels_last": tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last),

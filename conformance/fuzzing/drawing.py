@@ -91,11 +91,11 @@ FUSED_DTYPES = ("float32", "float32", "float64")
 EVERY = 4
 """One of so many programs is of expressions over special values, and one is of op_db's entries."""
 
-STATE_WEIGHT = {"state": 8, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
+STATE_WEIGHT = {"state": 20, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
 """The same in a program that changes global states."""
 
 STATE_EVERY = 8
-"""One of so many programs changes global states; it is none of expressions and none that is aimed at a cell."""
+"""One of so many programs changes global states, and each where the family is asked for."""
 
 STEPS = (1, 8)
 
@@ -236,8 +236,10 @@ class Drawing:
             if not rest:
                 return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
         fused = self.biased and number % EVERY == EVERY - 2 and self.can_fuse
-        source = random.Random(f"{seed}:{number}").randint
-        return self.program(source, tally, self.aim(seed, number), fused, self.state(seed, number))
+        source, state = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
+        if state:
+            return self.program(source, tally, state=state)
+        return self.program(source, tally, self.aim(seed, number), fused)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -255,11 +257,11 @@ class Drawing:
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
 
     def state(self, seed: int, number: int) -> str:
-        """What a program of this seed is about that changes global states, each topic once before any comes again; ""
-        for a program that changes none."""
-        if not self.biased or number % STATE_EVERY != STATE_EVERY // 2 or STATE not in self.families:
+        """The topic of a program of this seed that changes states, each once before any comes again; "" for others."""
+        every = 1 if STATE in self.only else STATE_EVERY
+        if not self.biased or number % every != every // 2 or STATE not in self.families:
             return ""
-        turn, at = divmod(number // STATE_EVERY, len(stateful.TOPICS))
+        turn, at = divmod(number // every, len(stateful.TOPICS))
         return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at]
 
     @property
@@ -306,21 +308,16 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
     def program(
-        self,
-        source: Source,
-        tally: Tally | None = None,
-        aim: Cell | None = None,
-        fused: bool = False,
-        state: str = "",
+        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False, state: str = ""
     ) -> Program:
         """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
-        the cell `aim`. One that is `fused` is of expressions over special values; one with a `state` makes calls under
-        it and the same calls outside of it."""
+        the cell `aim`. One that is `fused` is of expressions over special values; one with a `state`, which is a topic
+        of `stateful.TOPICS`, makes calls under states and again outside of them."""
         d = Draw(source)
         known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
-        start = stateful.place(d, state, known) if state else aim
-        program = draw_inputs(d, known, "autograd" in self.families and not fused, start, special=fused)
-        if state and start and "autograd" in self.families and stateful.RECORDED in stateful.TOPICS[state]:
+        grad, start = "autograd" in self.families and not fused, stateful.place(d, state, known) if state else aim
+        program = draw_inputs(d, known, grad, start, special=fused)
+        if state and start and grad and stateful.RECORDED in stateful.TOPICS[state]:
             first, *others = program.inputs
             program = replace(program, inputs=(replace(first, requires_grad=True), *others))
         shadow = Shadow(program)
@@ -331,6 +328,7 @@ class Drawing:
         families = {name: ops for name, ops in self.families.items() if not fused or name in FUSED}
         if state:
             most = max(least, most - 1)
+            least = max(least, most // 2)
         else:
             families.pop(STATE, None)
         for _ in range(4 * most):
@@ -392,15 +390,15 @@ def draw_step(
 
 
 def draw_under(k: Situation, families: dict[str, list[Op]], state: str, tally: Tally | None, most: int) -> None:
-    """Draw a step whose answer the state changes, or any, under the state, none or another; then mostly the same call
-    under other states, which finds what was remembered of the first."""
+    """Draw a step that suits the topic, or any, under states or none; then mostly the same call under others, which
+    finds what was remembered of the first."""
     under, suited = stateful.under(k, state), stateful.suited(k, state, families)
-    if suited and k.chance(1, 2):
-        step = offer(k, k.choice(suited), tally, under)
-    else:
-        names = [one for one in families for _ in range(STATE_WEIGHT.get(one, 1))]
-        step = offer(k, choose(k, families, names), tally, under)
-    while step is not None and len(k.shadow.steps) < most and k.chance(2, 3):
+    names = [one for one in families for _ in range(STATE_WEIGHT.get(one, 1))]
+    op = k.choice(suited) if suited and k.chance(1, 2) else choose(k, families, names)
+    step = offer(k, op, tally, under)
+    for _ in range(2):
+        if step is None or len(k.shadow.steps) >= most or not k.chance(2, 3):
+            return
         step = k.shadow.offer(stateful.again(k, step, state, OPS[step.op].needs))
 
 

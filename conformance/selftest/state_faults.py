@@ -109,15 +109,16 @@ def _cut_in_transform(call: Call) -> Any:
 
 
 def _other_thread_unseen(call: Call) -> Any:
-    """What this thread wrote is written back before its next write, over what another thread wrote since."""
-    t = call.first if call.args else None
-    if not call.func._schema.is_mutable or not isinstance(t, torch.Tensor) or call.func.__name__.startswith("set_"):
-        return call.run()
-    own, (_, kept) = whole_storage(t), call.memory.get(storage_key(t), (None, None))
-    if kept is not None and (kept.dtype, kept.shape) == (own.dtype, own.shape):
-        own.copy_(kept)
+    """What this thread last saw of a storage is written back before its next write, over what another wrote since."""
+    given: list[torch.Tensor] = []
+    map_tensors((call.args, call.kwargs), given.append)
+    if call.func._schema.is_mutable and given and call.func.overloadpacket.__name__ in WRITES.split():
+        own, (_, kept) = whole_storage(given[0]), call.memory.get(storage_key(given[0]), (None, None))
+        if kept is not None and (kept.dtype, kept.shape) == (own.dtype, own.shape):
+            own.copy_(kept)
     made = call.run()
-    call.memory[storage_key(t)] = t.untyped_storage(), whole_storage(t).clone()
+    for t in given:
+        call.memory[storage_key(t)] = t.untyped_storage(), whole_storage(t).clone()
     return made
 
 

@@ -31,7 +31,9 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
     if memory is None:
         assert number is not None
         real = TORCH[lazy.dtype]
-        return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real, device="cpu").view(torch.uint8)[: lazy.nbytes]
+        return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real, device="cpu").view(torch.uint8)[
+            : lazy.nbytes
+        ]
     if not len(memory):
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(memory, dtype=torch.uint8)[: lazy.nbytes]

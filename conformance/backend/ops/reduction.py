@@ -192,9 +192,7 @@ def _moment_row(ctx: Context, x: UOp, dim: Sequence[int] | None, correction: flo
     return _moments(x, dims, 1 if correction is None else correction)
 
 
-_CORRECTION = (
-    "Correction should be strictly less than the reduction factor (input numel divided by output numel)."
-)
+_CORRECTION = "Correction should be strictly less than the reduction factor (input numel divided by output numel)."
 
 
 @value("var.correction", "std.correction")

@@ -196,13 +196,12 @@ def in_vjp(call: Callable[[], Any]) -> Any:
     return result if all(isinstance(part, torch.Tensor) for part in tensors) else made[0]
 
 
-def global_state(device: Any) -> list[Any]:
+def global_state() -> list[Any]:
     """What is global, which no call may leave changed."""
     return [
         str(torch.get_default_dtype()),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled(torch.device(device).type),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_num_threads(),
         torch.is_warn_always_enabled(),

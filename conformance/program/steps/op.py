@@ -43,8 +43,8 @@ class StepError(UserError):
 
 @dataclass(frozen=True)
 class Step:
-    """One call: the row's name, JSON arguments, the names of its results, the error that CPU raises, if it does, and the
-    global states (`states.STATES`) that it is made under, the first the outermost.
+    """One call: the row's name, JSON arguments, the names of its results, the error that CPU raises, if it does, and
+    the global states (`states.STATES`) that it is made under, the first the outermost.
 
     A loop's `body` is run `times` times with `{"i": ...}` bound."""
 
@@ -299,7 +299,7 @@ class Op:
     element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may
     read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `fits` says
     which tensors the rule can start from; `draw` draws a step from what the shadow holds, or None when nothing there
-    fits after all. `may_raise` lets CPU's error be the answer. `needs` is the state without which the call means nothing.
+    fits after all. `may_raise` lets CPU's error be the answer. Without the state it `needs` a call means nothing.
     """
 
     name: str

@@ -122,7 +122,7 @@ def _in_place_of(k: Situation, t: torch.Tensor) -> Given:
 
 
 def _ordinary(t: torch.Tensor) -> bool:
-    return t.dtype is torch.float32 and 0 < t.numel() and bool((t.detach().abs() <= MOST_ELEMENTS).all())
+    return t.dtype is torch.float32 and t.numel() > 0 and bool((t.detach().abs() <= MOST_ELEMENTS).all())
 
 
 def _leaf(t: torch.Tensor) -> bool:
@@ -144,7 +144,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
 }
 """What a program that changes states is about, each with the steps that are drawn for it: a state, or one of these."""
 
-LAST = Step("global_state", (DEVICE,))
+LAST = Step("global_state")
 """What such a program ends with: whatever its steps changed must be set back."""
 
 
@@ -157,7 +157,7 @@ def suited(k: Situation, topic: str, families: Mapping[str, Iterable[Op]]) -> li
 def under(k: Situation, topic: str) -> tuple[str, ...]:
     """The state that it is about, mostly; or none, another, or both."""
     other, own = k.choice(tuple(STATES)), ((topic,) if topic in STATES else ())
-    chosen = k.choice((own, (), own, (other,), (*own, other)))
+    chosen = k.choice((own, (), own, (), (other,), (*own, other)))
     return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
 
 
@@ -171,9 +171,7 @@ def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of the states that the step can be under: each promises something of it, and a loop is no one call."""
     every = [inner.op for inner in step.body] or [step.op]
     return tuple(
-        name
-        for name in names
-        if all(promises(name, op) for op in every) and not (step.body and STATES[name].wraps)
+        name for name in names if all(promises(name, op) for op in every) and not (step.body and STATES[name].wraps)
     )
 
 
@@ -192,7 +190,9 @@ def question(name: str, kinds: tuple[str, ...] = (), seeds: bool = False, **opti
     def rule(k: Situation) -> Step | None:
         return Step(name, (*([k.choice(kinds)] if kinds else []), *([k.integer(0, 99)] if seeds else []), DEVICE))
 
-    return Op(name, NAME, QUERY, rule, DEFINED, **options)
+    options.setdefault("draw", rule)
+
+    return Op(name, NAME, QUERY, form=DEFINED, **options)
 
 
 ROWS = [
@@ -227,5 +227,5 @@ ROWS = [
     question("generated", seeds=True),
     question("warned", WARNED, weight=2),
     question("new_tensors_lie"),
-    question("global_state", weight=2),
+    question("global_state", draw=lambda k: LAST, weight=2),
 ]

@@ -25,9 +25,9 @@ from conformance.program.steps import definitions
 class State:
     """A global state: the expression that enters it, of a context manager, or of a function that calls what it is given
     (`wraps`). `suits` are the steps whose answers it changes, from inputs of this `dtype`; `only` are those of which
-    torch promises something in it (all where it is empty), `never` those of which torch CPU (2.13) itself has two answers
-    in it, one where a dispatch mode looks on. `compiled`: torch.compile takes it into a graph; elsewhere
-    it is for devices only. `rounds`: the same calls in float64 are made outside of it."""
+    torch promises something in it (all where it is empty), `never` those of which torch CPU (2.13) itself has two
+    answers in it, one where a dispatch mode looks on. `compiled`: torch.compile takes it into a graph; others are for
+    devices only. `rounds`: the same calls in float64 are made outside of it."""
 
     text: str
     suits: tuple[str, ...] = ()
@@ -44,6 +44,8 @@ DTYPED = ("true_divide.state", "sqrt.state", "sigmoid.state", "add.state", "mul.
           "arange.state", "linspace.state", "tensor.state")  # fmt: skip
 PLACED = ("full.here", "arange.here", "tensor.here")
 CAST = ("mm.state", "matmul.state", "nn.functional.linear.state")
+WRITES = ("add_", "augment", "sub_")
+"""What is written twice differs from what is written once."""
 FILLED = ("empty.state", "empty_like.state", "new_empty.state")
 
 STATES: dict[str, State] = {
@@ -61,11 +63,11 @@ STATES: dict[str, State] = {
     "flush_denormal": State("flush_denormal()", ("subnormals",)),
     "threads:1": State("threads(1)", ("sum.state",)),
     "threads:2": State("threads(2)", ("sum.state",)),
-    "function_mode": State("function_mode()"),
-    "dispatch_mode": State("dispatch_mode()"),
-    "vmap": State("in_vmap", wraps=True),
+    "function_mode": State("function_mode()", WRITES),
+    "dispatch_mode": State("dispatch_mode()", WRITES),
+    "vmap": State("in_vmap", WRITES, wraps=True),
     "vjp": State("in_vjp", RECORDED, wraps=True),
-    "thread": State("in_thread", ("add_", "fill_", "clone", "mul.state"), wraps=True),
+    "thread": State("in_thread", WRITES, wraps=True),
 }
 """By the name that a step's `under` has; what follows a colon is the argument."""
 
