@@ -34,6 +34,7 @@ SYMBOLS: dict[str, str] = {
     "torch._C:DispatchKeySet": ">=2.9",
     "torch._C:_get_privateuse1_backend_name": ">=2.9",
     "torch._C._functorch:TransformType": ">=2.9",
+    "torch._C._functorch:maybe_current_level": ">=2.9",
     "torch._C._functorch:peek_interpreter_stack": ">=2.9",
     "torch._ops:OpOverload.redispatch": ">=2.9",
     "torch.overrides:_get_current_function_mode_stack": ">=2.9",

@@ -94,8 +94,8 @@ EVERY = 4
 STATE_WEIGHT = {"state": 20, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
 """The same in a program that changes global states."""
 
-STATE_EVERY = 8
-"""One of so many programs changes global states, and each where the family is asked for."""
+STATE_EVERY, STATE_AT = 8, 5
+"""One of so many programs changes global states, this one of them; and each where the family is asked for."""
 
 STEPS = (1, 8)
 
@@ -259,7 +259,7 @@ class Drawing:
     def state(self, seed: int, number: int) -> str:
         """The topic of a program of this seed that changes states, each once before any comes again; "" for others."""
         every = 1 if STATE in self.only else STATE_EVERY
-        if not self.biased or number % every != every // 2 or STATE not in self.families:
+        if not self.biased or number % every != STATE_AT % every or STATE not in self.families:
             return ""
         turn, at = divmod(number // every, len(stateful.TOPICS))
         return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at]

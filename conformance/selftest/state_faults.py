@@ -11,6 +11,7 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Hashable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -87,11 +88,11 @@ def _last_part_missing(call: Call) -> Any:
 
 def _called_by(name: str, file: str) -> bool:
     """Whether this function is on the stack: torch takes a mode away while the mode handles a call."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == name and frame.f_code.co_filename.endswith(file):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -132,7 +133,7 @@ def _shallow(call: Call) -> Any:
 
 
 def _freed_by_collection(call: Call) -> Any:
-    count = gc.get_stats()[2]["collections"]
+    count = gc.get_stats()[1]["collections"]
     made = call.run()
     return made.zero_() if call.memory.setdefault("collections", count) != count else made
 

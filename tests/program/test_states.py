@@ -11,7 +11,7 @@ import torch
 from conformance.core.executor import Executor
 from conformance.core.loading import describe_target, load_target
 from conformance.core.oracles import compare
-from conformance.fuzzing.drawing import STATE_EVERY, Drawing
+from conformance.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
 from conformance.program.execute import ProgramSubject, RunningProgram
 from conformance.program.float64 import truth_of
 from conformance.program.model import Input, Program, ProgramError, Storage
@@ -169,7 +169,7 @@ class TestScript:
         """What is printed is what ran: of forty drawn programs every one that nobody's looking changes."""
         compared = 0
         for number in range(40):
-            drawn = Drawing().numbered(3, STATE_EVERY * number + STATE_EVERY // 2)
+            drawn = Drawing().numbered(3, STATE_EVERY * number + STATE_AT)
             if any(one.requires_grad for one in drawn.inputs) or any(s.op == "requires_grad_" for s in drawn.steps):
                 continue
             expected = reference(drawn)
@@ -264,7 +264,7 @@ class TestDrawing:
         """And no other: the programs between them are what they were before there were states."""
         for number, drawn in enumerate(DRAWN):
             stateful = any(s.under or OPS[s.op].family == "state" for s in drawn.steps)
-            assert stateful <= (number % STATE_EVERY == STATE_EVERY // 2)
+            assert stateful <= (number % STATE_EVERY == STATE_AT)
 
     def test_each_state_is_reached(self):
         """Four times as many programs as there are topics make calls under every state, and again outside of it."""
@@ -284,18 +284,18 @@ class TestDrawing:
 
     def test_each_is_restored_by_the_end(self):
         """Such a program ends by asking what is global, mostly: a device that leaves it changed is found."""
-        stateful = DRAWN[STATE_EVERY // 2 :: STATE_EVERY]
+        stateful = DRAWN[STATE_AT::STATE_EVERY]
         assert sum(one.steps[-1].op == "global_state" for one in stateful) > len(stateful) / 2
 
     def test_without_the_family_no_states_are_drawn(self):
         """A target that leaves it out is asked nothing of it."""
-        plain = Drawing(without=("state",)).numbered(0, STATE_EVERY // 2)
+        plain = Drawing(without=("state",)).numbered(0, STATE_AT)
         assert not any(step.under for step in plain.steps)
 
     def test_torch_cpu_agrees_with_itself(self):
         """Sixty programs, run as a target."""
         target = load_target("cpu")
-        for drawn in DRAWN[STATE_EVERY // 2 :: STATE_EVERY][:60]:
+        for drawn in DRAWN[STATE_AT::STATE_EVERY][:60]:
             assert judge_program(drawn, target).passed
 
     def test_states_stand_as_they_can_be_printed(self):

@@ -80,7 +80,8 @@ def empty_strided(
 
 def _filled(memory: torch.Tensor) -> torch.Tensor:
     """New memory, filled as `torch.utils.deterministic` says: with nan, or the largest number of its dtype."""
-    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+    fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if fills:
         dtype = memory.dtype
         numeric = dtype.is_floating_point or dtype.is_complex
         aten.fill_.Scalar(memory, math.nan if numeric else dtype is torch.bool or torch.iinfo(dtype).max)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from conformance.core.torch_compat import TorchDispatchMode
+
 
 def empty_filled(size: list[int], stride: list[int], dtype: torch.dtype, device: str, start: int) -> torch.Tensor:
     """`empty_strided`, and then its whole storage, gaps included, counted up from `start`."""
@@ -145,7 +147,7 @@ def function_mode() -> Any:
 def dispatch_mode() -> Any:
     """A mode that sees aten ops and changes nothing."""
 
-    class Passing(torch.utils._python_dispatch.TorchDispatchMode):
+    class Passing(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
@@ -256,7 +258,7 @@ def collected(tensor: torch.Tensor) -> torch.Tensor:
     cycle: list[Any] = [tensor.detach().view_as(tensor), tensor.detach().clone()]
     cycle.append(cycle)
     del cycle
-    gc.collect()
+    gc.collect(1)  # what is young
     return tensor.clone()
 
 

@@ -343,8 +343,11 @@ class Op:
         return made + (call or self.show(step))
 
 
-MODULES = ("contextlib", "copy", "gc", "io", "threading", "warnings")
-"""What functions of `definitions` use beside torch."""
+IMPORTS = {
+    **{rf"\b{module}\.": f"import {module}" for module in ("contextlib", "copy", "gc", "io", "threading", "warnings")},
+    r"\(TorchDispatchMode\)": "from torch.utils._python_dispatch import TorchDispatchMode",
+}
+"""What functions of `definitions` need beside torch, by how they use it."""
 
 
 def definitions_of(names: Iterable[str]) -> list[str]:
@@ -357,5 +360,5 @@ def definitions_of(names: Iterable[str]) -> list[str]:
             if inspect.isfunction(getattr(definitions, needed, None)):
                 sources[needed] = inspect.getsource(getattr(definitions, needed)).rstrip()
     texts = list(sources.values())
-    imports = [f"import {module}" for module in MODULES if any(re.search(rf"\b{module}\.", text) for text in texts)]
+    imports = [line for used, line in IMPORTS.items() if any(re.search(used, text) for text in texts)]
     return ["\n".join(imports), *texts] if imports else texts
