@@ -237,9 +237,7 @@ class Drawing:
                 return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
         fused = self.biased and number % EVERY == EVERY - 2 and self.can_fuse
         source, state = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
-        if state:
-            return self.program(source, tally, state=state)
-        return self.program(source, tally, self.aim(seed, number), fused)
+        return self.program(source, tally, self.aim(seed, number), fused and not state, state)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -251,7 +249,7 @@ class Drawing:
         """The cell that a program of this seed is aimed at: every second program, and each cell once before any is
         aimed at again, in an order of the seed's own. So unseen cells are come to whatever was drawn before, and a
         program needs nothing but its seed and number to be drawn again."""
-        if not self.biased or number % 2 == 0:
+        if not self.biased or number % 2 == 0 or self.state(seed, number):
             return None
         turn, at = divmod(number // 2, len(self.cells))
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]

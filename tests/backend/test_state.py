@@ -100,6 +100,19 @@ class TestDefaultDevice:
         assert loaded.tolist() == given.tolist()
 
 
+class TestSubnormals:
+    """`set_flush_denormal` is of the CPU, and of the time of a call."""
+
+    @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU flushes nothing")
+    def test_what_was_computed_before_is_not_flushed(self):
+        """A lazy value that is looked at later, while the CPU flushes, was zero."""
+        given = torch.tensor([1.0, 2.0], device="tiny") * 2.0**-130 * 2.0**100 * 2.0**30
+        with definitions.flush_denormal():
+            assert given.tolist() == [1.0, 2.0]
+            assert (torch.full((), 2.0**-130) * 1.0).tolist() == 0.0
+        assert (torch.full((), 2.0**-130) * 1.0).tolist() != 0.0
+
+
 class TestFork:
     """A child of a process that has used the device computes on it."""
 
