@@ -32,12 +32,12 @@ from hypothesis import strategies as st
 from conformance.core.errors import UserError
 from conformance.fuzzing.inputs import Cell, draw_inputs
 from conformance.program.execute import Broken
-from conformance.program.model import Input, Program, Storage, fresh_names
-from conformance.program.shadow import Shadow
-from conformance.program.steps import stateful, states
+from conformance.program.model import Program
+from conformance.program.shadow import ROUNDED, Shadow
+from conformance.program.steps import op_db, stateful, states
 from conformance.program.steps.draw import Draw, Situation, Source
-from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout, layout_class
-from conformance.program.steps.op import Json, Op, Step, dtype_name, dtype_of
+from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
+from conformance.program.steps.op import COMPUTE, LOSSY, Json, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
 
@@ -90,9 +90,6 @@ FUSED_STEPS = (2, 6)
 FUSED_DTYPES = ("float32", "float32", "float64")
 EVERY = 4
 """One of so many programs is of expressions over special values, and one is of op_db's entries."""
-
-STATE_WEIGHT = {"state": 20, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
-"""The same in a program that changes global states."""
 
 STATE_EVERY, STATE_AT = 8, 5
 """One of so many programs changes global states, this one of them; and each where the family is asked for."""
@@ -280,6 +277,7 @@ class Drawing:
 
         each = min(EACH, self.steps[1])
         room = 2 * EACH if self.steps == STEPS else self.steps[1]
+        families = {name: ops for name, ops in self.families.items() if name != STATE}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
             warnings.simplefilter("ignore")  # an out= tensor of another size is resized, and torch says so each time
             planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn)
@@ -294,7 +292,7 @@ class Drawing:
                     tally.entries["|".join(call.cell)] += 1
                     tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
                 if len(shadow.steps) + len(planned) - at < room and k.chance(1, 2):
-                    draw_step(k, self.families, tally, computes=False)
+                    draw_step(k, families, tally, computes=False)
         return self._drawn(program, shadow, tally)
 
     @staticmethod
@@ -309,8 +307,8 @@ class Drawing:
         self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False, state: str = ""
     ) -> Program:
         """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
-        the cell `aim`. One that is `fused` is of expressions over special values; one with a `state`, which is a topic
-        of `stateful.TOPICS`, makes calls under states and again outside of them."""
+        the cell `aim`. One that is `fused` is of expressions over special values; one with a `state`, a topic of
+        `stateful.TOPICS`, makes calls under states and again outside of them."""
         d = Draw(source)
         known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
         grad, start = "autograd" in self.families and not fused, stateful.place(d, state, known) if state else aim
@@ -323,12 +321,10 @@ class Drawing:
         aimed = d.integer(1, self.steps[1]) if aim else 0
         least, most = FUSED_STEPS if fused else self.steps
         weights = FUSED if fused else FAMILY_WEIGHT
-        families = {name: ops for name, ops in self.families.items() if not fused or name in FUSED}
+        drawn_from = [*FUSED] if fused else [name for name in self.families if state or name != STATE]
+        families = {name: ops for name, ops in self.families.items() if name in drawn_from}
         if state:
-            most = max(least, most - 1)
-            least = max(least, most // 2)
-        else:
-            families.pop(STATE, None)
+            most, least = max(least, most - 1), max(least, (most - 1) // 2)
         for _ in range(4 * most):
             drawn = len(shadow.steps)
             ends = drawn >= least and d.integer(0, most) == 0
@@ -340,18 +336,15 @@ class Drawing:
                 elif ends:
                     break
                 elif state:
-                    draw_under(k, families, state, tally, most)
+                    own = functools.partial(choose, k, families), lambda op, under: offer(k, op, tally, under=under)
+                    stateful.draw(k, families, state, most, *own)
                 else:
                     draw_step(k, families, tally, weights, follows=not fused)
             except Broken:
                 break
         if state and shadow.done == len(shadow.steps) < self.steps[1]:
             shadow.offer(stateful.LAST)
-        if tally is not None:
-            tally.programs += 1
-            tally.steps += len(shadow.steps)
-            tally.avoided += shadow.avoided
-        return program.with_steps(tuple(shadow.steps))
+        return self._drawn(program, shadow, tally)
 
 
 def families_of(family: str) -> dict[str, list[Op]]:
@@ -387,24 +380,20 @@ def draw_step(
     offer(k, choose(k, by_family, families), tally, computes)
 
 
-def draw_under(k: Situation, families: dict[str, list[Op]], state: str, tally: Tally | None, most: int) -> None:
-    """Draw a step that suits the topic, or any, under states or none; then mostly the same call under others, which
-    finds what was remembered of the first."""
-    under, suited = stateful.under(k, state), stateful.suited(k, state, families)
-    names = [one for one in families for _ in range(STATE_WEIGHT.get(one, 1))]
-    op = k.choice(suited) if suited and k.chance(1, 2) else choose(k, families, names)
-    step = offer(k, op, tally, under)
-    for _ in range(2):
-        if step is None or len(k.shadow.steps) >= most or not k.chance(2, 3):
-            return
-        step = k.shadow.offer(stateful.again(k, step, state, OPS[step.op].needs))
-
-
-def offer(k: Situation, op: Op, tally: Tally | None, under: tuple[str, ...] = ()) -> Step | None:
-    """Draw a step of this row and offer it to the shadow, under these states; the step as it is recorded."""
+def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()) -> Step | None:
+    """Draw a step of this row and offer it to the shadow, under these states; the step as it is recorded. Without
+    `computes` it computes with no rounded values: what a network's layer has rounded may cancel, and then all that is
+    left of a right answer is its rounding."""
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
+        return None
+    if (
+        not computes
+        and op.effect in (COMPUTE, LOSSY)
+        and any(k.shadow.level(k[name]) == ROUNDED for name in step.names())
+    ):
+        k.shadow.avoided["computed with rounded values"] += 1
         return None
     if under:
         step = replace(step, under=states.ordered((*step.under, *stateful.promising(step, under))))

@@ -26,7 +26,7 @@ from conformance.core.oracles import Mismatch, differing
 from conformance.program.execute import RunningProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
-from conformance.program.steps.op import Op, Step
+from conformance.program.steps.op import Op, Step, dtype_name
 from conformance.program.steps.states import STATES
 
 

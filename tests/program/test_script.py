@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -50,8 +51,9 @@ class Scripted(Target):
 def own_lines(text: str) -> int:
     """The lines of a script's own part without the functions that it takes along: those that steps define, and the
     one that calls steps which raise, with what they import."""
-    kept = own_part(text).split("\n\n")
-    return sum(len(part.splitlines()) + 1 for part in kept if not part.startswith(("def ", "@", "import ")) or _own(part)) - 1
+    first, *kept = own_part(text).split("\n\n")
+    kept = [first, *itertools.dropwhile(lambda part: not _own(part), kept)]
+    return sum(len(part.splitlines()) + 1 for part in kept) - 1
 
 
 def _own(part: str) -> bool:

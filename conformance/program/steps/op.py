@@ -297,9 +297,11 @@ class Op:
 
     `writes` is the position of the argument that is written in place, or "out", or None. `constant` says that every
     element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may
-    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `fits` says
-    which tensors the rule can start from; `draw` draws a step from what the shadow holds, or None when nothing there
-    fits after all. `may_raise` lets CPU's error be the answer. Without the state it `needs` a call means nothing.
+    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `settled`
+    says that the call must not be given rounded values, since it may decide by them; `fatal` which calls must not be
+    made since torch CPU ends the process. `fits` says which tensors the rule can start from; `draw` draws a step from
+    what the shadow holds, or None when nothing there fits after all. `may_raise` lets CPU's error be the answer.
+    Without the state that it `needs` a call means nothing.
     """
 
     name: str

@@ -9,7 +9,7 @@ about the device itself: does a seed give its numbers again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +159,30 @@ def under(k: Situation, topic: str) -> tuple[str, ...]:
     other, own = k.choice(tuple(STATES)), ((topic,) if topic in STATES else ())
     chosen = k.choice((own, (), own, (), (other,), (*own, other)))
     return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
+
+
+WEIGHT = {NAME: 20, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
+"""How often a family is drawn in a program that changes states; 1 where it is not named."""
+
+
+def draw(
+    k: Situation,
+    families: Mapping[str, list[Op]],
+    topic: str,
+    most: int,
+    choose: Callable[[list[str]], Op],
+    offer: Callable[[Op, tuple[str, ...]], Step | None],
+) -> None:
+    """Draw a step that suits the topic, or any that is chosen of these families' names, and offer it under states or
+    none; then mostly the same call under others, which finds what was remembered of the first."""
+    states, suits = under(k, topic), suited(k, topic, families)
+    names = [one for one in families for _ in range(WEIGHT.get(one, 1))]
+    op = k.choice(suits) if suits and k.chance(1, 2) else choose(names)
+    step = offer(op, states)
+    for _ in range(2):
+        if step is None or len(k.shadow.steps) >= most or not k.chance(2, 3):
+            return
+        step = k.shadow.offer(again(k, step, topic, op.needs))
 
 
 def place(d: Draw, topic: str, dtypes: Sequence[str]) -> tuple[str, str, str] | None:

@@ -6,11 +6,11 @@ for them without holding them: what it holds is what ordinary programs are drawn
 
 from __future__ import annotations
 
-from conformance.program.steps import fusion, results, special, stateful, views, writes
+from collections.abc import Iterator, Mapping
+
+from conformance.program.steps import fusion, op_db, results, special, stateful, views, writes
 from conformance.program.steps.op import Op
 
-_ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, stateful.ROWS)
-OPS: dict[str, Op] = {op.name: op for rows in _ROWS for op in rows}
 
 class StepTable(Mapping[str, Op]):
     """Rows by name; it iterates over those that it holds, and answers for those of op_db's entries too."""
@@ -28,6 +28,7 @@ class StepTable(Mapping[str, Op]):
         return len(self.rows)
 
 
-OPS = StepTable({op.name: op for op in (*views.ROWS, *writes.ROWS, *results.ROWS, *fusion.ROWS, *special.ROWS)})
+_ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, stateful.ROWS)
+OPS = StepTable({op.name: op for rows in _ROWS for op in rows})
 
 FAMILIES: tuple[str, ...] = (*dict.fromkeys(op.family for op in OPS.values()), op_db.FAMILY)
