@@ -86,8 +86,7 @@ a write after a view after a write, a read of what was viewed before."""
 FUSED = {"fusion": 12, "reduction": 2, "view": 1}
 """How often a family is drawn in a program of expressions, which stays lazy from its inputs to its last result."""
 
-FUSED_STEPS = (2, 6)
-FUSED_DTYPES = ("float32", "float32", "float64")
+FUSED_STEPS, FUSED_DTYPES = (2, 6), ("float32", "float32", "float64")
 EVERY = 4
 """One of so many programs is of expressions over special values, and one is of op_db's entries."""
 
