@@ -180,12 +180,14 @@ def _flat(host: torch.Tensor) -> torch.Tensor:
 
 
 def contiguity(tensor: torch.Tensor) -> str:
-    """The layout flags that torch derives from the geometry, and the lazy conj and neg bits, as words."""
+    """The layout flags that torch derives from the geometry, the lazy conj and neg bits, and whether autograd never
+    records it, as words."""
     flags = {
         "contiguous": tensor.is_contiguous(),
         "channels_last": tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last),
         "channels_last_3d": tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d),
         "conj": tensor.is_conj(),
         "neg": tensor.is_neg(),
+        "inference": tensor.is_inference(),
     }
     return " ".join(word for word, holds in flags.items() if holds) or "strided"

@@ -57,6 +57,7 @@ ANSWERS = {
 FLAGS = {
     "conj": "{}.is_conj()",
     "neg": "{}.is_neg()",
+    "inference": "{}.is_inference()",
     "channels_last": "{}.is_contiguous(memory_format=torch.channels_last)",
     "channels_last_3d": "{}.is_contiguous(memory_format=torch.channels_last_3d)",
 }

@@ -34,6 +34,7 @@ SYMBOLS: dict[str, str] = {
     "torch._C:DispatchKeySet": ">=2.9",
     "torch._C:_get_privateuse1_backend_name": ">=2.9",
     "torch._C._functorch:TransformType": ">=2.9",
+    "torch._C._functorch:maybe_current_level": ">=2.9",
     "torch._C._functorch:peek_interpreter_stack": ">=2.9",
     "torch._ops:OpOverload.redispatch": ">=2.9",
     "torch.overrides:_get_current_function_mode_stack": ">=2.9",
@@ -145,9 +146,15 @@ def device_names() -> list[str]:
     return sorted({*known, *([renamed] if renamed != "privateuseone" else [])})
 
 
+def functorch_level() -> int | None:
+    """The level of the transform of torch.func that is being run, None outside of all."""
+    level: int | None = torch._C._functorch.maybe_current_level()
+    return level
+
+
 def version_of(tensor: torch.Tensor) -> int:
-    """The tensor's count of in-place writes."""
-    return tensor._version
+    """The tensor's count of in-place writes; an inference tensor has none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:

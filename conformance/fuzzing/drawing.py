@@ -34,10 +34,11 @@ from conformance.fuzzing.inputs import Cell, draw_inputs
 from conformance.program.execute import Broken
 from conformance.program.model import Program
 from conformance.program.shadow import ROUNDED, Shadow
-from conformance.program.steps import op_db
+from conformance.program.steps import op_db, stateful, states
 from conformance.program.steps.draw import Draw, Situation, Source
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
-from conformance.program.steps.op import COMPUTE, LOSSY, Json, Op, dtype_name, dtype_of
+from conformance.program.steps.op import COMPUTE, LOSSY, Json, Op, Step, dtype_name, dtype_of
+from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
 
 DTYPES = (
@@ -85,13 +86,14 @@ a write after a view after a write, a read of what was viewed before."""
 FUSED = {"fusion": 12, "reduction": 2, "view": 1}
 """How often a family is drawn in a program of expressions, which stays lazy from its inputs to its last result."""
 
-FUSED_STEPS = (2, 6)
-FUSED_DTYPES = ("float32", "float32", "float64")
+FUSED_STEPS, FUSED_DTYPES = (2, 6), ("float32", "float32", "float64")
 EVERY = 4
 """One of so many programs is of expressions over special values, and one is of op_db's entries."""
 
-STEPS = (1, 8)
+STATE_EVERY, STATE_AT = 8, 5
+"""One of so many programs changes global states, this one of them; and each where the family is asked for."""
 
+STEPS = (1, 8)
 
 CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
 """The layout classes of `layout_class`; a channels-last input is in "permuted", one of size 1 in several."""
@@ -230,7 +232,8 @@ class Drawing:
             if not rest:
                 return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
         fused = self.biased and number % EVERY == EVERY - 2 and self.can_fuse
-        return self.program(random.Random(f"{seed}:{number}").randint, tally, self.aim(seed, number), fused)
+        source, state = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
+        return self.program(source, tally, self.aim(seed, number), fused and not state, state)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -242,10 +245,18 @@ class Drawing:
         """The cell that a program of this seed is aimed at: every second program, and each cell once before any is
         aimed at again, in an order of the seed's own. So unseen cells are come to whatever was drawn before, and a
         program needs nothing but its seed and number to be drawn again."""
-        if not self.biased or number % 2 == 0:
+        if not self.biased or number % 2 == 0 or self.state(seed, number):
             return None
         turn, at = divmod(number // 2, len(self.cells))
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
+
+    def state(self, seed: int, number: int) -> str:
+        """The topic of a program of this seed that changes states, each once before any comes again; "" for others."""
+        every = 1 if STATE in self.only else STATE_EVERY
+        if not self.biased or number % every != STATE_AT % every or STATE not in self.families:
+            return ""
+        turn, at = divmod(number // every, len(stateful.TOPICS))
+        return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at]
 
     @property
     def can_fuse(self) -> bool:
@@ -265,6 +276,7 @@ class Drawing:
 
         each = min(EACH, self.steps[1])
         room = 2 * EACH if self.steps == STEPS else self.steps[1]
+        families = {name: ops for name, ops in self.families.items() if name != STATE}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
             warnings.simplefilter("ignore")  # an out= tensor of another size is resized, and torch says so each time
             planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn)
@@ -279,7 +291,7 @@ class Drawing:
                     tally.entries["|".join(call.cell)] += 1
                     tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
                 if len(shadow.steps) + len(planned) - at < room and k.chance(1, 2):
-                    draw_step(k, self.families, tally, computes=False)
+                    draw_step(k, families, tally, computes=False)
         return self._drawn(program, shadow, tally)
 
     @staticmethod
@@ -291,19 +303,27 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
     def program(
-        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False
+        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False, state: str = ""
     ) -> Program:
         """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
-        the cell `aim`. One that is `fused` is of expressions over special values."""
+        the cell `aim`. One that is `fused` is of expressions over special values; one with a `state`, a topic of
+        `stateful.TOPICS`, makes calls under states and again outside of them."""
         d = Draw(source)
         known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
-        program = draw_inputs(d, known, "autograd" in self.families and not fused, aim, special=fused)
+        grad, start = "autograd" in self.families and not fused, stateful.place(d, state, known) if state else aim
+        program = draw_inputs(d, known, grad, start, special=fused)
+        if state and start and grad and stateful.RECORDED in stateful.TOPICS[state]:
+            first, *others = program.inputs
+            program = replace(program, inputs=(replace(first, requires_grad=True), *others))
         shadow = Shadow(program)
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         aimed = d.integer(1, self.steps[1]) if aim else 0
         least, most = FUSED_STEPS if fused else self.steps
         weights = FUSED if fused else FAMILY_WEIGHT
-        families = {name: ops for name, ops in self.families.items() if not fused or name in FUSED}
+        drawn_from = [*FUSED] if fused else [name for name in self.families if state or name != STATE]
+        families = {name: ops for name, ops in self.families.items() if name in drawn_from}
+        if state:
+            most, least = max(least, most - 1), max(least, (most - 1) // 2)
         for _ in range(4 * most):
             drawn = len(shadow.steps)
             ends = drawn >= least and d.integer(0, most) == 0
@@ -314,10 +334,15 @@ class Drawing:
                     aim = None
                 elif ends:
                     break
+                elif state:
+                    own = functools.partial(choose, k, families), lambda op, under: offer(k, op, tally, under=under)
+                    stateful.draw(k, families, state, most, *own)
                 else:
                     draw_step(k, families, tally, weights, follows=not fused)
             except Broken:
                 break
+        if state and shadow.done == len(shadow.steps) < self.steps[1]:
+            shadow.offer(stateful.LAST)
         return self._drawn(program, shadow, tally)
 
 
@@ -354,25 +379,29 @@ def draw_step(
     offer(k, choose(k, by_family, families), tally, computes)
 
 
-def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True) -> None:
-    """Draw a step of this row and offer it to the shadow. Without `computes` it computes with no rounded values: what a
-    network's layer has rounded may cancel, and then all that is left of a right answer is its rounding."""
+def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()) -> Step | None:
+    """Draw a step of this row and offer it to the shadow, under these states; the step as it is recorded. Without
+    `computes` it computes with no rounded values: what a network's layer has rounded may cancel, and then all that is
+    left of a right answer is its rounding."""
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
-        return
+        return None
     if (
         not computes
         and op.effect in (COMPUTE, LOSSY)
         and any(k.shadow.level(k[name]) == ROUNDED for name in step.names())
     ):
         k.shadow.avoided["computed with rounded values"] += 1
-        return
+        return None
+    if under:
+        step = replace(step, under=states.ordered((*step.under, *stateful.promising(step, under))))
     names = [name for name in step.names() if name in k.shadow.env]
     cell = _cell(op, k[names[0]]) if names else None
     offered = k.shadow.offer(step)
     if offered is not None and tally is not None and (cell or offered.out):
         tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
+    return offered
 
 
 def choose(k: Situation, by_family: dict[str, list[Op]], families: list[str]) -> Op:
@@ -407,6 +436,7 @@ def _cells(drawing: Drawing) -> tuple[Cell, ...]:
     return tuple(
         (family, *place)
         for family, ops in drawing.families.items()
+        if family != STATE
         for place, tensors in tried.items()
         if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
     )

@@ -20,6 +20,7 @@ from conformance.program.model import LOOP, Program
 from conformance.program.source import source
 from conformance.program.steps import definitions
 from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, walk
+from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
 
 
@@ -66,10 +67,10 @@ class RunningProgram:
         """Run one step, whatever it raises."""
         if step.op == LOOP:
             for turn in range(step.times):
-                for inner in step.body:
+                for inner in step.inside():
                     self.perform(inner, turn)
             return
-        result = self.call(OPS[step.op], *self.arguments(step, i))
+        result = self.within(step, lambda: self.call(OPS[step.op], *self.arguments(step, i)))
         results = result if isinstance(result, (tuple, list)) else (result,)
         if step.out:
             made, known = dict(zip(step.out, results, strict=False)), {id(tensor) for tensor in self.env.values()}
@@ -81,6 +82,10 @@ class RunningProgram:
         if OPS[step.op].settled and OPS[step.op].writes is not None:
             # How often a composite writes to its out= tensor, on the way too, is its own affair: writes count anew.
             self.versions = versions_of(self.env)
+
+    def within(self, step: Step, call: Callable[[], Any]) -> Any:
+        """What the call gives under the step's states."""
+        return within(step.under, self.device, call)
 
     def arguments(self, step: Step, i: int = 0) -> tuple[list[Any], dict[str, Any]]:
         """What the step is called with, in turn `i` of a loop."""
@@ -166,9 +171,11 @@ class ProgramSubject:
 def function(program: Program, attempt: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """The program as a function of its inputs; `attempt` calls a step that must raise."""
     scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": attempt}
-    steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
+    every = [inner for step in program.steps for inner in (step, *step.body)]
+    steps = [step for step in every if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:
         scope[name] = getattr(definitions, name)
+    scope |= {name: getattr(definitions, name) for step in every for name in defined_by(step.under)}
     exec(compile(source(program), "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
     made: Callable[..., dict[str, Any]] = scope["program"]
     return made

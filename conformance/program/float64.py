@@ -11,8 +11,8 @@ What the answer decides is `arbitrate`'s business; how a target is run is the ex
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from conformance.program.execute import RunningProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
 from conformance.program.steps.op import Op, Step, dtype_name
+from conformance.program.steps.states import STATES
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,11 @@ class _InFloat64(RunningProgram):
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return super().call(op, _widened(args), _widened(kwargs))
+
+    def within(self, step: Step, call: Callable[[], Any]) -> Any:
+        """Without the states that choose a narrower dtype."""
+        names = tuple(name for name in step.under if not STATES[name].rounds)
+        return super().within(replace(step, under=names), call)
 
 
 def _widened(tree: Any) -> Any:

@@ -22,6 +22,7 @@ import torch
 
 from conformance.core.errors import UserError
 from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_name
+from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 
 SCHEMA = 1
@@ -192,11 +193,16 @@ def _check_loop(number: int, step: Step) -> None:
         raise ProgramError(f"step {number} ({step.op}) has a body, and only a loop has one")
     if any(inner.op == LOOP for inner in step.body):
         raise ProgramError(f"step {number} is a loop within a loop")
+    if step.op == LOOP and any(STATES[name].wraps for one in (step, *step.body) for name in one.under):
+        raise ProgramError(f"step {number} is a loop under a state that takes one call")
     if not 0 <= step.times <= LONGEST_LOOP:
         raise ProgramError(f"step {number} ({step.op}) runs {step.times} times: give at most {LONGEST_LOOP}")
 
 
 def _check_step(number: int, step: Step, defined: Set[str]) -> None:
+    wrong = fault_of(step.under)
+    if wrong:
+        raise ProgramError(f"step {number} ({step.op}) is under {wrong}")
     if step.op not in OPS:
         raise ProgramError(f"step {number} has the unknown op {step.op!r}")
     needed = OPS[step.op].least

@@ -210,6 +210,8 @@ def plainer_steps(program: Program) -> Iterator[Program]:
 def plainer_step(step: Step) -> Iterator[Step]:
     """Plainer calls of the same op; or `add_(1)` in place of other arithmetic, and `logical_not_()` in place of other
     comparisons, so that what any of it shows is shown by one op and is one finding."""
+    for name in step.under:
+        yield replace(step, under=tuple(other for other in step.under if other != name))
     if step.op in OPS and OPS[step.op].family == "arithmetic" and step.op != "add_":
         yield replace(step, op="add_", args=(step.args[0], 1), kwargs={})
     if step.op in COMPARISONS:

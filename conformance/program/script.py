@@ -18,6 +18,7 @@ from conformance.program.model import LOOP, Program
 from conformance.program.shadow import reference
 from conformance.program.source import source
 from conformance.program.steps.op import DEFINED, definitions_of
+from conformance.program.steps.states import defined_by
 from conformance.program.steps.table import OPS
 
 ATTEMPT = """
@@ -39,7 +40,7 @@ def attempt(step):
 """
 """For programs with several steps that raise, each of which is a function of its own; a compiler needs it for one."""
 
-OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors"}
+OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors", "state"}
 """Families of steps that can tell a tensor from a view of a hidden base."""
 
 
@@ -56,6 +57,8 @@ def script(
     about = textwrap.shorten(str(first or program.note or "A program of view and in-place steps."), 110)
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
+    every = [inner for step in program.steps for inner in (step, *step.body)]
+    used |= dict.fromkeys(name for step in every for name in defined_by(step.under))
     raising = sum(step.raises is not None for step in program.steps)
     attempts = raising > 1 or target.transforms_program
     attempt = [ATTEMPT_COMPILED if target.transforms_program else ATTEMPT] if raising and attempts else []

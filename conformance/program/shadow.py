@@ -9,6 +9,7 @@ numbers computed exactly, or rounded. Drawing, shrinking and replaying all use t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import LOOP, Program, ProgramError, fresh_names
 from conformance.program.steps import layouts
 from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError
+from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
 
 MOVED, EXACT, ROUNDED = 0, 1, 2
@@ -127,6 +129,8 @@ class Shadow(RunningProgram):
 
     def judge(self, step: Step) -> Step:
         """The step, with `raises` when torch rejects an overlap. Raises Undefined when it has no defined meaning."""
+        for inner in step.inside() or (step,):
+            promise(inner)
         if step.op == LOOP:
             self.dry_run(step)
             return step
@@ -139,7 +143,7 @@ class Shadow(RunningProgram):
             return step
         args, kwargs = _copied((args, kwargs))
         try:
-            op.run(args, kwargs)
+            within(step.under, self.device, lambda: op.run(args, kwargs))
         except RuntimeError as error:
             if "memory" not in str(error):
                 raise Undefined(hazard) from error
@@ -154,7 +158,7 @@ class Shadow(RunningProgram):
         copy.env = _copied(self.env)
         copy.levels = {storage_key(copy.env[name]): self.level(tensor) for name, tensor in self.env.items()}
         for turn in range(loop.times):
-            for inner in loop.body:
+            for inner in loop.inside():
                 hazard = copy.hazard(OPS[inner.op], *copy.arguments(inner, turn))
                 if hazard:
                     raise Undefined(hazard)
@@ -242,16 +246,34 @@ class Shadow(RunningProgram):
             ):
                 raise Undefined("rounded values, or nan, seen as bits of another dtype")
 
-    def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call torch, counting its aten ops."""
-        if self.ops is None:
-            return op.run(args, kwargs)
+    def within(self, step: Step, call: Callable[[], Any]) -> Any:
+        """What the call gives under the step's states, its aten ops counted, and those that enter a state."""
+        ops, op = self.ops, OPS[step.op]
+        if ops is None:
+            return super().within(step, call)
         if op.settled:  # a mode that counts changes what some composites do: torch.linalg.matrix_rank leaves its out=
-            with self.ops:
-                op.run(*_copied((args, kwargs)))
-            return op.run(args, kwargs)
-        with self.ops:
-            return op.run(args, kwargs)
+            args, kwargs = _copied(self.arguments(step))
+            with ops:
+                within(step.under, self.device, lambda: op.run(args, kwargs))
+            return super().within(step, call)
+
+        def counted() -> Any:
+            with ops:
+                return call()
+
+        if "thread" in step.under:  # a mode counts what its own thread calls
+            return super().within(step, counted)
+        with ops:
+            return super().within(step, call)
+
+
+def promise(step: Step) -> None:
+    """Raises Undefined where torch promises nothing of the step under its states, or without them."""
+    needed = OPS[step.op].needs
+    if needed and needed not in step.under:
+        raise Undefined(f"without the state that it needs: {step.op}")
+    if not all(promises(name, step.op) for name in step.under):
+        raise Undefined("a state that promises nothing of the step")
 
 
 def destinations(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

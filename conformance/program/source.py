@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 
 from conformance.program.model import LOOP, Program
 from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
+from conformance.program.steps.states import shown
 from conformance.program.steps.table import OPS
 
 
@@ -25,20 +26,37 @@ def source(program: Program, *, mark: int | None = None, attempts: bool = True, 
     results = ", ".join(f"{name!r}: {value}" for name, value in [*_results(program), *((name, name) for name in also)])
     body: list[str] = []
     for number, step in enumerate(program.steps, 1):
-        first, *rest = _lines(number, step, attempts)
+        first, *rest = _under(number, step, attempts)
         body += [first + "  # the first wrong step" * (number == mark), *rest]
     return f"def program({arguments}):\n" + textwrap.indent("\n".join([*body, f"return {{{results}}}"]), "    ") + "\n"
 
 
-def _lines(number: int, step: Step, attempts: bool) -> Iterator[str]:
+def _under(number: int, step: Step, attempts: bool) -> Iterator[str]:
+    """The lines of a step under its states."""
+    managers, wrapper = shown(step.under)
+    lines = _lines(number, step, attempts, wrapper)
+    if not managers:
+        yield from lines
+        return
+    yield f"with {managers}:"
+    yield from (f"    {line}" for line in lines)
+
+
+def _lines(number: int, step: Step, attempts: bool, wrapper: str = "") -> Iterator[str]:
     answer = f"answer_{number} = "
     if step.op == LOOP:
         yield f"for i in range({step.times}):"
-        yield from (f"    {OPS[inner.op].line(inner)}" for inner in step.body)
-    elif not step.raises:
-        yield answer * _answers(step) + OPS[step.op].line(step)
+        for inner in step.body:
+            yield from (f"    {line}" for line in _under(number, inner, attempts))
+        return
+    call, value = OPS[step.op].show(step), OPS[step.op].form not in (SETITEM, AUGMENT, SET_DATA)
+    if wrapper and not value:
+        yield f"def within_{number}(): {call}"
+    if wrapper:
+        call, value = f"{wrapper}(lambda: {call})" if value else f"{wrapper}(within_{number})", True
+    if not step.raises:
+        yield answer * _answers(step) + OPS[step.op].line(step, call)
     else:
-        call, value = OPS[step.op].show(step), OPS[step.op].form not in (SETITEM, AUGMENT, SET_DATA)
         if attempts and value:
             yield f"{answer}attempt(lambda: {call})"
         elif attempts:

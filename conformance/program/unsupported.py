@@ -19,6 +19,7 @@ from conformance.core.target import Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.steps.op import Json, dtype_of, walk
+from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
@@ -30,6 +31,9 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
 }
 """What a target may leave out beside families and steps, each with the question that is asked of a program."""
 
+STATE_NAMES = frozenset({*STATES, *(name.partition(":")[0] for name in STATES)})
+"""And the states that a step may be under, with or without an argument."""
+
 
 def unsupported_reason(program: Program, target: Target) -> str:
     """Why the target does not take the program, or the empty string when it does. Raises TargetError where the target
@@ -39,6 +43,10 @@ def unsupported_reason(program: Program, target: Target) -> str:
         for name in (op, OPS[op].family):
             if name in target.unsupported:
                 return name
+    for name in (state for step in program.steps for inner in (step, *step.body) for state in inner.under):
+        left_out = {name, name.partition(":")[0]} & target.unsupported
+        if left_out or (target.transforms_program and not STATES[name].compiled):
+            return f"under {name}"
     for trait, has in TRAITS.items():
         if trait in target.unsupported and has(program):
             return trait
@@ -89,7 +97,7 @@ def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
 def _check(target: Target) -> None:
     if target.profile is not None:
         target.profile.check("steps", OPS)
-    unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *VARIANTS, "sparse"}))
+    unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *STATE_NAMES, *VARIANTS, "sparse"}))
     if unknown:
         known = ", ".join((*FAMILIES, *TRAITS))
         raise TargetError(

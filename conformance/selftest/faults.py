@@ -47,13 +47,19 @@ class Call:
         return self.func(*self.args[:at], value, *self.args[at + 1 :], **self.kwargs)
 
 
+DISPATCH, FUNCTION = "dispatch", "function"
+"""Where a fault is planted: between autograd and the device, or between the caller and torch's functions."""
+
+
 @dataclass(frozen=True)
 class Fault:
-    """A fault: the aten ops that it spoils, what it does instead, and the real bug that it is modelled on."""
+    """A fault: the ops that it spoils (all without any), what it does instead, the real bug that it is modelled on, and
+    where it is planted."""
 
     ops: str
     act: Callable[[Call], Any]
     like: str
+    level: str = DISPATCH
 
 
 VIEWS = "t transpose permute"

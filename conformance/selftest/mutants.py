@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +37,8 @@ from conformance.program.model import Program
 from conformance.program.reduce import reduce_program
 from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
-from conformance.selftest.faults import FAULTS, Call, Fault
+from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
+from conformance.selftest.state_faults import STATE_FAULTS
 
 
 class Planted(TorchDispatchMode):
@@ -49,10 +51,28 @@ class Planted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket.__name__ in self.ops:
+        if not self.ops or func.overloadpacket.__name__ in self.ops:
             return self.fault.act(Call(func, args, kwargs, self.memory))
         return func(*args, **kwargs)
 
+
+class PlantedAbove(torch.overrides.TorchFunctionMode):
+    """One fault between the caller and torch's functions."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.fault, self.ops = fault, frozenset(fault.ops.split())
+        self.memory: dict[Any, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in self.ops:
+            return self.fault.act(Call(func, args, kwargs, self.memory))
+        return func(*args, **kwargs)
+
+
+EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS}
+"""All faults by name."""
 
 NOTHING = "nothing"
 """The name of the fault that is none: `mutant:nothing` is a target with the planting mode alone."""
@@ -69,15 +89,17 @@ class MutantTarget(Target):
     def __init__(self, argument: str = "") -> None:
         super().__init__()
         fault, _, beneath = argument.partition("@")
-        if fault not in (*FAULTS, NOTHING):
-            raise TargetError(f"there is no fault {fault!r}: choose from {', '.join((*FAULTS, NOTHING))}")
+        if fault not in (*EVERY, NOTHING):
+            raise TargetError(f"there is no fault {fault!r}: choose from {', '.join((*EVERY, NOTHING))}")
         self.beneath = describe_target(beneath or "cpu")
         if self.beneath.transforms_program or not self.beneath.exposes_storages:
             raise TargetError(
                 f"a fault cannot be planted in {beneath!r}: only in a device that runs step by step and "
                 "shows its storages"
             )
-        self.spec, self.mode = f"mutant:{argument}", Planted(FAULTS.get(fault, NO_FAULT))
+        chosen = EVERY.get(fault, NO_FAULT)
+        self.spec = f"mutant:{argument}"
+        self.mode = PlantedAbove(chosen) if chosen.level == FUNCTION else Planted(chosen)
         self.oracles = self.beneath.oracles - {"kernels", "version"}
         self.dtypes, self.unsupported = self.beneath.dtypes, self.beneath.unsupported
         self.upload, self.download = self.beneath.upload, self.beneath.download  # type: ignore[method-assign]
@@ -171,11 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     try:
-        unknown = [name for name in given.fault if name not in FAULTS]
+        unknown = [name for name in given.fault if name not in EVERY]
         if unknown:
-            raise TargetError(f"there is no fault {unknown[0]!r}: choose from {', '.join(FAULTS)}")
+            raise TargetError(f"there is no fault {unknown[0]!r}: choose from {', '.join(EVERY)}")
         drawing = Drawing(biased=not given.plain, without=unsupported_steps(describe_target(given.on)))
-        hunts = hunt(given.fault or list(FAULTS), drawing, given.seed, given.programs, beneath=given.on)
+        hunts = hunt(given.fault or list(EVERY), drawing, given.seed, given.programs, beneath=given.on)
     except TargetError as error:
         print(f"conformance.mutants: {error}", file=sys.stderr)
         return 2
@@ -190,7 +212,7 @@ def print_table(hunts: dict[str, Hunt]) -> None:
     for name, one in hunts.items():
         size = [str(len(part)) for part in (one.small.steps, one.small.inputs)] if one.small else []
         found = str(one.programs or "not found")
-        table.add_row(name, FAULTS[name].like, found, f"{one.seconds:.2f}", one.oracle, *size)
+        table.add_row(name, EVERY[name].like, found, f"{one.seconds:.2f}", one.oracle, *size)
     console = Console(width=140)
     console.print(table)
     counts = [(one.programs, len(one.small.steps)) for one in hunts.values() if one.programs and one.small]

@@ -35,6 +35,7 @@ class CompileTarget(Target):
         {
             *("same_base", "set_data", "set_view_", "resize_filled_", "empty_filled", "a second backward"),
             "forward_over_backward",
+            "state",
         }
     )
     """`same_base` asks for views' bases and addresses, and the next four replace a storage or look into its gaps: what

@@ -28,7 +28,7 @@ class FunctionalizeTarget(Target):
             "inputs that share a storage",
             "a write that raises",
             *("requires_grad_", "backward", "same_base", "tolist", "set_data", "set_view_", "is_contiguous"),
-            *("resize_filled_", "forward_over_backward", "sparse"),
+            *("resize_filled_", "forward_over_backward", "sparse", "state"),
         }
     )
     """The transform takes inputs for independent tensors, and writes them when the function has ended; torch documents

@@ -29,10 +29,13 @@ NEEDS_VALUES = frozenset(
         "error_inputs",
         "forward_over_backward",
         "sparse",
+        *("seeded", "generated", "warned", "pickled", "pickled_together", "deepcopied", "deepcopied_together"),
+        "autocast",
     }
 )
 """Steps whose answer, size or error depends on values, on how many bytes there are or on which of them overlap: meta
-kernels check no memory. And the way to the host."""
+kernels check no memory. And the way to the host, copies of storages, random numbers, and autocast, which knows no such
+device."""
 
 
 class MetaTarget(Target):

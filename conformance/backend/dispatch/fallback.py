@@ -59,7 +59,7 @@ class _Call:
             content = host.untyped_storage()
             if content.nbytes() != lazy.nbytes:
                 access.resize(t.untyped_storage(), content.nbytes())
-            transfer.load(lazy, torch.empty(0, dtype=torch.uint8).set_(content), t.dtype)  # type: ignore[call-overload]
+            transfer.load(lazy, torch.empty(0, dtype=torch.uint8, device="cpu").set_(content), t.dtype)  # type: ignore[call-overload]
             lazy.mark_dirty()
             if (t.size(), t.stride(), t.storage_offset()) != (host.size(), host.stride(), host.storage_offset()):
                 SET(t, t.untyped_storage(), host.storage_offset(), host.size(), host.stride())

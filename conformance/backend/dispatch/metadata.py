@@ -61,22 +61,39 @@ def specs(
     key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats), global_settings())
     known = _specs.get(key)
     if known is None:
-        metas: dict[int, torch.Tensor] = {}
-        if op._schema.name == "aten::nansum" and args[1:2] and args[1] == []:  # over all, but not for the meta kernel
-            args = (args[0], None, *args[2:])
-        call = fallback.callable_with_numbers(op, args)
-        try:
-            result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
-        except Exception as error:
-            raise MetaRejected(str(error)) from error
-        _check_dtypes(op, args, kwargs)
-        known = _describe(result)
-        if known[1] and not any(a.alias_info is not None for a in op._schema.arguments):
-            known = _strides_of_cpu(op, args, kwargs, known)
+        known, said = _asked(op, args, kwargs)
+        if said:
+            _said[key] = said
         _specs[key] = known
         if len(_specs) > _SPECS_KEPT:
-            _specs.popitem(last=False)
+            _said.pop(_specs.popitem(last=False)[0], None)
+    if _said and key in _said:
+        for text, category in _said[key]:
+            warnings.warn(text, category, stacklevel=2)
     return known
+
+
+_said: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
+"""The warnings of the calls in `_specs`: what is remembered of a call warns again, as often as it is made."""
+
+
+def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """What the meta kernel says of the results, and of strides the CPU; and its warnings. Raises MetaRejected."""
+    metas: dict[int, torch.Tensor] = {}
+    if op._schema.name == "aten::nansum" and args[1:2] and args[1] == []:  # over all, but not for the meta kernel
+        args = (args[0], None, *args[2:])
+    call = fallback.callable_with_numbers(op, args)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
+    except Exception as error:
+        raise MetaRejected(str(error)) from error
+    _check_dtypes(op, args, kwargs)
+    known = _describe(result)
+    if known[1] and not any(a.alias_info is not None for a in op._schema.arguments):
+        known = _strides_of_cpu(op, args, kwargs, known)
+    return known, tuple(dict.fromkeys((str(one.message), one.category) for one in caught))
 
 
 _TRIED = 1 << 14  # elements up to which the CPU is asked about a call as it is
@@ -126,8 +143,11 @@ _SUBTRACTIONS = frozenset({"aten::sub", "aten::sub_", "aten::rsub"})  # their me
 
 def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]) -> bool | None:
     """Whether the CPU takes the call with made-up tensors; None where it refuses them for other reasons than dtypes."""
+    # An out= of another size would be resized, and torch would say so to the caller: none has elements.
+    outs = {a.name for a in op._schema.arguments if a.is_out}
+    given = {k: made(v) if k not in outs else torch.empty(0, dtype=v.dtype, device="cpu") for k, v in kwargs.items()}
     try:
-        fallback.callable_with_numbers(op, args)(*made(tuple(args)), **{k: made(v) for k, v in kwargs.items()})
+        fallback.callable_with_numbers(op, args)(*made(tuple(args)), **given)
     except Exception as error:  # made-up elements need not suit the operator, so only what is said of dtypes counts
         return False if any(word in str(error) for word in _OF_DTYPES) else None
     return True
@@ -147,7 +167,9 @@ def _strides_of_cpu(
         return known
     try:
         call = fallback.callable_with_numbers(op, args)
-        structure, specs_ = _describe(call(*_ones(tuple(args)), **{k: _ones(v) for k, v in kwargs.items()}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of made-up elements
+            structure, specs_ = _describe(call(*_ones(tuple(args)), **{k: _ones(v) for k, v in kwargs.items()}))
     except (RuntimeError, IndexError, ValueError):  # made-up elements need not suit the operator
         return known
     same = structure == known[0] and len(specs_) == len(known[1])
@@ -160,7 +182,7 @@ def _ones(x: Any) -> Any:
     """Arguments on the CPU, tensors as ones in their geometry."""
     if isinstance(x, torch.Tensor) and x.device.type == "tiny":
         size, stride, _ = geometry(x)
-        return torch.ones(layout.plan(size, stride).extent, dtype=x.dtype).as_strided(size, stride)
+        return torch.ones(layout.plan(size, stride).extent, dtype=x.dtype, device="cpu").as_strided(size, stride)
     if type(x) in (list, tuple):
         return type(x)([_ones(y) for y in x])
     return torch.device("cpu") if isinstance(x, torch.device) else x
@@ -169,7 +191,7 @@ def _ones(x: Any) -> Any:
 def _few(x: Any) -> Any:
     """The same with short dimensions."""
     if isinstance(x, torch.Tensor):
-        return torch.ones([min(n, _SHRUNK) for n in x.size()], dtype=x.dtype)
+        return torch.ones([min(n, _SHRUNK) for n in x.size()], dtype=x.dtype, device="cpu")
     if type(x) in (list, tuple):
         return type(x)([_few(y) for y in x])
     return _ones(x)

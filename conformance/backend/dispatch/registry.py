@@ -57,7 +57,9 @@ class Context:
     def data(self, array: np.ndarray) -> UOp:
         """A host array as a realized value of the array's shape (dtype bool, int or float)."""
         array = np.ascontiguousarray(array)
-        dtype = COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array).dtype]
+        dtype = (
+            COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array, device="cpu").dtype]
+        )
         flat = memory.from_host(array.reshape(-1), dtype, self.device)
         return flat.reshape(array.shape)
 

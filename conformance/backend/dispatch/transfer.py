@@ -31,15 +31,17 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
     if memory is None:
         assert number is not None
         real = TORCH[lazy.dtype]
-        return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real).view(torch.uint8)[: lazy.nbytes]
+        return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real, device="cpu").view(torch.uint8)[
+            : lazy.nbytes
+        ]
     if not len(memory):
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(memory, dtype=torch.uint8)[: lazy.nbytes]
 
 
 def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
     """A CPU tensor with the geometry, and the conjugate and negative bits, of `tensor` on the bytes of its storage."""
-    made = torch.empty(0, dtype=tensor.dtype)
+    made = torch.empty(0, dtype=tensor.dtype, device="cpu")
     made.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
     made = made.conj() if tensor.is_conj() else made
     return torch_compat.neg_view(made) if tensor.is_neg() else made
@@ -60,7 +62,7 @@ def load(lazy: LazyStorage, host: torch.Tensor, dtype: torch.dtype) -> None:
     nbytes = host.nbytes
     spare = -nbytes % real.itemsize
     if spare:
-        host = torch.cat([host.view(torch.uint8), torch.zeros(spare, dtype=torch.uint8)])
+        host = torch.cat([host.view(torch.uint8), torch.zeros(spare, dtype=torch.uint8, device="cpu")])
     lazy.replace(_upload(host, real, lazy.device), nbytes)
 
 
@@ -132,7 +134,7 @@ def _copy_out(self: torch.Tensor, src: torch.Tensor) -> None:
 def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
     lazy = lazy_storage(self)
     size, stride, offset = geometry(self)
-    if src.dtype.is_complex and not self.dtype.is_complex:
+    if src.dtype.is_complex and not self.dtype.is_complex and self.dtype is not torch.bool:
         warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
         src = src.real
     src = src.to(self.dtype).resolve_conj().resolve_neg()
@@ -141,7 +143,7 @@ def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
         assign(self, UOp.const(src.item(), real).expand(size))
         return
     if layout.covers(size, stride, offset, lazy.nbytes // self.dtype.itemsize) and lazy.nbytes % real.itemsize == 0:
-        arranged = torch.empty_strided(size, stride, dtype=self.dtype)
+        arranged = torch.empty_strided(size, stride, dtype=self.dtype, device="cpu")
         arranged.copy_(src)
         flat = arranged.as_strided((self.numel(),), (1,))
         lazy.replace(_upload(flat, real, lazy.device), lazy.nbytes)
@@ -172,6 +174,8 @@ def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:
         assign(self, _broadcast(pair, tuple(self.size()), 2))
     elif self.dtype.is_complex and src.dtype.is_complex:
         assign(self, _broadcast(elements(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
+    elif src.dtype.is_complex and self.dtype is torch.bool:  # whether either part is not zero, and nothing is discarded
+        assign(self, elements(src).ne(0).max(axis=-1).expand(tuple(self.size())))
     elif src.dtype.is_complex and self.dtype in COMPUTED:
         warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
         pair = elements(src)

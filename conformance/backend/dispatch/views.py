@@ -7,10 +7,12 @@ Must not know values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.utils.deterministic
 
 from ..lazy import access, layout
 from ..lazy import layout as layout_  # `layout` is an argument of factories
@@ -53,13 +55,13 @@ def empty(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> torch.Tensor:
-    """aten::empty.memory_format; memory reads as zeros."""
+    """aten::empty.memory_format; memory reads as zeros, unless deterministic algorithms are to fill it."""
     if memory_format is None and dtype is not None and all(type(s) is int and s >= 0 for s in size):
         shape = tuple(size)
         strides = layout_.contiguous_strides(shape)
-        return new_tensor(Spec(dtype, shape, strides), _checked(_index(device)))
+        return _filled(new_tensor(Spec(dtype, shape, strides), _checked(_index(device))))
     made = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    return new_tensor(Spec(made.dtype, tuple(made.size()), tuple(made.stride())), _checked(_index(device)))
+    return _filled(new_tensor(Spec(made.dtype, tuple(made.size()), tuple(made.stride())), _checked(_index(device))))
 
 
 def empty_strided(
@@ -73,7 +75,17 @@ def empty_strided(
 ) -> torch.Tensor:
     """aten::empty_strided: exactly these strides."""
     made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-    return new_tensor(Spec(made.dtype, tuple(size), tuple(stride)), _checked(_index(device)))
+    return _filled(new_tensor(Spec(made.dtype, tuple(size), tuple(stride)), _checked(_index(device))))
+
+
+def _filled(memory: torch.Tensor) -> torch.Tensor:
+    """New memory, filled as `torch.utils.deterministic` says: with nan, or the largest number of its dtype."""
+    fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if fills:
+        dtype = memory.dtype
+        numeric = dtype.is_floating_point or dtype.is_complex
+        aten.fill_.Scalar(memory, math.nan if numeric else dtype is torch.bool or torch.iinfo(dtype).max)
+    return memory
 
 
 def _checked(index: int) -> int:
@@ -127,8 +139,11 @@ def resize_(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = Non
     made = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     need = _reach(made.size(), made.stride(), int(self.storage_offset()), self.dtype.itemsize)
     store = self.untyped_storage()
-    if need > store.nbytes():
+    old = store.nbytes()
+    if need > old:
         access.resize(store, need)
+        cells = [size // self.dtype.itemsize for size in (old, need)]
+        _filled(tensor_on(store, self.dtype, (cells[1] - cells[0],), (1,), cells[0]))
     return SET(self, store, self.storage_offset(), made.size(), made.stride())
 
 

@@ -32,7 +32,7 @@ def replayed(writes: Sequence[NumberWrite], flat: UOp, device: str) -> UOp:
     low = min(offset for _, _, offset, _ in writes)
     high = max(offset + layout.plan(size, stride).extent for size, stride, offset, _ in writes)
     old = expressions.constant_of(flat)
-    values = torch.full((high - low,), 0 if old is None else old, dtype=TORCH[dtype]).numpy()
+    values = torch.full((high - low,), 0 if old is None else old, dtype=TORCH[dtype], device="cpu").numpy()
     written = np.zeros(high - low, dtype=np.bool_)
     for single, group in itertools.groupby(writes, key=lambda write: not write[0]):
         if single:  # one element each: all at once, of equal places the last counts

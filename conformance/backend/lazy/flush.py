@@ -241,5 +241,5 @@ def _upload_table(positions: np.ndarray, device: str) -> UOp:
 
 
 def _upload_numbers(numbers: list[Number], dtype: DType, device: str) -> UOp:
-    host = torch.tensor(numbers, dtype=TORCH[dtype]).view(torch.uint8)
+    host = torch.tensor(numbers, dtype=TORCH[dtype], device="cpu").view(torch.uint8)
     return memory.from_host(host.numpy(), dtype, device)

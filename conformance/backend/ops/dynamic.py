@@ -8,6 +8,7 @@ Must not know how integer indices are served.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
         if i is None or i.dtype not in MASKS:
             found.append(i if i is None or is_tiny(i) else i.to(self.device))
             continue
+        if i.dtype is torch.uint8:
+            said = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
+            warnings.warn(said, UserWarning, stacklevel=2)
         for d, size in enumerate(i.shape):
             if len(found) + d >= self.dim() or size != self.shape[len(found) + d]:
                 raise MetaRejected("a mask has the sizes of the dimensions that it indexes")

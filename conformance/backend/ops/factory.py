@@ -101,7 +101,7 @@ def logspace(
 ) -> UOp:
     """base to the power of even steps; integers are the CPU's own, since 10.0 ** 2 a rounding lower would be 99."""
     if not dtypes.is_float(dtype):
-        whole = torch.logspace(start, end, steps, base, dtype=TORCH[dtype])
+        whole = torch.logspace(start, end, steps, base, dtype=TORCH[dtype], device="cpu")
         return memory.from_host(whole.numpy(), dtype, memory.device_name(index))
     if steps == 1:
         return constant(math.pow(base, start), dtype).expand(size)
@@ -140,7 +140,7 @@ def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
         plain = kind is float and dtype in _FLOATS and (abs(number) <= 65504 or number != number)
     if not plain:
         # Converts, or raises, as the CPU does: where there is one element it never raises.
-        converted = torch.empty(min(self.numel(), 2), dtype=dtype).fill_(number)
+        converted = torch.empty(min(self.numel(), 2), dtype=dtype, device="cpu").fill_(number)
         number = converted[0].item() if len(converted) else 0
     if dtype not in COMPUTED or not self.numel():
         return _fill_by_schema()(self, number)

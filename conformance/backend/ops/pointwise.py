@@ -330,7 +330,7 @@ def arange(ctx: Context, start: float, end: float, step: float = 1, **_: object)
 
 def where_out(condition: torch.Tensor, self: Any, other: Any, *, out: torch.Tensor) -> torch.Tensor:
     """aten::where.self_out, which attention's masks call with two numbers that the meta kernel takes for doubles."""
-    a, b = (x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (self, other))
+    a, b = (x if isinstance(x, torch.Tensor) else torch.tensor(x, device="cpu") for x in (self, other))
     return _WHERE_OUT(condition, a, b, out=out)
 
 

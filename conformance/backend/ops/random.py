@@ -28,7 +28,7 @@ def _drawn_inplace(op: Any) -> Callable[..., Any]:
         recording.check_closed("it draws random numbers")
         STATS.host[name] += 1
         check_writable(self)
-        host = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
+        host = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="cpu")
         return transfer.copy_(self, op(host, *args, **kwargs))
 
     return kernel

@@ -8,6 +8,7 @@ Sums of 16-bit floats are taken in float32, of integers in the result's dtype, s
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -185,7 +186,13 @@ def _moments(x: UOp, dims: Sequence[int], correction: float) -> tuple[UOp, UOp]:
 
 def _moment_row(ctx: Context, x: UOp, dim: Sequence[int] | None, correction: float | None) -> tuple[UOp, UOp]:
     x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
+    if count(x, dims) <= (1 if correction is None else correction):
+        said = f"{ctx.op._schema.name.removeprefix('aten::')}(): degrees of freedom is <= 0. {_CORRECTION}"
+        warnings.warn(said, UserWarning, stacklevel=2)
     return _moments(x, dims, 1 if correction is None else correction)
+
+
+_CORRECTION = "Correction should be strictly less than the reduction factor (input numel divided by output numel)."
 
 
 @value("var.correction", "std.correction")

@@ -28,6 +28,7 @@ from .materialization import read_by_all, remaining
 from .memory import LOCK, open_device
 from .replay import Graph, Replay, canonical, kernel_names, recorded
 from .schedule_cache import Schedules, Subject, subject
+from .subnormals import Subnormals
 
 # tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
 if "PARALLEL" not in os.environ:
@@ -48,7 +49,7 @@ def realize(
     Returns the values as realized buffers, and `others` (lazy values that stay lazy) rewritten to read what was
     computed instead of computing it again.
     """
-    with LOCK:
+    with LOCK, Subnormals():
         open_device(device)
         wanted = [v.clone(device) if v.device is None or is_rearranged(v) else v for v in values]
         pending = [v for v in wanted if not v.has_buffer_identity()]
@@ -149,7 +150,7 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
 
 def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
     """Run a schedule over realized buffers; its results as flat buffers."""
-    with LOCK:
+    with LOCK, Subnormals():
         before, start = GlobalCounters.kernel_count, time.perf_counter()
         slots = replay.run(buffers)
         results = [slots[i] for i in replay.results]

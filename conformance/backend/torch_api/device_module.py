@@ -147,7 +147,7 @@ def _serve_untyped_storage() -> None:
             return allocate(args[0], torch.device(device).index or 0)
         if not args:
             return allocate(0, torch.device(device).index or 0)
-        values = torch.tensor(list(args[0]), dtype=torch.uint8)
+        values = torch.tensor(list(args[0]), dtype=torch.uint8, device="cpu")
         made = allocate(values.numel(), torch.device(device).index or 0)
         made.copy_(values.untyped_storage())
         return made

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import gc
+import io
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
+
+from conformance.core.torch_compat import TorchDispatchMode
 
 
 def empty_filled(size: list[int], stride: list[int], dtype: torch.dtype, device: str, start: int) -> torch.Tensor:
@@ -68,3 +79,249 @@ def same_base(tensor: torch.Tensor, other: torch.Tensor) -> list[bool]:
         tensor.is_leaf,
         tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and tensor.numel() > 0,
     ]
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Another dtype for new floats."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def default_device(device: Any) -> Iterator[None]:
+    """Another device for new tensors."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Deterministic algorithms; new memory is filled, with nan or the largest number."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextlib.contextmanager
+def flush_denormal() -> Iterator[None]:
+    """The CPU takes subnormal floats for zero, if it can."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads within an op."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def function_mode() -> Any:
+    """A mode that sees torch functions and changes nothing."""
+
+    class Passing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    return Passing()
+
+
+def dispatch_mode() -> Any:
+    """A mode that sees aten ops and changes nothing."""
+
+    class Passing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    return Passing()
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    """The call's result, made in a thread of its own."""
+    made, raised = [], []
+
+    def run() -> None:
+        try:
+            made.append(call())
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return made[0]
+
+
+def in_vmap(call: Callable[[], Any]) -> Any:
+    """The call's result, made in a level of vmap in which nothing has a batch dimension."""
+    made = []
+
+    def level(one: torch.Tensor) -> torch.Tensor:
+        made.append(call())
+        return one
+
+    torch.vmap(level)(torch.zeros(1))
+    return made[0]
+
+
+def in_vjp(call: Callable[[], Any]) -> Any:
+    """The call's result, made in a level of grad of which nothing is a primal."""
+    made = []
+
+    def level(one: torch.Tensor) -> Any:
+        made.append(call())
+        tensors = made[0] if isinstance(made[0], (tuple, list)) else (made[0],)
+        return made[0] if all(isinstance(part, torch.Tensor) for part in tensors) else one
+
+    result = torch.func.vjp(level, torch.zeros(()))[0]
+    tensors = made[0] if isinstance(made[0], (tuple, list)) else (made[0],)
+    return result if all(isinstance(part, torch.Tensor) for part in tensors) else made[0]
+
+
+def global_state() -> list[Any]:
+    """What is global, which no call may leave changed."""
+    return [
+        str(torch.get_default_dtype()),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        torch.is_warn_always_enabled(),
+    ]
+
+
+def new_tensors_lie(device: Any) -> list[bool]:
+    """Whether new tensors lie on the default device, wherever the last ones lay."""
+    found = []
+    for default in (device, "meta", device, "cpu"):
+        with torch.device(default):
+            made = [torch.full((2,), 1.5), torch.arange(3), torch.tensor([1.0]), torch.empty(2)]
+        found += [tensor.device.type == torch.device(default).type for tensor in made]
+    return found
+
+
+def subnormals(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers, moved among the subnormal ones and back, after the CPU took such numbers for zero."""
+    with flush_denormal():
+        tensor * 2.0**-130
+    return tensor * 2.0**-130 * 2.0**100 * 2.0**30
+
+
+def pickled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, saved and loaded again."""
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def pickled_together(tensor: torch.Tensor, other: torch.Tensor) -> Any:
+    """Two tensors, or one and a view of it, saved and loaded again together: they share memory where they did."""
+    file = io.BytesIO()
+    torch.save((tensor, other.detach() if other is tensor else other), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def deepcopied(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's deep copy."""
+    return copy.deepcopy(tensor)
+
+
+def deepcopied_together(tensor: torch.Tensor, other: torch.Tensor) -> Any:
+    """The deep copies of two tensors, or of one and a view of it: they share memory where the two do."""
+    return copy.deepcopy((tensor, other.detach() if other is tensor else other))
+
+
+def collected(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the tensor, made after a view of it and a result were left to the garbage collector in a cycle."""
+    cycle: list[Any] = [tensor.detach().view_as(tensor), tensor.detach().clone()]
+    cycle.append(cycle)
+    del cycle
+    gc.collect(1)  # what is young
+    return tensor.clone()
+
+
+def seeded(kind: str, seed: int, device: Any) -> list[bool]:
+    """Whether random numbers come again with their seed, and others with another, whatever was drawn before."""
+
+    def draw(seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        if kind == "randperm":
+            return torch.randperm(64, device=device).tolist()
+        if kind == "randint":
+            return torch.randint(0, 1000, (64,), device=device).tolist()
+        if kind in ("rand", "randn"):
+            return getattr(torch, kind)(64, device=device).tolist()
+        if kind == "bernoulli":
+            return torch.bernoulli(torch.full((256,), 0.5, device=device)).tolist()
+        if kind == "dropout":
+            return torch.nn.functional.dropout(torch.ones(256, device=device)).tolist()
+        return getattr(torch.ones(64, device=device), kind)().tolist()
+
+    with torch.random.fork_rng(devices=[]):
+        first, second, other, again = draw(seed), draw(seed), draw(seed + 1), draw(seed)
+    return [first == second, first != other, first == again]
+
+
+def generated(seed: int, device: Any) -> list[bool]:
+    """The same of the device's own generator, whose state can be taken and given back."""
+    one, two = torch.Generator(device=device), torch.Generator(device=device)
+
+    def draw(generator: Any) -> list[float]:
+        return torch.rand(64, generator=generator, device=device).tolist()
+
+    first, second = draw(one.manual_seed(seed)), draw(two.manual_seed(seed))
+    state, other = one.get_state(), draw(one)
+    one.set_state(state)
+    return [first == second, first != other, draw(one) == other, one.initial_seed() == seed]
+
+
+def warned(kind: str, device: Any) -> list[str]:
+    """The warnings of a call that must warn, each time: their categories and first words."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ones = torch.ones(2, 2, 2, device=device)
+            if kind == "real":
+                ones.to(torch.complex64).to(torch.float32)
+            elif kind == "resize":
+                torch.add(ones, ones, out=torch.ones(1, device=device))
+            elif kind == "freedom":
+                ones[0, 0, :1].var()
+            elif kind == "transpose":
+                _ = ones.T
+            elif kind == "mask":
+                _ = ones[torch.ones(2, dtype=torch.uint8, device=device)]
+            elif kind == "grad":
+                _ = (ones.requires_grad_() * 2).grad
+            elif kind == "loss":
+                torch.nn.functional.mse_loss(ones, ones[:1])
+            elif kind == "meshgrid":
+                torch.meshgrid(ones[0, 0], ones[0, 0])
+    finally:
+        torch.set_warn_always(before)
+    texts = (f"{one.category.__name__}: {' '.join(str(one.message).split()[:4])}" for one in caught)
+    return sorted(text for text in texts if not text.startswith("ResourceWarning"))

@@ -17,21 +17,23 @@ import inspect
 import keyword
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from conformance.core.errors import UserError
 from conformance.program.steps import definitions
+from conformance.program.steps.states import fault_of
 
 Json = Any
 Env = Mapping[str, torch.Tensor]
 
 
 SHAPES: dict[str, Any] = {"op": str, "args": list, "kwargs": dict, "out": list, "raises": str | None, "times": int,
-                          "body": list}  # fmt: skip
+                          "body": list, "under": list}  # fmt: skip
 """The fields of a step in JSON."""
 
 
@@ -41,7 +43,8 @@ class StepError(UserError):
 
 @dataclass(frozen=True)
 class Step:
-    """One call: the row's name, JSON arguments, the names of its results, and the error that CPU raises, if it does.
+    """One call: the row's name, JSON arguments, the names of its results, the error that CPU raises, if it does, and
+    the global states (`states.STATES`) that it is made under, the first the outermost.
 
     A loop's `body` is run `times` times with `{"i": ...}` bound."""
 
@@ -52,11 +55,13 @@ class Step:
     raises: str | None = None
     body: tuple[Step, ...] = ()
     times: int = 0
+    under: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """The step as JSON; what is empty is left out."""
         data = {"op": self.op, "args": list(self.args)}
         more: dict[str, Json] = {"kwargs": dict(self.kwargs), "out": list(self.out), "raises": self.raises}
+        more["under"] = list(self.under)
         if self.body:
             more |= {"times": self.times, "body": [step.to_json() for step in self.body]}
         return data | {key: value for key, value in more.items() if value or key == "times"}
@@ -74,6 +79,9 @@ class Step:
                 raise StepError(f"field {key!r} of step {data['op']!r} has the wrong type: {str(value)[:80]}")
         if not all(is_name(name) for name in data.get("out", [])):
             raise StepError(f"step {data['op']!r} names its results {data['out']}: each must be an identifier")
+        wrong = fault_of(data.get("under", []))
+        if wrong:
+            raise StepError(f"step {data['op']!r} is under {wrong}")
         given: dict[str, Any] = {key: tuple(part) if isinstance(part, list) else part for key, part in data.items()}
         return cls(**{**given, "body": tuple(map(cls.from_json, data.get("body", ())))})
 
@@ -82,6 +90,10 @@ class Step:
         found: list[str] = []
         walk((list(self.args), dict(self.kwargs)), lambda marker: found.append(marker["t"]) if "t" in marker else None)
         return [*found, *(name for step in self.body for name in step.names())]
+
+    def inside(self) -> tuple[Step, ...]:
+        """The loop's steps, each under the loop's states."""
+        return tuple(replace(inner, under=(*self.under, *inner.under)) for inner in self.body)
 
 
 def is_name(value: Json) -> bool:
@@ -289,6 +301,7 @@ class Op:
     says that the call must not be given rounded values, since it may decide by them; `fatal` which calls must not be
     made since torch CPU ends the process. `fits` says which tensors the rule can start from; `draw` draws a step from
     what the shadow holds, or None when nothing there fits after all. `may_raise` lets CPU's error be the answer.
+    Without the state that it `needs` a call means nothing.
     """
 
     name: str
@@ -306,6 +319,7 @@ class Op:
     settled: bool = False
     fatal: Callable[[list[Any], dict[str, Any]], bool] | None = None
     fits: Callable[[torch.Tensor], bool] | None = None
+    needs: str = ""
 
     @property
     def makes(self) -> int:
@@ -325,19 +339,28 @@ class Op:
         """The call as Python."""
         return self.form.show(self.call or self.name, step.args, step.kwargs)
 
-    def line(self, step: Step) -> str:
-        """The call with its results' names before it, as a line of Python."""
+    def line(self, step: Step, call: str = "") -> str:
+        """The call, or this one in its place, with its results' names before it, as a line of Python."""
         made = f"{', '.join(step.out)}{' = ' if self.results else ', = '}" if step.out else ""
-        return made + self.show(step)
+        return made + (call or self.show(step))
+
+
+IMPORTS = {
+    **{rf"\b{module}\.": f"import {module}" for module in ("contextlib", "copy", "gc", "io", "threading", "warnings")},
+    r"\(TorchDispatchMode\)": "from torch.utils._python_dispatch import TorchDispatchMode",
+}
+"""What functions of `definitions` need beside torch, by how they use it."""
 
 
 def definitions_of(names: Iterable[str]) -> list[str]:
     """The sources of these functions, which steps call and torch does not have, and of those that they call, each
-    once; they need torch only."""
+    once, behind what they import; they need torch only."""
     sources: dict[str, str] = {}
     for name in names:
-        function = getattr(definitions, name)
+        function = inspect.unwrap(getattr(definitions, name))
         for needed in (*function.__code__.co_names, name):
             if inspect.isfunction(getattr(definitions, needed, None)):
                 sources[needed] = inspect.getsource(getattr(definitions, needed)).rstrip()
-    return list(sources.values())
+    texts = list(sources.values())
+    imports = [line for used, line in IMPORTS.items() if any(re.search(used, text) for text in texts)]
+    return ["\n".join(imports), *texts] if imports else texts

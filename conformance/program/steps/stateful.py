@@ -1,0 +1,255 @@
+"""Steps whose answer a global state decides, and steps that change what is global and set it back.
+
+The key insight: most calls answer alike whatever the state, so programs that change states need calls that do not: new
+tensors and promotions, which the default dtype and device decide, products under autocast, empty memory that is filled,
+results that are or are not recorded. What another device cannot draw alike, random numbers, is judged as a question
+about the device itself: does a seed give its numbers again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from conformance.core.moving import storage_key
+from conformance.program.steps import fits
+from conformance.program.steps.draw import MOST_ELEMENTS, Draw, Situation, category, tensor_of
+from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
+from conformance.program.steps.rows import Given, row
+from conformance.program.steps.states import STATES, ordered, promises
+
+NAME = "state"
+"""The family."""
+
+SEEDED = ("rand", "randn", "randint", "randperm", "bernoulli", "dropout", "uniform_", "normal_", "random_",
+          "exponential_")  # fmt: skip
+WARNED = ("real", "resize", "freedom", "transpose", "mask", "grad", "loss", "meshgrid")
+DEVICE: Json = {"device": 0}
+RECORDED = "mul.recorded"
+
+
+def _integers(t: torch.Tensor) -> bool:
+    return category(t.dtype) < 2 and t.numel() > 0
+
+
+def _size(k: Situation) -> list[int]:
+    return [k.integer(1, 3) for _ in range(k.integer(1, 2))]
+
+
+def new(name: str, call: str, rest: Any, needs: str = "", **options: Any) -> Op:
+    """A row that makes a new tensor from arguments alone: on the device that is named, or on the default one."""
+
+    def rule(k: Situation) -> Step | None:
+        args, kwargs = rest(k)
+        placed = {} if needs == "default_device" else {"device": DEVICE}
+        return Step(name, tuple(args), {**kwargs, **placed}, under=(needs,) if needs else ())
+
+    return Op(name, NAME, COMPUTE, rule, FUNCTION, call, needs=needs, **options)
+
+
+def _full(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [_size(k), k.choice((1.5, 2.0, -0.5))], {}
+
+
+def _arange(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [0.0, float(k.integer(1, 4)), 0.5], {}
+
+
+def _linspace(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [0, 4, k.choice((5, 3, 9))], {}
+
+
+def _tensor(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [[1.5, float(k.integer(0, 3))]], {}
+
+
+def _empty(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+    return [_size(k)], {"dtype": {"dtype": k.choice(k.dtypes)}}
+
+
+def like(name: str, call: str, rest: Any, **options: Any) -> Op:
+    """A row that makes new memory beside a tensor, which is filled."""
+
+    def rule(k: Situation) -> Step | None:
+        start = k.pick(fits.always)
+        return Step(name, (tensor(start), *rest(k)), under=("deterministic",)) if start else None
+
+    return Op(name, NAME, COMPUTE, rule, call=call, needs="deterministic", **options)
+
+
+def _whole_divisor(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice((2, 4)) if k.chance(1, 2) else tensor_of(2)]
+
+
+def _name(k: Situation, t: torch.Tensor) -> str:
+    return next(name for name, other in k.shadow.env.items() if other is t)
+
+
+def _chosen(k: Situation) -> Step | None:
+    name = k.pick(_integers)
+    return Step("where.state", (k.mask(k[name].size()), tensor(name), 1.5)) if name else None
+
+
+def _rows(t: torch.Tensor) -> bool:
+    return t.dtype is torch.float32 and fits.filled(t)
+
+
+def _factor(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.constant((t.size(-1), 2), t.dtype)]
+
+
+def _weight(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.constant((2, t.size(-1)), t.dtype)]
+
+
+def _beside(k: Situation, t: torch.Tensor) -> list[Json]:
+    """A tensor that shares its memory, itself where there is no other; at times any."""
+    if k.chance(1, 4):
+        return [tensor(k.pick(_leaf) or _name(k, t))]
+    other = k.pick(lambda u: _leaf(u) and u is not t and storage_key(u) == storage_key(t))
+    return [tensor(other or _name(k, t))]
+
+
+def _in_place_of(k: Situation, t: torch.Tensor) -> Given:
+    """The result takes the tensor's name at times, unless it is an input: the program goes on with it."""
+    made = {name for step in k.shadow.steps for name in step.out}
+    name = _name(k, t)
+    return Given([], out=(name,) if name in made and k.chance(1, 2) else ())
+
+
+def _ordinary(t: torch.Tensor) -> bool:
+    return t.dtype is torch.float32 and t.numel() > 0 and bool((t.detach().abs() <= MOST_ELEMENTS).all())
+
+
+def _leaf(t: torch.Tensor) -> bool:
+    return t.is_leaf and not t.is_inference()
+
+
+state = functools.partial(row, family=NAME)
+dtyped = functools.partial(state, fits=_integers, form=FUNCTION)
+cast = functools.partial(state, fits=_rows, effect=LOSSY, form=FUNCTION)
+copied = functools.partial(state, effect=MOVE, form=DEFINED)
+
+
+TOPICS: dict[str, tuple[str, ...]] = {
+    **{name: one.suits for name, one in STATES.items()},
+    "copies": ("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
+    "random numbers": ("seeded", "generated"),
+    "warnings": ("warned",),
+    "garbage": ("collected",),
+}
+"""What a program that changes states is about, each with the steps that are drawn for it: a state, or one of these."""
+
+LAST = Step("global_state")
+"""What such a program ends with: whatever its steps changed must be set back."""
+
+
+def suited(k: Situation, topic: str, families: Mapping[str, Iterable[Op]]) -> list[Op]:
+    """Those of the rows that are drawn for this topic, and that something in the program fits."""
+    named = dict.fromkeys(op for ops in families.values() for op in ops if op.name in TOPICS[topic])
+    return [op for op in named if op.fits is None or k.holds(op.fits)]
+
+
+def under(k: Situation, topic: str) -> tuple[str, ...]:
+    """The state that it is about, mostly; or none, another, or both."""
+    other, own = k.choice(tuple(STATES)), ((topic,) if topic in STATES else ())
+    chosen = k.choice((own, (), own, (), (other,), (*own, other)))
+    return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
+
+
+WEIGHT = {NAME: 20, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
+"""How often a family is drawn in a program that changes states; 1 where it is not named."""
+
+
+def draw(
+    k: Situation,
+    families: Mapping[str, list[Op]],
+    topic: str,
+    most: int,
+    choose: Callable[[list[str]], Op],
+    offer: Callable[[Op, tuple[str, ...]], Step | None],
+) -> None:
+    """Draw a step that suits the topic, or any that is chosen of these families' names, and offer it under states or
+    none; then mostly the same call under others, which finds what was remembered of the first."""
+    states, suits = under(k, topic), suited(k, topic, families)
+    names = [one for one in families for _ in range(WEIGHT.get(one, 1))]
+    op = k.choice(suits) if suits and k.chance(1, 2) else choose(names)
+    step = offer(op, states)
+    for _ in range(2):
+        if step is None or len(k.shadow.steps) >= most or not k.chance(2, 3):
+            return
+        step = k.shadow.offer(again(k, step, topic, op.needs))
+
+
+def place(d: Draw, topic: str, dtypes: Sequence[str]) -> tuple[str, str, str] | None:
+    """What the first input mostly is, so that a call whose answer the state changes can be made of it."""
+    dtype, layout = STATES[topic].dtype if topic in STATES else "float32", d.choice(("contiguous", "permuted", "gaps"))
+    return (NAME, layout, dtype) if dtype in dtypes and d.chance(3, 4) else None
+
+
+def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the states that the step can be under: each promises something of it, and a loop is no one call."""
+    every = [inner.op for inner in step.body] or [step.op]
+    return tuple(
+        name for name in names if all(promises(name, op) for op in every) and not (step.body and STATES[name].wraps)
+    )
+
+
+def again(k: Situation, step: Step, topic: str, needs: str) -> Step:
+    """The same call outside of its states, or within one where it was made outside; its results have names of their
+    own, unless they go on from themselves."""
+    outside = step.under == ((needs,) if needs else ())
+    own = (topic,) if topic in STATES and k.chance(2, 3) else under(k, topic)
+    other = own if outside else ()
+    return replace(step, under=ordered((*((needs,) if needs else ()), *promising(step, other))), out=(), raises=None)
+
+
+def question(name: str, kinds: tuple[str, ...] = (), seeds: bool = False, **options: Any) -> Op:
+    """A row that asks the device itself."""
+
+    def rule(k: Situation) -> Step | None:
+        return Step(name, (*([k.choice(kinds)] if kinds else []), *([k.integer(0, 99)] if seeds else []), DEVICE))
+
+    options.setdefault("draw", rule)
+
+    return Op(name, NAME, QUERY, form=DEFINED, **options)
+
+
+ROWS = [
+    dtyped("true_divide.state", _whole_divisor, effect=LOSSY, call="true_divide", weight=2),
+    dtyped("sqrt.state", effect=LOSSY, call="sqrt"),
+    dtyped("sigmoid.state", effect=LOSSY, call="sigmoid"),
+    dtyped("add.state", lambda k, t: [k.choice((1.5, 0.5))], effect=COMPUTE, call="add"),
+    dtyped("mul.state", lambda k, t: [k.choice((0.5, 2.0))], effect=COMPUTE, call="mul"),
+    Op("where.state", NAME, MOVE, _chosen, FUNCTION, "where", fits=_integers),
+    new("full.state", "full", _full),
+    new("arange.state", "arange", _arange),
+    new("linspace.state", "linspace", _linspace),
+    new("tensor.state", "tensor", _tensor),
+    new("full.here", "full", _full, "default_device"),
+    new("arange.here", "arange", _arange, "default_device"),
+    new("tensor.here", "tensor", _tensor, "default_device"),
+    new("empty.state", "empty", _empty, "deterministic", weight=2),
+    like("empty_like.state", "empty_like", lambda k: [], form=FUNCTION),
+    like("new_empty.state", "new_empty", lambda k: [_size(k)]),
+    state(RECORDED, lambda k, t: [2], fits.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
+    state("sum.state", fits=fits.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
+    cast("mm.state", _factor, fits=lambda t: _rows(t) and t.dim() == 2, call="mm"),
+    cast("matmul.state", _factor, call="matmul"),
+    cast("nn.functional.linear.state", _weight, call="nn.functional.linear"),
+    copied("pickled", _in_place_of, fits=_leaf, weight=2),
+    copied("pickled_together", _beside, fits=_leaf, results=2, weight=2),
+    copied("deepcopied", _in_place_of, fits=_leaf),
+    copied("deepcopied_together", _beside, fits=_leaf, results=2),
+    copied("collected"),
+    state("subnormals", fits=_ordinary, effect=LOSSY, form=DEFINED),
+    question("seeded", SEEDED, seeds=True, weight=2),
+    question("generated", seeds=True),
+    question("warned", WARNED, weight=2),
+    question("new_tensors_lie"),
+    question("global_state", draw=lambda k: LAST, weight=2),
+]

@@ -1,0 +1,185 @@
+"""Faults to plant in what depends on global state: remembered answers, and states that a device ignores.
+
+The key insight: a remembered answer is wrong only for a call that was made before in another state, so each of these
+remembers within one program, as a device does within a process. Faults of autograd, autocast and transforms lie above
+the dispatcher, and are planted between the caller and torch's functions (`FUNCTION`).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Hashable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from conformance.core.moving import map_tensors, storage_key, whole_storage
+from conformance.core.torch_compat import functorch_level
+from conformance.selftest.faults import FUNCTION, Call, Fault
+
+PROMOTED = "div true_divide sqrt sigmoid add mul where"
+NEW = "full arange linspace"
+DRAWN = "rand randn randint randperm bernoulli uniform_ normal_ random_ exponential_"
+WRITES = "add_ sub_ mul_ fill_ zero_ copy_ neg_ abs_ clamp_ index_put_ masked_fill_"
+WARNING = "var add to __getitem__ mse_loss"
+
+
+def _like(call: Call) -> Hashable:
+    """What a careless cache tells calls apart by: the name, dtypes and shapes."""
+    key: list[Any] = [getattr(call.func, "__name__", ""), *map(type, call.args)]
+    map_tensors((call.args, call.kwargs), lambda t: key.append((t.dtype, tuple(t.shape))))
+    return tuple(key)
+
+
+def _dtype_remembered(call: Call) -> Any:
+    made = call.run()
+    return made.to(call.memory.setdefault(_like(call), made.dtype)) if "out" not in call.kwargs else made
+
+
+def _new_dtype_remembered(call: Call) -> Any:
+    made = call.run()
+    named = call.kwargs.get("dtype") is not None
+    return made if named else made.to(call.memory.setdefault(_like(call), made.dtype))
+
+
+def _device_remembered(call: Call) -> Any:
+    device = call.memory.setdefault(_like(call), call.kwargs.get("device"))
+    return call.func(*call.args, **{**call.kwargs, "device": device})
+
+
+def _grad_remembered(call: Call) -> Any:
+    made = call.run()
+    if not isinstance(made, torch.Tensor):
+        return made
+    recorded = call.memory.setdefault(_like(call), made.requires_grad)
+    return made.detach() if made.requires_grad and not recorded else made
+
+
+def _ordinary_in_inference(call: Call) -> Any:
+    if not torch.is_inference_mode_enabled():
+        return call.run()
+    with torch.inference_mode(False):
+        return call.run()
+
+
+def _not_filled(call: Call) -> Any:
+    return call.run().zero_()
+
+
+def _flushed_ever_after(call: Call) -> Any:
+    if not (torch.tensor(1e-40) * 1.0).item():
+        call.memory["flushed"] = True
+    made = call.run()
+    if "flushed" not in call.memory or not made.is_floating_point():
+        return made
+    return made.masked_fill_(made.abs() < torch.finfo(made.dtype).tiny, 0.0)
+
+
+def _last_part_missing(call: Call) -> Any:
+    usual = call.memory.setdefault("threads", torch.get_num_threads())
+    t = call.first
+    if torch.get_num_threads() == usual or t.numel() < 2 or len(call.args) > 1:
+        return call.run()
+    return call.func(t.flatten()[:-1], **call.kwargs)
+
+
+def _called_by(name: str, file: str) -> bool:
+    """Whether this function is on the stack: torch takes a mode away while the mode handles a call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == name and frame.f_code.co_filename.endswith(file):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _lost_within(name: str) -> Callable[[Call], Any]:
+    return lambda call: call.first if _called_by(name, "definitions.py") else call.run()
+
+
+def _lost_in_transform(call: Call) -> Any:
+    return call.first if functorch_level() is not None else call.run()
+
+
+def _cut_in_transform(call: Call) -> Any:
+    made = call.run()
+    return made.detach() if functorch_level() is not None and isinstance(made, torch.Tensor) else made
+
+
+def _other_thread_unseen(call: Call) -> Any:
+    """What this thread last saw of a storage is written back before its next write, over what another wrote since."""
+    given: list[torch.Tensor] = []
+    map_tensors((call.args, call.kwargs), given.append)
+    if call.func._schema.is_mutable and given and call.func.overloadpacket.__name__ in WRITES.split():
+        own, (_, kept) = whole_storage(given[0]), call.memory.get(storage_key(given[0]), (None, None))
+        if kept is not None and (kept.dtype, kept.shape) == (own.dtype, own.shape):
+            own.copy_(kept)
+    made = call.run()
+    for t in given:
+        call.memory[storage_key(t)] = t.untyped_storage(), whole_storage(t).clone()
+    return made
+
+
+def _storage_of_its_own(call: Call) -> Any:
+    loads = len(call.args) > 1 and _called_by("load", "serialization.py")
+    return call.having(1, call.args[1].clone()) if loads else call.run()
+
+
+def _shallow(call: Call) -> Any:
+    return call.first.detach().requires_grad_(call.first.requires_grad)
+
+
+def _freed_by_collection(call: Call) -> Any:
+    count = gc.get_stats()[1]["collections"]
+    made = call.run()
+    return made.zero_() if call.memory.setdefault("collections", count) != count else made
+
+
+def _first_draw_again(call: Call) -> Any:
+    made = call.run()
+    return made.copy_(call.memory.setdefault(_like(call), made.clone()))
+
+
+def _swallowed(call: Call) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call.run()
+
+
+def _warned_once(call: Call) -> Any:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = call.run()
+    for one in caught:
+        if call.memory.setdefault(str(one.message), call) is call:
+            warnings.warn(one.message, one.category, stacklevel=2)
+    return made
+
+
+STATE_FAULTS: dict[str, Fault] = {
+    "promotion remembers the default dtype": Fault(PROMOTED, _dtype_remembered, "tiny: a meta kernel's answer kept"),
+    "new floats remember the default dtype": Fault(NEW, _new_dtype_remembered, "pytorch fake tensor cache"),
+    "new tensors remember the default device": Fault(f"{NEW} empty", _device_remembered, "default device"),
+    "no_grad is remembered": Fault("mul add clone sub", _grad_remembered, "grad mode is no key of a cache", FUNCTION),
+    "inference mode is ignored": Fault("mul add clone sum", _ordinary_in_inference, "inference mode", FUNCTION),
+    "autocast is remembered": Fault("mm matmul linear", _dtype_remembered, "autocast is no key of a cache", FUNCTION),
+    "empty memory is not filled": Fault(
+        "empty empty_like new_empty", _not_filled, "tiny: fill_uninitialized_memory was ignored"
+    ),
+    "subnormals are flushed ever after": Fault("mul", _flushed_ever_after, "set_flush_denormal kept by a kernel"),
+    "a sum remembers the number of threads": Fault("sum", _last_part_missing, "a split kept for other threads"),
+    "a write under a function mode is lost": Fault(WRITES, _lost_within("__torch_function__"), "function modes"),
+    "a write under a dispatch mode is lost": Fault(WRITES, _lost_within("__torch_dispatch__"), "dispatch modes"),
+    "a write in a transform is lost": Fault(WRITES, _lost_in_transform, "functorch levels", FUNCTION),
+    "a result in a transform has no graph": Fault("mul", _cut_in_transform, "functorch levels", FUNCTION),
+    "a write of another thread is not seen": Fault("", _other_thread_unseen, "a cache of one thread"),
+    "a pickled view is alone": Fault("set_", _storage_of_its_own, "pickling of views"),
+    "a deep copy shares memory": Fault("__deepcopy__", _shallow, "deepcopy", FUNCTION),
+    "a collection frees what is in use": Fault("clone", _freed_by_collection, "buffers freed by the collector"),
+    "random numbers are remembered": Fault(DRAWN, _first_draw_again, "a recorded graph with its numbers"),
+    "warnings are swallowed": Fault(WARNING, _swallowed, "warnings", FUNCTION),
+    "a warning comes once": Fault(WARNING, _warned_once, "TORCH_WARN_ONCE", FUNCTION),
+}

@@ -1,0 +1,153 @@
+"""What the device remembers and makes under other global states: drawn programs found each of these."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+
+import pytest
+import torch
+
+import conformance.backend  # noqa: F401 - registers the device
+from conformance.program.steps import definitions
+
+
+@pytest.fixture(autouse=True)
+def _warn_always():
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+def said(call) -> list[str]:
+    """The texts of the call's warnings, without the line of torch's source."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(one.message).partition(" (Triggered")[0] for one in caught]
+
+
+class TestFilledMemory:
+    """New memory under deterministic algorithms; it read as zeros."""
+
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.uint8, torch.int64, torch.bool]
+    )
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda like: torch.empty(2, 3, dtype=like.dtype, device=like.device),
+            lambda like: torch.empty_strided((2, 2), (1, 3), dtype=like.dtype, device=like.device),
+            torch.empty_like,
+            lambda like: like.new_empty(4),
+            lambda like: like.clone().resize_(9),
+        ],
+        ids=["empty", "empty_strided", "empty_like", "new_empty", "resize_"],
+    )
+    def test_it_holds_what_the_cpu_s_holds(self, make, dtype):
+        """nan, or the largest number; of `resize_` in what is new."""
+        with definitions.deterministic():
+            cpu, tiny = (make(torch.ones(2, 3, dtype=dtype, device=device)) for device in ("cpu", "tiny"))
+        torch.testing.assert_close(tiny.cpu(), cpu, equal_nan=True)
+
+    def test_it_is_zeros_where_nobody_asks(self):
+        """By default, and where `fill_uninitialized_memory` says so."""
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            with definitions.deterministic():
+                assert torch.empty(3, device="tiny").tolist() == [0.0, 0.0, 0.0]
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = True
+        assert torch.empty(3, device="tiny").tolist() == [0.0, 0.0, 0.0]
+
+
+class TestWarnings:
+    """The metadata of a call are remembered; its warnings came the first time, twice, or never."""
+
+    @pytest.mark.parametrize("kind", ["real", "resize", "freedom", "transpose", "mask", "grad", "loss", "meshgrid"])
+    def test_they_come_each_time(self, kind):
+        """As often as on the CPU, in the same words."""
+        for _ in range(3):
+            assert definitions.warned(kind, "tiny") == definitions.warned(kind, "cpu")
+
+    @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+    def test_degrees_of_freedom(self, name):
+        """The whole text, which names the function."""
+        texts = [said(lambda d=d: getattr(torch, name)(torch.ones(3, 1, device=d), 1)) for d in ("cpu", "tiny")]
+        assert texts[0] == texts[1] != []
+        assert said(lambda: getattr(torch, name)(torch.ones(3, 2, device="tiny"), 1)) == []
+
+    def test_a_complex_number_is_true_by_either_part(self):
+        """Nothing is discarded, so nothing is said; the device warned."""
+        given = torch.tensor([0, 1j, 1, 1 + 1j])
+        for made in (lambda: given.to("tiny").bool(), lambda: torch.zeros(4, device="tiny").bool().copy_(given)):
+            assert said(made) == []
+            assert made().tolist() == [False, True, True, True]
+
+
+class TestDefaultDevice:
+    """What the device makes for itself lies where it says, whatever the default device is."""
+
+    def test_a_tensor_is_saved_and_loaded(self):
+        """torch copies a storage outside of what a mode sees: the copy was made on the device itself, an error."""
+        given = torch.arange(6.0, device="tiny").reshape(2, 3)[:, 1:]
+        with definitions.default_device("tiny"):
+            loaded = definitions.pickled(given)
+        assert loaded.device.type == "tiny"
+        assert loaded.tolist() == given.tolist()
+
+
+class TestSubnormals:
+    """`set_flush_denormal` is of the CPU, and of the time of a call."""
+
+    @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU flushes nothing")
+    def test_what_was_computed_before_is_not_flushed(self):
+        """A lazy value that is looked at later, while the CPU flushes, was zero."""
+        given = torch.tensor([1.0, 2.0], device="tiny") * 2.0**-130 * 2.0**100 * 2.0**30
+        with definitions.flush_denormal():
+            assert given.tolist() == [1.0, 2.0]
+            assert (torch.full((), 2.0**-130) * 1.0).tolist() == 0.0
+        assert (torch.full((), 2.0**-130) * 1.0).tolist() != 0.0
+
+
+class TestFork:
+    """A child of a process that has used the device computes on it."""
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+    @pytest.mark.parametrize("threads", ["threads:1", "threads:2"])
+    def test_a_child_computes(self, threads):
+        """What the parent computed is there, and more can be computed. (torch CPU with two threads hangs.)"""
+        count = torch.get_num_threads()
+        torch.set_num_threads(int(threads[-1]))
+        try:
+            given = torch.arange(1000.0, device="tiny")
+            assert (given + 1).sum().item() == 500500.0
+            assert self.of_child(lambda: (given * 2).sum().item()) == "999000.0"
+        finally:
+            torch.set_num_threads(count)
+
+    @staticmethod
+    def of_child(call, seconds: float = 60.0) -> str:
+        """What the call gives in a child, as text; the empty string where the child is not done in time."""
+        reads, writes = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads, of which tinygrad keeps some
+            child = os.fork()
+        if not child:
+            try:
+                os.write(writes, str(call()).encode())
+            finally:
+                os._exit(0)
+        os.close(writes)
+        until, done = time.monotonic() + seconds, 0
+        while not done and time.monotonic() < until:
+            done, _ = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        if not done:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        with os.fdopen(reads) as said:
+            return said.read()

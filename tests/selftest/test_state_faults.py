@@ -1,0 +1,59 @@
+"""The power of programs that change states: what a device remembers or ignores of them is found, and shrinks."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from conformance.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
+from conformance.selftest.mutants import EVERY, hunt
+from conformance.selftest.state_faults import STATE_FAULTS
+
+SOON = [
+    "promotion remembers the default dtype",
+    "new floats remember the default dtype",
+    "no_grad is remembered",
+    "inference mode is ignored",
+    "empty memory is not filled",
+    "a write under a function mode is lost",
+    "a write in a transform is lost",
+    "a deep copy shares memory",
+    "random numbers are remembered",
+]
+
+
+class OfState(Drawing):
+    """Those programs of a seed that change states, and no others."""
+
+    def numbered(self, seed, number, tally=None):
+        return super().numbered(seed, STATE_EVERY * number + STATE_AT, tally)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_most_are_found_within_two_hundred_programs():
+    """Of which one in eight changes states; each shrinks to at most three steps."""
+    hunts = hunt(SOON, OfState(), 0, 200 // STATE_EVERY)
+    assert [name for name, one in hunts.items() if one.programs is None] == []
+    assert all(len(one.small.steps) <= 3 for one in hunts.values())
+
+
+@pytest.mark.slow
+def test_every_one_is_found():
+    """Within 2,000 programs."""
+    hunts = hunt(list(STATE_FAULTS), OfState(), 0, 2000 // STATE_EVERY)
+    assert [name for name, one in hunts.items() if one.programs is None] == []
+    assert all(len(one.small.steps) <= 4 for one in hunts.values())
+
+
+def test_each_says_what_it_is_modelled_on():
+    """And none has the name of another."""
+    assert all(fault.like for fault in STATE_FAULTS.values())
+    assert {*STATE_FAULTS} <= {*EVERY}
+    assert len(STATE_FAULTS) == 20
