@@ -108,6 +108,10 @@ tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tenso
 module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
 
 
+inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
+aot_inductor_wrapper: Any = found("torch:_TorchCompileAOTInductorWrapper")
+
+
 def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
     """Let torch format the text of a tensor by this function."""
     torch._tensor_str._tensor_str = function
