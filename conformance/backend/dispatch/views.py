@@ -57,9 +57,11 @@ def empty(
     if memory_format is None and dtype is not None and all(type(s) is int and s >= 0 for s in size):
         shape = tuple(size)
         strides = layout_.contiguous_strides(shape)
-        return new_tensor(Spec(dtype, shape, strides), _checked(_index(device)))
+        return _filled_if_asked(new_tensor(Spec(dtype, shape, strides), _checked(_index(device))))
     made = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    return new_tensor(Spec(made.dtype, tuple(made.size()), tuple(made.stride())), _checked(_index(device)))
+    return _filled_if_asked(
+        new_tensor(Spec(made.dtype, tuple(made.size()), tuple(made.stride())), _checked(_index(device)))
+    )
 
 
 def empty_strided(
@@ -73,7 +75,17 @@ def empty_strided(
 ) -> torch.Tensor:
     """aten::empty_strided: exactly these strides."""
     made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-    return new_tensor(Spec(made.dtype, tuple(size), tuple(stride)), _checked(_index(device)))
+    return _filled_if_asked(new_tensor(Spec(made.dtype, tuple(size), tuple(stride)), _checked(_index(device))))
+
+
+def _filled_if_asked(made: torch.Tensor) -> torch.Tensor:
+    """New memory reads as zeros; in torch's deterministic mode as nan, the largest integer, or True."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory):  # type: ignore[attr-defined]
+        return made
+    dtype = made.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        return made.fill_(float("nan"))
+    return made.fill_(True if dtype is torch.bool else torch.iinfo(dtype).max)
 
 
 def _checked(index: int) -> int:
@@ -160,7 +172,19 @@ def set_empty(self: torch.Tensor) -> torch.Tensor:
     return SET(self, allocate(0, self.device.index or 0), 0, (0,), (1,))
 
 
+def lazy_clone(self: torch.Tensor) -> torch.Tensor:
+    """aten::_lazy_clone: the same geometry over a copy of the whole storage, which is computed when it is read."""
+    copied = self.untyped_storage().clone()
+    return tensor_on(copied, self.dtype, self.size(), self.stride(), int(self.storage_offset()))
+
+
+def record_stream(self: torch.Tensor, s: Any) -> None:
+    """aten::record_stream: nothing, since memory is not reused before the program is done with it."""
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "_lazy_clone": lazy_clone,
+    "record_stream": record_stream,
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
     "view.dtype": view_dtype,
