@@ -71,6 +71,8 @@ class _Call:
 
     def to_tiny(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
+            if x.is_mkldnn:
+                raise NotImplementedError("tiny: there are no tensors in the layout of oneDNN, which is the CPU's alone")
             for t, host in [*self.moved, *self.sparse]:
                 if host is x:
                     return t
@@ -90,8 +92,6 @@ def upload(x: torch.Tensor, index: int) -> torch.Tensor:
     """A new tiny tensor with the elements, dtype, size and strides of a CPU tensor, at offset 0 of its own storage."""
     if x.is_quantized:
         refuse_layout("Quantized")
-    if x.is_mkldnn:
-        raise NotImplementedError("tiny: there are no tensors in the layout of oneDNN, which only the CPU computes on")
     if x.is_conj():
         return upload(x.detach().conj(), index).conj()
     x = x.detach().resolve_neg()
@@ -115,7 +115,7 @@ def _tensors(xs: Any) -> list[torch.Tensor]:
 
 READS_HOST_MEMORY = (
     "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback.out", "_grid_sampler_2d_cpu_fallback_backward",
-    "_saturate_weight_to_fp16", "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
+    "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
     "_sobol_engine_scramble_", "choose_qparams_optimized",
 )  # fmt: skip
 """Operators that torch has one kernel of for all devices, which takes any data pointer for one to host memory."""

@@ -140,7 +140,9 @@ def resize_(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = Non
     need = _reach(made.size(), made.stride(), int(self.storage_offset()), self.dtype.itemsize)
     store = self.untyped_storage()
     if need > store.nbytes():
+        before = store.nbytes() // self.dtype.itemsize
         access.resize(store, need)
+        _filled_if_asked(tensor_on(store, self.dtype, (need // self.dtype.itemsize - before,), (1,), before))
     return SET(self, store, self.storage_offset(), made.size(), made.stride())
 
 

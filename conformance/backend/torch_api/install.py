@@ -20,6 +20,10 @@ from ..runtime import torch_compat
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
     "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale
 }
+# torch's kernel for all devices reads host memory, and on the CPU writes to its argument, which its schema denies.
+FUNCTIONAL: dict[str, Callable[..., Any]] = {
+    "_saturate_weight_to_fp16": lambda weight: weight.clamp(-torch.finfo(torch.half).max, torch.finfo(torch.half).max)
+}
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
 
@@ -73,6 +77,8 @@ def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library
         for name in names:
             if (op := schema_kernels.listed(name)) is not None:
                 aten.impl(op, functools.partial(serve, op), "PrivateUse1")
+    for name, function in FUNCTIONAL.items():
+        aten.impl(name, function, "PrivateUse1")
     for layout in fallback.MISSING_LAYOUTS:
         everything.fallback(functools.partial(fallback.refuse_layout, layout), f"{layout}PrivateUse1")
 
