@@ -72,7 +72,9 @@ class _Call:
     def to_tiny(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             if x.is_mkldnn:
-                raise NotImplementedError("tiny: there are no tensors in the layout of oneDNN, which is the CPU's alone")
+                raise NotImplementedError(
+                    "tiny: there are no tensors in the layout of oneDNN, which is the CPU's alone"
+                )
             for t, host in [*self.moved, *self.sparse]:
                 if host is x:
                     return t

@@ -19,7 +19,7 @@ UNLIMITED = 1 << 62
 
 @dataclass
 class Figure:
-    """One quantity: now, at its highest since the last reset, and what was added and taken away since the last reset."""
+    """One quantity: now, at its peak, and what was added and taken away, the last three since they were reset."""
 
     current: int = 0
     peak: int = 0
@@ -48,7 +48,7 @@ class Usage:
         self.limit = UNLIMITED
 
     def allocate(self, original: Any, size: int, options: Any) -> Any:
-        """A buffer from the original allocator. Raises torch.OutOfMemoryError past the limit or where it has no more."""
+        """A buffer from the original allocator. Raises torch.OutOfMemoryError past the limit or where it has none."""
         cache = getattr(self.allocator, "cache", {})
         reused = bool(cache.get((size, options)))
         if not reused and self.reserved.current + size > self.limit:

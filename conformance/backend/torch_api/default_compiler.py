@@ -38,8 +38,8 @@ def install() -> None:
     def compile_library(self: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if has_tiny(graph, inputs):
             raise RuntimeError(
-                'tiny: use_aoti makes a library of CPU or CUDA code, which cannot address tensors on tiny; leave it out, '
-                'or name backend="tiny"'
+                "tiny: use_aoti makes a library of CPU or CUDA code, which cannot address tensors on tiny: leave it "
+                'out, or name backend="tiny"'
             )
         return original_ahead(self, graph, inputs, **options)
 

@@ -23,7 +23,8 @@ _pinning = torch.library.Library("aten", "IMPL")
 def install() -> None:
     """Serve storages on tiny; those of other devices keep torch's methods."""
     _serve_constructor()
-    for name, method in {"resize_": _resize, "new": _new, "byteswap": _byteswap}.items():
+    methods: dict[str, Callable[..., Any]] = {"resize_": _resize, "new": _new, "byteswap": _byteswap}
+    for name, method in methods.items():
         _replace(name, method)
     torch_compat.make_storage_methods("tiny")
     _pin_by_copying()
@@ -83,7 +84,7 @@ def _byteswap(self: torch.UntypedStorage, dtype: torch.dtype) -> None:
 
 
 def _pin_by_copying() -> None:
-    """`pin_memory()` of a CPU tensor is a copy which says that it is pinned: any host memory moves at the same speed."""
+    """`pin_memory()` of a CPU tensor is a copy that says it is pinned: any host memory moves at the same speed."""
 
     def pinned(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         made = self.clone()

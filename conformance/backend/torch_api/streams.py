@@ -63,7 +63,9 @@ class Event(_NativeEvent):  # type: ignore[misc]
     ) -> Event:
         if interprocess:
             raise RuntimeError("tiny: an event cannot be shared between processes, since the device is in each of them")
-        made: Event = _NativeEvent.__new__(cls, device=torch.device("tiny", index_of(device)), enable_timing=enable_timing)
+        made: Event = _NativeEvent.__new__(
+            cls, device=torch.device("tiny", index_of(device)), enable_timing=enable_timing
+        )
         made._timed, made._at = enable_timing, None
         return made
 
@@ -87,7 +89,7 @@ class Event(_NativeEvent):  # type: ignore[misc]
         """Nothing: what comes later in the program runs later on every stream."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to `end_event`. Raises RuntimeError unless both take the time and are recorded."""
+        """Milliseconds from this event to `end_event`. Raises RuntimeError unless both take time and are recorded."""
         if not isinstance(end_event, Event) or not (self._timed and end_event._timed):
             raise RuntimeError("tiny: elapsed_time needs two events that were made with enable_timing=True")
         if self._at is None or end_event._at is None:
@@ -106,7 +108,8 @@ def _of_any_device(name: str, native: Any, ours: Any) -> Any:
             if cls is not made:
                 return super().__call__(*(() if device is None else (device,)), *args, **kwargs)
             named = torch.device(device) if isinstance(device, (str, torch.device)) else None
-            if named is not None and named.type == "tiny" or device is None and not args and "stream_id" not in kwargs:
+            unnamed = device is None and not args and "stream_id" not in kwargs
+            if unnamed or (named is not None and named.type == "tiny"):
                 return ours(named, *args, **kwargs)
             return native(*(() if device is None else (device,)), *args, **kwargs)
 

@@ -73,8 +73,7 @@ class TestFigures:
         assert stats["allocated_bytes.all.allocated"] == stats["allocated_bytes.all.freed"] == SIZE
 
     @pytest.mark.parametrize(
-        "name",
-        ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats"],
+        "name", ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats"]
     )
     def test_torch_accelerator_says_the_same(self, name: str) -> None:
         held = block()
@@ -100,7 +99,7 @@ class TestLimit:
     @pytest.mark.parametrize(
         "limit",
         [
-            lambda nbytes: torch.tiny.set_memory_limit(nbytes),
+            torch.tiny.set_memory_limit,
             lambda nbytes: torch.tiny.set_per_process_memory_fraction(
                 (nbytes + 0.5) / torch.tiny.get_device_properties().total_memory
             ),
