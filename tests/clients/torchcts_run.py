@@ -122,14 +122,14 @@ def _judged(suite: str, results: Path, entries: list[dict[str, str]]) -> Outcome
         entry = next((e for e in ours if fnmatch.fnmatchcase(name, _glob(e["test"]))), None)
         if "skipped" in kinds:
             outcome.skipped.append(name)
-        elif entry is not None and (bad is not None or entry.get("sometimes")):
+        elif entry is not None and bad is not None:
             held.add(entry["test"])
             outcome.not_judged.append(name)
         elif bad is not None:
             outcome.failed[name] = (bad.get("message") or "").split("\n")[0][:200]
         else:
             outcome.passed.append(name)
-    outcome.unneeded = [e["test"] for e in ours if e["test"] not in held]
+    outcome.unneeded = [e["test"] for e in ours if e["test"] not in held and not e.get("sometimes")]
     return outcome
 
 

@@ -28,7 +28,9 @@ class _Call:
         self.hosts: dict[int, torch.Tensor] = {}  # by storage
         self.index = 0
         self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
-        tiny = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
+        given = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
+        # A tensor that stands in two places is one on the CPU too; a second copy would be written back over the first.
+        tiny = list({id(x): x for x in given}.values())
         apart = [sparse.parts(t) if sparse.is_sparse(t) else [t] for t in tiny]
         hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces]))
         for t, pieces in zip(tiny, apart, strict=True):
@@ -118,9 +120,13 @@ def _tensors(xs: Any) -> list[torch.Tensor]:
 READS_HOST_MEMORY = (
     "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback.out", "_grid_sampler_2d_cpu_fallback_backward",
     "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
-    "_sobol_engine_scramble_", "choose_qparams_optimized",
+    "_sobol_engine_scramble_", "choose_qparams_optimized", "kaiser_window", "kaiser_window.periodic",
+    "kaiser_window.beta", "kaiser_window.out", "kaiser_window.periodic_out", "kaiser_window.beta_out",
 )  # fmt: skip
-"""Operators that torch has one kernel of for all devices, which takes any data pointer for one to host memory."""
+"""Operators that torch has one kernel of for all devices, which takes any data pointer for one to host memory.
+
+The last ones go on to a kernel for each device that only torch's own devices can have.
+"""
 
 PACKS_HOST_MEMORY = (
     "fbgemm_linear_quantize_weight", "fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix",

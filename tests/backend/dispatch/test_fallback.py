@@ -99,3 +99,23 @@ class TestMissingLayouts:
         """It raised KeyError: 'torch._mkldnn'."""
         with pytest.raises(NotImplementedError, match="tiny: there are no tensors in the layout of oneDNN"):
             torch.rand(3, 3, device="tiny").to_mkldnn()
+
+
+class TestWindows:
+    """torch.kaiser_window ran into an internal assertion of torch's."""
+
+    def test_kaiser(self) -> None:
+        for arguments in ((7,), (7, False), (7, True, 3.0)):
+            made = torch.kaiser_window(*arguments, device="tiny")
+            assert made.device.type == "tiny"
+            torch.testing.assert_close(made.cpu(), torch.kaiser_window(*arguments))
+
+
+class TestOneTensorTwice:
+    """A tensor that is input and output of a call was carried back twice, the second time as it had been."""
+
+    def test_smm(self) -> None:
+        """torch.smm gives its own empty result as an input: what it computed was lost, and the result silently empty."""
+        matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 2.0]), (2, 2)).coalesce()
+        result = torch.smm(matrix.to("tiny"), torch.eye(2, device="tiny"))
+        assert torch.equal(result.cpu().to_dense(), torch.smm(matrix, torch.eye(2)).to_dense())
