@@ -119,7 +119,7 @@ def _tensors(xs: Any) -> list[torch.Tensor]:
 
 READS_HOST_MEMORY = (
     "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback.out", "_grid_sampler_2d_cpu_fallback_backward",
-    "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
+    "_rowwise_prune", "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
     "_sobol_engine_scramble_", "choose_qparams_optimized", "kaiser_window", "kaiser_window.periodic",
     "kaiser_window.beta", "kaiser_window.out", "kaiser_window.periodic_out", "kaiser_window.beta_out",
 )  # fmt: skip

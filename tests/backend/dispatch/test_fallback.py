@@ -43,6 +43,9 @@ class TestHostMemory:
         assert aten._saturate_weight_to_fp16(x).tolist() == [[65504.0, -65504.0], [0.5, 3.0]]
         assert x[0, 0].item() == 1e6
 
+    def test_pruned_rows(self) -> None:
+        agree(aten._rowwise_prune, torch.rand(3, 4), torch.tensor([True, False, True]), torch.int32)
+
     def test_quantization_parameters(self) -> None:
         """Its numbers are found by a search over the tensor's elements."""
         agree(lambda x: torch.choose_qparams_optimized(x, 16, 4, 0.1, 8), torch.rand(16))
@@ -115,7 +118,7 @@ class TestOneTensorTwice:
     """A tensor that is input and output of a call was carried back twice, the second time as it had been."""
 
     def test_smm(self) -> None:
-        """torch.smm gives its own empty result as an input: what it computed was lost, and the result silently empty."""
+        """torch.smm gives its own empty result as an input: what it computed was lost, and the result was empty."""
         matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 2.0]), (2, 2)).coalesce()
         result = torch.smm(matrix.to("tiny"), torch.eye(2, device="tiny"))
         assert torch.equal(result.cpu().to_dense(), torch.smm(matrix, torch.eye(2)).to_dense())
