@@ -20,12 +20,13 @@ from .lazy import flush
 from .lazy.storage import lazy_storage
 from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
 from .runtime.toolchain import Compiler, ToolchainError, ensure_compiler
-from .torch_api import autocast, device_module, skip_dynamo
+from .torch_api import autocast, default_compiler, device_module, skip_dynamo
 from .torch_api.install import install
 
 device_module.register()
 install()
 autocast.install()
+default_compiler.install()
 skip_dynamo.skip_dynamo_frames()
 
 

@@ -37,8 +37,6 @@ class TinyTarget(Target):
     name = "tiny"
     oracles = frozenset(ORACLES)
     lazy = True
-    unsupported = frozenset({"generated"})
-    """torch asks C++ for a device's generator; a CPU generator serves the device."""
     backend: Any
 
     def __init__(self, argument: str = "") -> None:

@@ -28,7 +28,9 @@ class _Call:
         self.hosts: dict[int, torch.Tensor] = {}  # by storage
         self.index = 0
         self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
-        tiny = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
+        given = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
+        # A tensor that stands in two places is one on the CPU too; a second copy would be written back over the first.
+        tiny = list({id(x): x for x in given}.values())
         apart = [sparse.parts(t) if sparse.is_sparse(t) else [t] for t in tiny]
         hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces]))
         for t, pieces in zip(tiny, apart, strict=True):
@@ -71,6 +73,10 @@ class _Call:
 
     def to_tiny(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
+            if x.is_mkldnn:
+                raise NotImplementedError(
+                    "tiny: there are no tensors in the layout of oneDNN, which is the CPU's alone"
+                )
             for t, host in [*self.moved, *self.sparse]:
                 if host is x:
                     return t
@@ -88,6 +94,8 @@ class _Call:
 
 def upload(x: torch.Tensor, index: int) -> torch.Tensor:
     """A new tiny tensor with the elements, dtype, size and strides of a CPU tensor, at offset 0 of its own storage."""
+    if x.is_quantized:
+        refuse_layout("Quantized")
     if x.is_conj():
         return upload(x.detach().conj(), index).conj()
     x = x.detach().resolve_neg()
@@ -107,6 +115,42 @@ def _tensors(xs: Any) -> list[torch.Tensor]:
         elif isinstance(x, (list, tuple)):
             found.extend(_tensors(x))
     return found
+
+
+READS_HOST_MEMORY = (
+    "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback.out", "_grid_sampler_2d_cpu_fallback_backward",
+    "_rowwise_prune", "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
+    "_sobol_engine_scramble_", "choose_qparams_optimized", "kaiser_window", "kaiser_window.periodic",
+    "kaiser_window.beta", "kaiser_window.out", "kaiser_window.periodic_out", "kaiser_window.beta_out",
+)  # fmt: skip
+"""Operators that torch has one kernel of for all devices, which takes any data pointer for one to host memory.
+
+The last ones go on to a kernel for each device that only torch's own devices can have.
+"""
+
+PACKS_HOST_MEMORY = (
+    "fbgemm_linear_quantize_weight", "fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix",
+    "fbgemm_pack_quantized_matrix.KN",
+)  # fmt: skip
+"""Of the same kind, with results that only kernels of the CPU can read."""
+
+MISSING_LAYOUTS = {
+    "Quantized": "quantized tensors: quantize on the CPU, or keep scales and integers in tensors of their own",
+    "NestedTensor": "nested tensors in the strided layout: `layout=torch.jagged` has them, and padding does",
+}
+"""What the device has none of, by the first part of a dispatch key, and what to do instead."""
+
+NESTED_CONSTRUCTORS = ("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", "_nested_from_padded")
+
+
+def refuse_layout(layout: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Raise NotImplementedError for a layout that the device has no tensors of."""
+    raise NotImplementedError(f"tiny: there are no {MISSING_LAYOUTS[layout]}")
+
+
+def refuse_packing(op: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Raise NotImplementedError for an operator whose result only the CPU can use."""
+    raise NotImplementedError(f"tiny: {op} packs weights for kernels of the CPU: move its argument there with .cpu()")
 
 
 def callable_with_numbers(op: Any, args: Sequence[Any]) -> Any:

@@ -175,7 +175,19 @@ def set_empty(self: torch.Tensor) -> torch.Tensor:
     return SET(self, allocate(0, self.device.index or 0), 0, (0,), (1,))
 
 
+def lazy_clone(self: torch.Tensor) -> torch.Tensor:
+    """aten::_lazy_clone: the same geometry over a copy of the whole storage, which is computed when it is read."""
+    copied = self.untyped_storage().clone()
+    return tensor_on(copied, self.dtype, self.size(), self.stride(), int(self.storage_offset()))
+
+
+def record_stream(self: torch.Tensor, s: Any) -> None:
+    """aten::record_stream: nothing, since memory is not reused before the program is done with it."""
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "_lazy_clone": lazy_clone,
+    "record_stream": record_stream,
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
     "view.dtype": view_dtype,

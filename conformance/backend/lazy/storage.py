@@ -21,7 +21,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from ..runtime import expressions, memory, recording, torch_compat
+from ..runtime import allocations, expressions, memory, recording, torch_compat
 from . import layout
 from .addresses import ADDRESSES
 from .constant_writes import Number, NumberWrite
@@ -30,6 +30,9 @@ from .loop_rerolling import Loop
 
 # Contents of at least this many bytes are computed into the buffer that held the previous content.
 DONOR_BYTES = 1 << 14
+
+# Storages of at least this many bytes are compared with the device's memory.
+CHECKED_BYTES = 1 << 20
 
 # Keyed by serial number, so that iteration follows the order of creation: an equal program then makes an equal graph.
 LAZY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # their values are rewritten
@@ -237,11 +240,17 @@ def _zeros(nbytes: int, dtype: DType) -> UOp:
 
 
 def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.UntypedStorage:
-    """A new storage of `nbytes` bytes on `tiny:index`; it reads as zeros in `dtype`."""
+    """A new storage of `nbytes` bytes on `tiny:index`; it reads as zeros in `dtype`.
+
+    Raises torch.OutOfMemoryError where it is larger than all memory of the device, although it occupies none yet.
+    """
+    name = memory.device_name(index)
+    if nbytes >= CHECKED_BYTES:
+        allocations.check_size(name, nbytes)
     address, size_class = ADDRESSES.reserve(nbytes)
     device = torch.device("tiny", index)
     storage: Any = torch_compat.construct_storage(address, device, nbytes)
-    storage._lazy = lazy = LazyStorage(nbytes, memory.device_name(index), dtype)
+    storage._lazy = lazy = LazyStorage(nbytes, name, dtype)
     BY_ADDRESS[address] = lazy
     lazy.addresses.append((address, size_class))
     return storage

@@ -140,11 +140,13 @@ def _with_update(out: Spec, x: Any, weight: Any, bias: Any, mean: Any, var: Any,
 
 
 def _into(functional: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """The out= kernel of a functional one."""
+    """The out= kernel of a functional one. Evaluation saves no statistics, and what was given for them stays."""
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         targets = tuple(kwargs.pop(n) for n in names)
         for target, result in zip(targets, functional(*args, **kwargs), strict=True):
+            if target is not targets[0] and not result.numel() and targets[0].numel():
+                continue
             if target.shape != result.shape:
                 target.resize_(result.shape)
             target.copy_(result)

@@ -18,7 +18,7 @@ from tinygrad.dtype import DType
 from tinygrad.helpers import DEV
 from tinygrad.uop.ops import UOp
 
-from . import trace
+from . import allocations, trace
 from .counters import COUNTERS
 from .toolchain import ensure_compiler
 
@@ -39,7 +39,7 @@ def open_device(device: str) -> None:
     """Open tinygrad's device once; its CPU device starts a C compiler when it opens. Raises ToolchainError."""
     if device not in _opened:
         ensure_compiler()
-        Device[device]
+        allocations.watch(device, Device[device].allocator)
         _opened.add(device)
 
 

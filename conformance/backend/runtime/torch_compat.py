@@ -99,6 +99,12 @@ suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = found(
 )
 _OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_")
 
+# Random numbers, streams and events
+Event: Any = found("torch:Event")
+Generator: Any = found("torch._C:Generator")
+Stream: Any = found("torch:Stream")
+default_generator: Any = found("torch:default_generator")
+
 # Registration
 DeviceGuard: Any = found("torch._C:_acc.DeviceGuard")
 DeviceType: Any = found("torch._C:_autograd.DeviceType")
@@ -106,6 +112,16 @@ PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
 set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
 tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
 module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
+
+
+inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
+aot_inductor_wrapper: Any = found("torch:_TorchCompileAOTInductorWrapper")
+
+
+def make_storage_methods(name: str) -> None:
+    """Give storages `tiny()` and `is_tiny`."""
+    generate: Any = found("torch.utils.backend_registration:_generate_storage_methods_for_privateuse1_backend")
+    generate(name)
 
 
 def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:

@@ -45,6 +45,7 @@ class _Output:
     place: int  # index of the value, or of the input whose storage it lies in
     geometry: Geometry | None
     nbytes: int
+    index: int = 0  # of the device that a value lies on
     other: Any = None
 
 
@@ -185,7 +186,7 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
     places: dict[int, int] = {}
     for r in results:
         if not isinstance(r, torch.Tensor) or not is_tiny(r):
-            outputs.append(_Output("other", 0, None, 0, r))
+            outputs.append(_Output("other", 0, None, 0, other=r))
             continue
         lazy = lazy_storage(r)
         if id(lazy) in by_store:
@@ -194,7 +195,7 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
         if id(lazy) not in places:
             places[id(lazy)] = len(values)
             values.append(flush.flat(lazy))
-        outputs.append(_Output("value", places[id(lazy)], (r.dtype, *geometry(r)), lazy.nbytes))
+        outputs.append(_Output("value", places[id(lazy)], (r.dtype, *geometry(r)), lazy.nbytes, r.device.index or 0))
     changed: dict[int, tuple[UOp, UOp]] = {}  # by input: its buffer and its new content
     for store, buffer, i in stand_ins.values():
         flat = flush.flat(store._lazy)  # type: ignore[attr-defined]
@@ -202,7 +203,7 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
             changed[i] = (buffer, flat)
     if not values and not changed:
         return None
-    device = lazy_storage(next(a for a in arguments if is_tiny(a))).device
+    device = lazy_storage(next(t for t in (*arguments, *results) if isinstance(t, torch.Tensor) and is_tiny(t))).device
     standing = {buffer: i for _, buffer, i in stand_ins.values()}
 
     def over_inputs(run: replay.Replay, buffers: list[UOp]) -> _Schedule:
@@ -270,8 +271,7 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
             results.append(tensor_on(inputs[out.place].untyped_storage(), dtype, size, stride, offset))
             continue
         if out.place not in new:
-            index = next((x.device.index or 0 for x in inputs if is_tiny(x)), 0)
-            new[out.place] = allocate(out.nbytes, index, flats[out.place].dtype)
+            new[out.place] = allocate(out.nbytes, out.index, flats[out.place].dtype)
             new[out.place]._lazy.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
         results.append(tensor_on(new[out.place], dtype, size, stride, offset))
     for i, flat in zip(recorded.written, flats[len(flats) - len(recorded.written) :], strict=True):

@@ -20,6 +20,10 @@ from ..runtime import torch_compat
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
     "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale
 }
+# torch's kernel for all devices reads host memory, and on the CPU writes to its argument, which its schema denies.
+FUNCTIONAL: dict[str, Callable[..., Any]] = {
+    "_saturate_weight_to_fp16": lambda weight: weight.clamp(-torch.finfo(torch.half).max, torch.finfo(torch.half).max)
+}
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
 
@@ -54,12 +58,29 @@ def install() -> None:
     for name, function in DIFFERENTIATED.items():
         aten.impl(name, function, "AutogradPrivateUse1")
     everything.fallback(_boxed, "PrivateUse1")
+    _keep_off_host_memory(aten, everything)
     for key, (source, overloads) in sparse.BORROWED.items():
         for op in overloads:
             aten.impl(op, sparse.borrowed(op, source), key)
         for op in _computed_on(source.name, overloads):
             aten.impl(op, functools.partial(_boxed, op), key)
         everything.fallback(_boxed, key)
+
+
+def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library.Library) -> None:
+    """Run on copies, or refuse, what would read a data pointer of tiny as host memory, which ends the process."""
+    for names, serve in (
+        (fallback.READS_HOST_MEMORY, _boxed),
+        (fallback.PACKS_HOST_MEMORY, fallback.refuse_packing),
+        (fallback.NESTED_CONSTRUCTORS, lambda op, *args, **kwargs: fallback.refuse_layout("NestedTensor")),
+    ):
+        for name in names:
+            if (op := schema_kernels.listed(name)) is not None:
+                aten.impl(op, functools.partial(serve, op), "PrivateUse1")
+    for name, function in FUNCTIONAL.items():
+        aten.impl(name, function, "PrivateUse1")
+    for layout in fallback.MISSING_LAYOUTS:
+        everything.fallback(functools.partial(fallback.refuse_layout, layout), f"{layout}PrivateUse1")
 
 
 def _computed_on(key: str, borrowed: Sequence[Any]) -> Iterator[Any]:

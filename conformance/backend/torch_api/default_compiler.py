@@ -1,0 +1,70 @@
+"""`torch.compile(model)` of tensors on tiny: what torch does without a named backend.
+
+Defines `install`. The key insight: torch hands Inductor, its default, a graph with its inputs, so a graph that has a
+tiny tensor in it can go to the tiny compiler instead; all other graphs go on to Inductor, modes and options included.
+Inductor itself writes C++ and Triton, neither of which can address a storage on tiny.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..runtime import torch_compat
+
+
+def install() -> None:
+    """Let torch's default compiler hand graphs with tiny tensors to `torch.compile(..., backend="tiny")`.
+
+    Modes and options speak of Inductor's kernels; the tiny compiler has none of them to choose. A graph that
+    is to become a shared library (`use_aoti`) raises RuntimeError, since there is no such form of it.
+    """
+    wrapper: Any = torch_compat.inductor_wrapper
+    original = wrapper.__call__
+
+    def compile_graph(self: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        if not has_tiny(graph, inputs):
+            return original(self, graph, inputs, **options)
+        from .compile import tiny  # Dynamo's half of torch, which takes seconds to import
+
+        return tiny(graph, inputs)
+
+    wrapper.__call__ = compile_graph
+    ahead_of_time: Any = torch_compat.aot_inductor_wrapper
+    original_ahead = ahead_of_time.__call__
+
+    def compile_library(self: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        if has_tiny(graph, inputs):
+            raise RuntimeError(
+                "tiny: use_aoti makes a library of CPU or CUDA code, which cannot address tensors on tiny: leave it "
+                'out, or name backend="tiny"'
+            )
+        return original_ahead(self, graph, inputs, **options)
+
+    ahead_of_time.__call__ = compile_library
+
+
+def has_tiny(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a captured graph reads a tensor on tiny or makes one."""
+    given = (*inputs, *graph.parameters(), *graph.buffers())
+    if any(isinstance(x, torch.Tensor) and x.device.type == "tiny" for x in given):
+        return True
+    return any(_is_tiny_device(x) for node in graph.graph.nodes for x in _arguments([node.args, node.kwargs]))
+
+
+def _arguments(x: Any) -> Iterator[Any]:
+    if isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _arguments(y)
+    elif isinstance(x, dict):
+        yield from _arguments(list(x.values()))
+    else:
+        yield x
+
+
+def _is_tiny_device(x: Any) -> bool:
+    if isinstance(x, str):
+        return x.split(":")[0] == "tiny"
+    return isinstance(x, torch.device) and x.type == "tiny"

@@ -1,0 +1,147 @@
+"""`torch.tiny.memory_allocated()` and its relatives, and the same functions of `torch.accelerator`.
+
+Defines them, and `install`, which puts them in the place of what torch asks an allocator in C++ for.
+The key insight: memory in use is tinygrad's buffers. A lazy value has none, and neither has a tensor of zeros that
+nothing was written to, so the numbers are what the process occupies and not the sizes of the tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from ..runtime import allocations, memory
+from .devices import get_device_name, index_of
+
+_FIGURES = {
+    "allocated_bytes": "in_use", "active_bytes": "in_use", "requested_bytes": "in_use", "reserved_bytes": "reserved",
+    "allocation": "buffers", "allocated": "buffers", "active": "buffers", "segment": "blocks",
+}  # fmt: skip
+
+
+def _usage(device: Any) -> allocations.Usage:
+    return allocations.usage(memory.device_name(index_of(device)))
+
+
+def empty_cache() -> None:
+    """Give the memory that is kept for reuse back to the system."""
+    allocations.release_unused()
+
+
+def empty_host_cache() -> None:
+    """Nothing: there is no host memory kept for transfers."""
+
+
+def memory_stats(device: Any = None, /) -> OrderedDict[str, Any]:
+    """Bytes and counts by torch's names, such as "allocated_bytes.all.peak"; there are no pools other than "all"."""
+    usage = _usage(device)
+    found: dict[str, int] = {}
+    for name, figure in _FIGURES.items():
+        for kind in ("current", "peak", "allocated", "freed"):
+            found[f"{name}.all.{kind}"] = getattr(getattr(usage, figure), kind)
+    found |= {"num_ooms": usage.out_of_memory, "num_alloc_retries": usage.retries}
+    found |= {"num_device_alloc": usage.blocks.allocated, "num_device_free": usage.blocks.freed}
+    return OrderedDict(sorted(found.items()))
+
+
+def memory_allocated(device: Any = None, /) -> int:
+    """Bytes of the buffers that are in use."""
+    return _usage(device).in_use.current
+
+
+def max_memory_allocated(device: Any = None, /) -> int:
+    """The most bytes that were in use at once since `reset_peak_memory_stats`."""
+    return _usage(device).in_use.peak
+
+
+def memory_reserved(device: Any = None, /) -> int:
+    """Bytes in use and kept for reuse."""
+    return _usage(device).reserved.current
+
+
+def max_memory_reserved(device: Any = None, /) -> int:
+    """The most bytes that were in use and kept for reuse since `reset_peak_memory_stats`."""
+    return _usage(device).reserved.peak
+
+
+def reset_peak_memory_stats(device: Any = None, /) -> None:
+    """Let the peaks start from what is used now."""
+    usage = _usage(device)
+    for figure in (usage.in_use, usage.reserved, usage.buffers, usage.blocks):
+        figure.peak = figure.current
+
+
+def reset_accumulated_memory_stats(device: Any = None, /) -> None:
+    """Let the totals of what was allocated and freed start from zero."""
+    usage = _usage(device)
+    usage.out_of_memory = usage.retries = 0
+    for figure in (usage.in_use, usage.reserved, usage.buffers, usage.blocks):
+        figure.allocated = figure.freed = 0
+
+
+def mem_get_info(device: Any = None, /) -> tuple[int, int]:
+    """(free, total) bytes, where total is the host's memory or the limit.
+
+    Raises RuntimeError for a device of which tinygrad does not say how much memory it has.
+    """
+    usage = _usage(device)
+    total = usage.capacity()
+    if total == allocations.UNLIMITED:
+        raise RuntimeError(
+            f"tiny: tinygrad does not say how much memory its device {usage.device} has; "
+            "torch.tiny.set_memory_limit(bytes) does"
+        )
+    return max(0, total - usage.in_use.current), total
+
+
+def set_memory_limit(nbytes: int | None, device: Any = None) -> None:
+    """Let at most so many bytes be reserved; None lifts the limit. What is past it raises torch.OutOfMemoryError."""
+    if nbytes is not None and nbytes < 0:
+        raise ValueError(f"tiny: a memory limit is a number of bytes, not {nbytes}")
+    _usage(device).limit = allocations.UNLIMITED if nbytes is None else nbytes
+
+
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    """Let at most this share of the device's memory be reserved; 1 lifts the limit.
+
+    Raises ValueError for a share that is not in 0 to 1, RuntimeError where tinygrad does not say how much there is.
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"tiny: a fraction of the memory lies in 0 to 1, not {fraction}")
+    usage = _usage(device)
+    if fraction == 1:
+        usage.limit = allocations.UNLIMITED
+    elif usage.total():
+        usage.limit = int(fraction * usage.total())
+    else:
+        raise RuntimeError(
+            f"tiny: tinygrad does not say how much memory its device {usage.device} has; use set_memory_limit(bytes)"
+        )
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """A few lines of text with the memory in use and reserved, now and at its peak."""
+    stats = memory_stats(device)
+    lines = [f"Memory of tiny:{index_of(device)} ({get_device_name(device)}), bytes"]
+    for title, name in (("in use", "allocated_bytes"), ("reserved", "reserved_bytes")):
+        current, peak = stats[f"{name}.all.current"], stats[f"{name}.all.peak"]
+        lines.append(f"{title:9}{current:>16,}   peak {peak:>16,}")
+    return "\n".join(lines)
+
+
+PUBLIC = (
+    empty_cache, empty_host_cache, memory_stats, memory_allocated, max_memory_allocated, memory_reserved,
+    max_memory_reserved, reset_peak_memory_stats, reset_accumulated_memory_stats, mem_get_info, set_memory_limit,
+    set_per_process_memory_fraction, memory_summary,
+)  # fmt: skip
+
+
+def install() -> None:
+    """Put these functions in the place of torch.accelerator's, which ask C++ for an allocator."""
+    replaced = {function.__name__: function for function in PUBLIC} | {"get_memory_info": mem_get_info}
+    for module in (torch.accelerator, torch.accelerator.memory):
+        for name, function in replaced.items():
+            if hasattr(module, name):
+                setattr(module, name, function)

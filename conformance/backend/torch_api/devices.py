@@ -1,0 +1,160 @@
+"""How many tiny devices there are, which of them is current, and what they say of themselves.
+
+Defines the functions of `torch.tiny` about devices, and `index_of`, by which all others take a device argument.
+The key insight: PyTorch's generic code asks a device module before it asks a tensor, so what is answered here decides
+which dtypes a library trains in.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..runtime import allocations, memory
+
+_current = 0
+
+
+def device_count() -> int:
+    """Number of tiny devices: the environment variable TINY_DEVICES, 1 without it."""
+    return int(os.environ.get("TINY_DEVICES", "1"))
+
+
+def is_available() -> bool:
+    """True: the device needs no hardware."""
+    return True
+
+
+def is_initialized() -> bool:
+    """True: there is nothing to initialize before the first kernel."""
+    return True
+
+
+def init() -> None:
+    """Nothing: there is nothing to initialize before the first kernel."""
+
+
+def current_device() -> int:
+    """Index of the device that `device="tiny"` means."""
+    return _current
+
+
+def index_of(device: Any = None) -> int:
+    """The index that a device argument means: a number, a name, a torch.device, or None for the current device.
+
+    Raises RuntimeError where there is no such tiny device.
+    """
+    if device is None:
+        return _current
+    if isinstance(device, int):
+        index = device
+    else:
+        named = torch.device(device)
+        if named.type != "tiny":
+            raise RuntimeError(f"tiny: expected a tiny device, but got {named}")
+        index = _current if named.index is None else named.index
+    if not 0 <= index < device_count():
+        raise RuntimeError(
+            f"tiny: there is no device tiny:{index}; TINY_DEVICES says how many there are, now {device_count()}"
+        )
+    return index
+
+
+def set_device(device: Any) -> None:
+    """Make another device the one that `device="tiny"` means."""
+    global _current
+    _current = index_of(device)
+
+
+class device:
+    """Context manager: within it `device="tiny"` means this index; None and -1 change nothing."""
+
+    def __init__(self, device: Any) -> None:
+        self.index = -1 if device is None else device if isinstance(device, int) else torch.device(device).index or 0
+        self.before = 0
+
+    def __enter__(self) -> device:
+        self.before = _current
+        if self.index >= 0:
+            set_device(self.index)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        set_device(self.before)
+
+
+class device_of(device):
+    """Context manager: within it `device="tiny"` means where a tensor lies; nothing where it is no tiny tensor."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.get_device() if getattr(obj, "device", None) and obj.device.type == "tiny" else None)
+
+
+def exchange_device(index: int) -> int:
+    """Make a device current; the one that was. A negative index changes nothing."""
+    before = _current
+    if index >= 0:
+        set_device(index)
+    return before
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What a tiny device is made of."""
+
+    name: str  # tinygrad's device and what makes its code
+    total_memory: int  # bytes that may be used: the host's memory or the limit; 0 where tinygrad does not say
+    multi_processor_count: int  # processor cores
+    major: int = 0
+    minor: int = 0
+
+
+def get_device_properties(device: Any = None) -> Properties:
+    """Name, memory in bytes and processor count of a device."""
+    name = memory.device_name(index_of(device))
+    total = allocations.usage(name).capacity()
+    return Properties(f"tinygrad {name}", 0 if total == allocations.UNLIMITED else total, os.cpu_count() or 1)
+
+
+def get_device_name(device: Any = None) -> str:
+    """The name of tinygrad's device, such as "tinygrad CPU"."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """(0, 0): there are no generations of the device to tell apart."""
+    index_of(device)
+    return 0, 0
+
+
+def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+    """Whether one device's kernels can read another's memory: only its own; copies between devices go by the host."""
+    return index_of(device) == index_of(peer_device)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """True: bfloat16 is computed in float32 and rounded where the CPU rounds; False without emulation."""
+    return including_emulation
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """dtypes that `torch.autocast("tiny", dtype=...)` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def ipc_collect() -> None:
+    """Nothing: tensors on tiny are not shared between processes."""
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+PUBLIC = (
+    device_count, is_available, is_initialized, init, current_device, set_device, device, device_of, exchange_device,
+    get_device_properties, get_device_name, get_device_capability, can_device_access_peer, is_bf16_supported,
+    get_amp_supported_dtype, ipc_collect, _is_in_bad_fork,
+)  # fmt: skip

@@ -1,0 +1,112 @@
+"""`torch.Generator(device="tiny")`, and the state of the random numbers that no generator is given for.
+
+Defines `Generator`, `install`, and the functions of `torch.tiny` about seeds and states.
+
+The key insight: torch makes a device's generators in C++ alone, but tiny draws its numbers with torch's CPU generator
+anyway. So a generator of tiny is a CPU generator which says that it is tiny's, and every random function takes it.
+Numbers drawn without a generator come from torch's default CPU generator, whichever device they are for: that keeps
+them those of a run on the CPU, and makes the state of every tiny device one and the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..runtime import torch_compat
+from .devices import device_count, index_of
+
+_Native: Any = torch_compat.Generator
+
+
+class Generator(_Native):  # type: ignore[misc]
+    """A source of random numbers for one tiny device: the CPU's numbers for the same seed."""
+
+    def __new__(cls, device: Any = "tiny") -> Generator:
+        made: Generator = _Native.__new__(cls, device="cpu")
+        made._index = index_of(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it was made for."""
+        return torch.device("tiny", self._index)
+
+    def clone_state(self) -> Generator:
+        """A second generator that goes on from the same state."""
+        made = Generator(self.device)
+        made.set_state(self.get_state())
+        return made
+
+    def __reduce__(self) -> Any:
+        return _restored, (str(self.device), self.get_state())
+
+
+def _restored(device: str, state: torch.Tensor) -> Generator:
+    made = Generator(device)
+    made.set_state(state)
+    return made
+
+
+def install() -> None:
+    """Let `torch.Generator` make tiny's. The type itself is C's and stays; what is called to make one is Python's."""
+    metaclass: Any = type(_Native)
+    original = metaclass.__call__
+
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is _Native:
+            device = args[0] if args else kwargs.get("device")
+            if isinstance(device, (str, torch.device)) and torch.device(device).type == "tiny":
+                return Generator(device)
+        return original(cls, *args, **kwargs)
+
+    metaclass.__call__ = call
+
+
+def manual_seed(seed: int) -> None:
+    """Nothing: torch.manual_seed, which calls this, seeds the CPU generator that tiny draws from."""
+
+
+def manual_seed_all(seed: int) -> None:
+    """Nothing: torch.manual_seed, which calls this, seeds the CPU generator that tiny draws from."""
+
+
+def seed() -> None:
+    """Seed the generator that tiny draws from, torch's CPU generator, with a number that is not foreseen."""
+    torch_compat.default_generator.seed()
+
+
+def initial_seed() -> int:
+    """The seed of the generator that tiny draws from, torch's CPU generator."""
+    return int(torch_compat.default_generator.initial_seed())
+
+
+def get_rng_state(device: Any = "tiny") -> torch.Tensor:
+    """The state of the generator that tiny draws from, torch's CPU generator, as a CPU tensor of bytes."""
+    index_of(device)
+    return torch.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = "tiny") -> None:
+    """Set the state of the generator that tiny draws from, torch's CPU generator."""
+    index_of(device)
+    torch.set_rng_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The state for each device: the same one, since all draw from torch's CPU generator."""
+    return [get_rng_state(i) for i in range(device_count())]
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Set the state of the generator that all devices draw from: the last one counts."""
+    for i, state in enumerate(new_states):
+        set_rng_state(state, i)
+
+
+PUBLIC = (
+    manual_seed, manual_seed_all, seed, initial_seed, get_rng_state, set_rng_state, get_rng_state_all,
+    set_rng_state_all,
+)  # fmt: skip

@@ -1,0 +1,68 @@
+"""`torch.tiny.FloatTensor` and its relatives, which name a dtype on the device, and the default tensor type.
+
+Defines `classes` and `install`. The key insight: these types are no tensors of their own; calling one makes a tensor
+and asking whether a tensor is one compares dtype and device, so a class needs nothing but those two answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+NAMES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32,
+    "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+
+class _Meta(type):
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.device.type == "tiny" and instance.dtype == cls.dtype
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        """A tensor of a size that is given as numbers, or with the elements of a sequence or tensor."""
+        if not args:
+            return torch.empty(0, dtype=cls.dtype, device="tiny")
+        if all(isinstance(x, int) for x in args) or isinstance(args[0], torch.Size):
+            return torch.empty(*args, dtype=cls.dtype, device="tiny")
+        if isinstance(args[0], torch.Tensor):
+            if args[0].dtype != cls.dtype:
+                raise TypeError(f"expected a tensor of {cls.dtype}, but got one of {args[0].dtype}")
+            return args[0].to("tiny")
+        return torch.tensor(args[0], dtype=cls.dtype, device="tiny")
+
+
+def classes() -> dict[str, type]:
+    """The classes by their names in `torch.tiny`."""
+    # torch's `Tensor.type` reads the name of a class as C has it, which is the one that it is made with.
+    return {name: _Meta(f"torch.tiny.{name}", (), {"dtype": dtype}) for name, dtype in NAMES.items()}
+
+
+def install() -> None:
+    """Let `torch.set_default_tensor_type` take tiny's types: the default dtype and the default device."""
+    original: Callable[[Any], None] = torch.set_default_tensor_type
+    ours = False
+
+    def set_default_tensor_type(t: Any, /) -> None:
+        nonlocal ours
+        name = t if isinstance(t, str) else getattr(t, "__name__", "")
+        if name.startswith("torch.tiny."):
+            dtype = NAMES.get(name.removeprefix("torch.tiny."))
+            if dtype is None or not dtype.is_floating_point:
+                raise TypeError("invalid type object: only floating-point types are supported as the default type")
+            torch.set_default_dtype(dtype)
+            torch.set_default_device("tiny")
+            ours = True
+            return
+        if ours:
+            torch.set_default_device(None)
+            ours = False
+        original(t)
+
+    set_default_tensor_type.__doc__ = original.__doc__
+    torch.set_default_tensor_type = set_default_tensor_type

@@ -1,0 +1,98 @@
+"""Storages on tiny by every public way: constructed, resized, moved, copied.
+
+Defines `install`. The key insight: torch's own storage methods reach for an allocator, which a device that is
+registered from Python has none of: some raise, some end the process. Each of them is replaced here for tiny's
+storages, by what makes or changes a storage anywhere in the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..lazy import access
+from ..lazy.storage import allocate
+from ..runtime import torch_compat
+from .devices import index_of
+
+_pinning = torch.library.Library("aten", "IMPL")
+
+
+def install() -> None:
+    """Serve storages on tiny; those of other devices keep torch's methods."""
+    _serve_constructor()
+    methods: dict[str, Callable[..., Any]] = {"resize_": _resize, "new": _new, "byteswap": _byteswap}
+    for name, method in methods.items():
+        _replace(name, method)
+    torch_compat.make_storage_methods("tiny")
+    _pin_by_copying()
+
+
+def _serve_constructor() -> None:
+    """PrivateUse1 has no allocator, so torch's own constructor would crash on device="tiny"."""
+    original: Any = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "tiny":
+            return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
+        index = index_of(device)
+        if not args:
+            return allocate(0, index)
+        if len(args) == 1 and isinstance(args[0], int) and not isinstance(args[0], bool):
+            return allocate(_checked(args[0]), index)
+        values = original(cls, *args).tolist()  # refused as on the CPU
+        made = allocate(len(values), index)
+        made.copy_(torch.tensor(values, dtype=torch.uint8, device="cpu").untyped_storage())
+        return made
+
+    torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[method-assign,assignment]
+
+
+def _replace(name: str, method: Callable[..., Any]) -> None:
+    original: Any = getattr(torch.UntypedStorage, name)
+
+    def chosen(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "tiny":
+            return method(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    chosen.__name__, chosen.__doc__ = name, original.__doc__
+    setattr(torch.UntypedStorage, name, chosen)
+
+
+def _checked(nbytes: int) -> int:
+    if nbytes < 0:
+        raise RuntimeError(f"tiny: a storage cannot have {nbytes} bytes")
+    return nbytes
+
+
+def _resize(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    access.resize(self, _checked(int(size)))
+    return self
+
+
+def _new(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    return allocate(0, self.device.index or 0)
+
+
+def _byteswap(self: torch.UntypedStorage, dtype: torch.dtype) -> None:
+    host = self.cpu()
+    host.byteswap(dtype)
+    self.copy_(host)
+
+
+def _pin_by_copying() -> None:
+    """`pin_memory()` of a CPU tensor is a copy that says it is pinned: any host memory moves at the same speed."""
+
+    def pinned(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        made = self.clone()
+        made.untyped_storage()._pinned = True  # type: ignore[attr-defined]
+        return made
+
+    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return bool(getattr(self.untyped_storage(), "_pinned", False))
+
+    _pinning.impl("_pin_memory", pinned, "CPU")
+    _pinning.impl("is_pinned", is_pinned, "CPU")

@@ -1,0 +1,162 @@
+"""`torch.tiny.Stream` and `Event`, and `torch.Event(device="tiny")`.
+
+Defines them and the functions of `torch.tiny` about streams.
+
+The key insight: the device runs everything in the order of the program, so every stream is the same queue and waiting
+is never needed. Only time is left for an event to tell; it can tell it if what was asked for before is computed when
+the event is recorded, which a lazy device would otherwise put off past the second event.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from ..lazy import flush
+from ..lazy.storage import LAZY
+from ..runtime import torch_compat
+from .devices import device as device_context
+from .devices import index_of, set_device
+
+_NativeEvent: Any = torch_compat.Event
+_NativeStream: Any = torch_compat.Stream
+
+
+def synchronize(device: Any = None) -> None:
+    """Run everything that was written in place and not yet computed."""
+    index_of(device)
+    flush.flush([], why="realize")
+
+
+class Stream(_NativeStream):  # type: ignore[misc]
+    """A stream of a tiny device; all of them are one queue."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        made: Stream = _NativeStream.__new__(cls, device=torch.device("tiny", index_of(device)))
+        return made
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority: there is one."""
+        return 0, 0
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event, a new one where none is given, and return it."""
+        event = Event(self.device) if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing: what was recorded before the event has run."""
+
+
+class Event(_NativeEvent):  # type: ignore[misc]
+    """A point in the order of the program.
+
+    With `enable_timing` recording it computes all lazy values there are, and notes the time.
+    """
+
+    def __new__(
+        cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Event:
+        if interprocess:
+            raise RuntimeError("tiny: an event cannot be shared between processes, since the device is in each of them")
+        made: Event = _NativeEvent.__new__(
+            cls, device=torch.device("tiny", index_of(device)), enable_timing=enable_timing
+        )
+        made._timed, made._at = enable_timing, None
+        return made
+
+    _timed: bool
+    _at: float | None
+
+    def record(self, stream: Any = None) -> None:
+        """Mark this point; a stream that is given may be any of the device."""
+        if self._timed:
+            flush.flush([s for s in list(LAZY.values()) if s.is_lazy()], why="event")
+        self._at = time.perf_counter()
+
+    def query(self) -> bool:
+        """True: what was recorded before this point has run."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing: what was recorded before this point has run."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing: what comes later in the program runs later on every stream."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to `end_event`. Raises RuntimeError unless both take time and are recorded."""
+        if not isinstance(end_event, Event) or not (self._timed and end_event._timed):
+            raise RuntimeError("tiny: elapsed_time needs two events that were made with enable_timing=True")
+        if self._at is None or end_event._at is None:
+            raise RuntimeError("tiny: elapsed_time needs two events that have been recorded")
+        return 1000 * (end_event._at - self._at)
+
+
+def _of_any_device(name: str, native: Any, ours: Any) -> Any:
+    """A class that is the C type to all who ask what it is, and makes ours where a tiny one is asked for.
+
+    torch's own methods take nothing but the C type itself, so the other classes here have methods of their own.
+    """
+
+    class OfAnyDevice(type(native)):  # type: ignore[misc]
+        def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if cls is not made:
+                return super().__call__(*(() if device is None else (device,)), *args, **kwargs)
+            named = torch.device(device) if isinstance(device, (str, torch.device)) else None
+            unnamed = device is None and not args and "stream_id" not in kwargs
+            if unnamed or (named is not None and named.type == "tiny"):
+                return ours(named, *args, **kwargs)
+            return native(*(() if device is None else (device,)), *args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, native) if cls is made else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, native) if cls is made else super().__subclasscheck__(subclass)
+
+    made: Any = OfAnyDevice(name, (native,), {"__module__": "torch", "__doc__": native.__doc__, "__slots__": ()})
+    return made
+
+
+def install() -> None:
+    """Let `torch.Event` and `torch.Stream` make tiny's, and `torch.accelerator` say them."""
+    torch.Event = _of_any_device("Event", _NativeEvent, Event)  # type: ignore[misc,assignment]
+    torch.Stream = _of_any_device("Stream", _NativeStream, Stream)  # type: ignore[misc,assignment]
+    torch.accelerator.current_stream = current_stream  # type: ignore[assignment]
+    torch.accelerator.synchronize = synchronize  # type: ignore[assignment]
+
+
+def current_stream(device: Any = None, /) -> Stream:
+    """The stream that is current: it is the only one there is."""
+    return Stream(device)
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The stream that is current from the start: it is the only one there is."""
+    return Stream(device)
+
+
+def set_stream(stream: Any) -> None:
+    """Make a stream's device the current one; None changes nothing."""
+    if stream is not None:
+        set_device(stream.device_index)
+
+
+def stream(stream: Any) -> Any:
+    """Context manager: within it this stream is the current one, which changes nothing that is computed."""
+    return device_context(None if stream is None else stream.device_index)
+
+
+def is_current_stream_capturing() -> bool:
+    """False: there are no graphs to capture streams into; `torch.compile` records graphs."""
+    return False
+
+
+PUBLIC = (
+    synchronize, Stream, Event, current_stream, default_stream, set_stream, stream, is_current_stream_capturing,
+)  # fmt: skip

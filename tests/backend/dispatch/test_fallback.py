@@ -1,0 +1,124 @@
+"""Operators that take any data pointer for one to host memory: each of them ended the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import conformance.backend as backend
+
+aten = torch.ops.aten
+
+
+def agree(function: Callable[..., Any], *args: Any) -> None:
+    """The function on tiny gives what it gives on the CPU, and changes its arguments alike."""
+    moved = [a.to("tiny") if isinstance(a, torch.Tensor) else a for a in args]
+    backend.reset_stats()
+    result = function(*moved)
+    assert backend.stats()["fallback"], "the CPU computes it, counted"
+    torch.testing.assert_close(_host(result), function(*args), equal_nan=True)
+    for ours, expected in zip(moved, args, strict=True):
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(ours.cpu(), expected)
+
+
+def _host(x: Any) -> Any:
+    return x.cpu() if isinstance(x, torch.Tensor) else type(x)(map(_host, x)) if isinstance(x, tuple | list) else x
+
+
+class TestHostMemory:
+    """Run on copies, counted."""
+
+    def test_grid_sampler_of_the_cpu(self) -> None:
+        image, grid = torch.rand(1, 2, 3, 4), 2 * torch.rand(1, 2, 2, 2) - 1
+        agree(aten._grid_sampler_2d_cpu_fallback, image, grid, 0, 0, False)
+        agree(aten._grid_sampler_2d_cpu_fallback_backward, torch.rand(1, 2, 2, 2), image, grid, 0, 0, False)
+
+    def test_saturated_weights(self) -> None:
+        """The CPU's kernel writes to its argument, which its schema denies; the device's does not."""
+        x = torch.tensor([[1e6, -1e6], [0.5, 3.0]]).to("tiny")
+        assert aten._saturate_weight_to_fp16(x).tolist() == [[65504.0, -65504.0], [0.5, 3.0]]
+        assert x[0, 0].item() == 1e6
+
+    def test_pruned_rows(self) -> None:
+        agree(aten._rowwise_prune, torch.rand(3, 4), torch.tensor([True, False, True]), torch.int32)
+
+    def test_quantization_parameters(self) -> None:
+        """Its numbers are found by a search over the tensor's elements."""
+        agree(lambda x: torch.choose_qparams_optimized(x, 16, 4, 0.1, 8), torch.rand(16))
+
+    def test_sobol_numbers(self) -> None:
+        state = torch.zeros(2, 30, dtype=torch.long)
+        agree(torch._sobol_engine_initialize_state_, state.clone(), 2)
+        torch._sobol_engine_initialize_state_(state, 2)
+        agree(lambda q, s: torch._sobol_engine_draw(q, 4, s, 2, 0, torch.float32), state[:, 0].clone(), state)
+        agree(lambda q, s: torch._sobol_engine_ff_(q, 3, s, 2, 0), state[:, 0].clone(), state)
+
+    @pytest.mark.parametrize(
+        "pack", [torch.fbgemm_linear_quantize_weight, torch.fbgemm_pack_gemm_matrix_fp16]
+    )  # fmt: skip
+    def test_what_only_kernels_of_the_cpu_read_is_refused(self, pack: Callable[..., Any]) -> None:
+        with pytest.raises(NotImplementedError, match=r"tiny: aten\.fbgemm_.* packs weights for kernels of the CPU"):
+            pack(torch.rand(4, 4).to("tiny"))
+
+
+class TestMissingLayouts:
+    """Tensors in a layout that the device has none of are refused in a sentence; quantizing ended the process."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.quantize_per_tensor(torch.rand(4, device="tiny"), 0.1, 0, torch.quint8),
+            lambda: torch.quantize_per_tensor_dynamic(torch.rand(4, device="tiny"), torch.quint8, False),
+            lambda: torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.quint8).to("tiny"),
+            lambda: torch._empty_affine_quantized([3], scale=0.1, zero_point=0, dtype=torch.quint8, device="tiny"),
+        ],
+    )
+    def test_quantized(self, make: Callable[[], torch.Tensor]) -> None:
+        with pytest.raises(NotImplementedError, match="tiny: there are no quantized tensors: quantize on the CPU"):
+            make()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.nested.nested_tensor([torch.rand(2, 3, device="tiny")]),
+            lambda: torch.nested.nested_tensor([torch.rand(2, 3)]).to("tiny"),
+        ],
+    )
+    def test_strided_nested(self, make: Callable[[], torch.Tensor]) -> None:
+        with pytest.raises(NotImplementedError, match=r"tiny: there are no nested tensors in the strided layout"):
+            make()
+
+    def test_jagged_nested(self) -> None:
+        pieces = [torch.rand(2, 3), torch.rand(4, 3)]
+        made = torch.nested.nested_tensor([p.to("tiny") for p in pieces], layout=torch.jagged)
+        for ours, expected in zip((made.sin() * 2).unbind(), pieces, strict=True):
+            torch.testing.assert_close(ours.cpu(), expected.sin() * 2)
+
+    def test_mkldnn(self) -> None:
+        """It raised KeyError: 'torch._mkldnn'."""
+        with pytest.raises(NotImplementedError, match="tiny: there are no tensors in the layout of oneDNN"):
+            torch.rand(3, 3, device="tiny").to_mkldnn()
+
+
+class TestWindows:
+    """torch.kaiser_window ran into an internal assertion of torch's."""
+
+    def test_kaiser(self) -> None:
+        for arguments in ((7,), (7, False), (7, True, 3.0)):
+            made = torch.kaiser_window(*arguments, device="tiny")
+            assert made.device.type == "tiny"
+            torch.testing.assert_close(made.cpu(), torch.kaiser_window(*arguments))
+
+
+class TestOneTensorTwice:
+    """A tensor that is input and output of a call was carried back twice, the second time as it had been."""
+
+    def test_smm(self) -> None:
+        """torch.smm gives its own empty result as an input: what it computed was lost, and the result was empty."""
+        matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 2.0]), (2, 2)).coalesce()
+        result = torch.smm(matrix.to("tiny"), torch.eye(2, device="tiny"))
+        assert torch.equal(result.cpu().to_dense(), torch.smm(matrix, torch.eye(2)).to_dense())

@@ -1,0 +1,156 @@
+"""Storages by every public way: several raised what torch's C++ says to backends, two ended the process."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+import conformance.backend  # noqa: F401
+
+
+def storage() -> torch.UntypedStorage:
+    return torch.arange(6, dtype=torch.uint8).to("tiny").untyped_storage()
+
+
+class TestUntyped:
+    """torch.UntypedStorage on tiny."""
+
+    @pytest.mark.parametrize(("size", "expected"), [(8, [0, 1, 2, 3, 4, 5]), (3, [0, 1, 2])])
+    def test_resize(self, size: int, expected: list[int]) -> None:
+        x = torch.arange(6, dtype=torch.uint8).to("tiny")
+        assert x.untyped_storage().resize_(size).nbytes() == size
+        assert x.untyped_storage().tolist()[: len(expected)] == expected
+
+    def test_new_is_empty_and_on_the_device(self) -> None:
+        """It ended the process."""
+        made = storage().new()
+        assert (made.nbytes(), made.device.type) == (0, "tiny")
+
+    def test_byteswap(self) -> None:
+        """It ended the process."""
+        held = storage()
+        held.byteswap(torch.int16)
+        assert held.tolist() == [1, 0, 3, 2, 5, 4]
+
+    def test_moved_by_method(self) -> None:
+        moved = torch.arange(3, dtype=torch.uint8).untyped_storage().tiny()
+        assert moved.is_tiny
+        assert moved.tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize("made", [lambda: [3, 1], lambda: torch.tensor([3, 1], dtype=torch.uint8).tolist()])
+    def test_of_a_sequence(self, made: type) -> None:
+        assert torch.UntypedStorage(made(), device="tiny").tolist() == [3, 1]
+
+    @pytest.mark.parametrize("given", [-1, 1.5, "a"])
+    def test_of_what_is_no_size(self, given: object) -> None:
+        """They raised TypeError of a function of torch's that nobody called."""
+        with pytest.raises(RuntimeError, match=r"-1 bytes|Expected a sequence type|instead of int"):
+            torch.UntypedStorage(given, device="tiny")
+
+    def test_of_no_such_device(self) -> None:
+        with pytest.raises(RuntimeError, match="no device tiny:7"):
+            torch.UntypedStorage(4, device="tiny:7")
+
+    @pytest.mark.parametrize("copied", [lambda s: s.clone(), copy.copy, copy.deepcopy])
+    def test_copies_are_apart(self, copied: type) -> None:
+        held = storage()
+        made = copied(held)
+        held[0] = 9
+        assert made[0] == 0
+
+    def test_other_devices_keep_torchs_methods(self) -> None:
+        held = torch.arange(4, dtype=torch.uint8).untyped_storage()
+        held.byteswap(torch.int16)
+        assert held.resize_(2).tolist() == [1, 0]
+        assert held.new().device.type == "cpu"
+
+
+class TestTyped:
+    """torch.TypedStorage on tiny, which torch still has."""
+
+    @pytest.fixture(autouse=True)
+    def _quiet(self) -> None:
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
+
+    def test_resize_read_write_pickle(self) -> None:
+        held = torch.arange(3.0).to("tiny").storage()
+        held.resize_(4)
+        held[3] = 7.0
+        assert held.tolist() == [0.0, 1.0, 2.0, 7.0]
+        assert pickle.loads(pickle.dumps(held)).tolist() == held.tolist()
+        assert held.is_tiny
+        assert torch.zeros(2).storage().tiny().device.type == "tiny"
+
+
+class TestPinning:
+    """Pinned memory of the host is ordinary memory that says it is pinned: it said it was not."""
+
+    def test_a_pinned_copy(self) -> None:
+        x = torch.arange(3.0)
+        pinned = x.pin_memory()
+        assert (x.is_pinned(), pinned.is_pinned(), pinned[1:].is_pinned()) == (False, True, True)
+        assert pinned.data_ptr() != x.data_ptr()
+        assert pinned.pin_memory() is pinned
+        assert pinned.to("tiny", non_blocking=True).tolist() == [0.0, 1.0, 2.0]
+
+    def test_a_tensor_on_the_device(self) -> None:
+        x = torch.ones(2, device="tiny")
+        assert not x.is_pinned()
+        with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+            x.pin_memory()
+
+    def test_a_data_loader(self) -> None:
+        loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, pin_memory=True)
+        assert all(batch.is_pinned() for batch in loader)
+
+
+class TestLazyClone:
+    """torch._lazy_clone ran into an assertion about a storage that C++ has none of."""
+
+    def test_geometry_stays_and_memory_is_apart(self) -> None:
+        x = torch.arange(12.0).to("tiny").view(3, 4).t()[1:]
+        made = torch._lazy_clone(x)
+        assert (made.stride(), made.storage_offset()) == (x.stride(), x.storage_offset())
+        x.zero_()
+        assert torch.equal(made.cpu(), torch.arange(12.0).view(3, 4).t()[1:])
+
+
+class TestDeterministicMode:
+    """torch.utils.deterministic.fill_uninitialized_memory was ignored: new memory read as zeros."""
+
+    @pytest.fixture(autouse=True)
+    def _deterministic(self):
+        torch.use_deterministic_algorithms(True)
+        yield
+        torch.use_deterministic_algorithms(False)
+
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.uint8, torch.bool]
+    )
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda d, t: torch.empty(3, dtype=t, device=d),
+            lambda d, t: torch.empty_strided((2, 2), (2, 1), dtype=t, device=d),
+            lambda d, t: torch.empty_like(torch.zeros(2, dtype=t, device=d)),
+            lambda d, t: torch.zeros(1, dtype=t, device=d).new_empty(2),
+        ],
+    )
+    def test_new_memory_is_filled_as_on_the_cpu(self, make, dtype: torch.dtype) -> None:
+        torch.testing.assert_close(make("tiny", dtype).cpu(), make("cpu", dtype), equal_nan=True)
+
+    def test_not_where_the_user_says_so(self) -> None:
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            assert torch.empty(3, device="tiny").tolist() == [0.0] * 3
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = True
+
+    def test_what_a_tensor_grows_by(self) -> None:
+        grown = torch.zeros(2, device="tiny").resize_(4)
+        assert grown[:2].tolist() == [0.0, 0.0]
+        assert grown[2:].isnan().all()

@@ -1,0 +1,84 @@
+"""Streams and events: `elapsed_time` and `synchronize` of an event raised "Backend doesn't support"."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import conformance.backend as backend
+
+
+class TestEvent:
+    """`torch.Event(device="tiny")` and `torch.tiny.Event`."""
+
+    @pytest.mark.parametrize("make", [lambda **k: torch.Event(device="tiny", **k), torch.tiny.Event])
+    def test_what_was_asked_for_between_two_events_is_timed(self, make: type) -> None:
+        """A lazy device would compute it after both."""
+        x = torch.rand(64, 64).to("tiny")
+        start, end = make(enable_timing=True), make(enable_timing=True)
+        start.record()
+        before = backend.stats()["kernels"]
+        y = x @ x
+        end.record()
+        assert backend.stats()["kernels"] > before
+        end.synchronize()
+        assert end.query()
+        assert start.elapsed_time(end) > 0
+        assert end.elapsed_time(start) < 0
+        del y
+
+    def test_an_event_without_timing_computes_nothing(self) -> None:
+        y = torch.ones(3).to("tiny") * 3.5
+        before = backend.stats()["kernels"]
+        torch.Event(device="tiny").record()
+        assert backend.stats()["kernels"] == before
+        del y
+
+    def test_elapsed_time_of_what_takes_none(self) -> None:
+        event = torch.tiny.Event()
+        event.record()
+        with pytest.raises(RuntimeError, match="enable_timing=True"):
+            event.elapsed_time(event)
+        timed = torch.tiny.Event(enable_timing=True)
+        with pytest.raises(RuntimeError, match="have been recorded"):
+            timed.elapsed_time(timed)
+
+    def test_events_of_other_devices_are_torchs(self) -> None:
+        assert torch.Event(device="cpu").device == torch.device("cpu")
+        assert isinstance(torch.tiny.Event(), torch.Event)
+
+
+class TestStream:
+    """All streams are one queue."""
+
+    def test_streams_wait_record_and_synchronize(self) -> None:
+        one, other = torch.Stream(device="tiny"), torch.tiny.Stream()
+        with one:
+            y = torch.ones(3, device="tiny") + 1
+        event = one.record_event()
+        other.wait_event(event)
+        other.wait_stream(one)
+        with torch.tiny.stream(other):
+            z = y * 2
+        other.synchronize()
+        assert other.query()
+        assert event.query()
+        z.record_stream(other)  # it was taken for an operator of the CPU, which has none
+        assert z.tolist() == [4.0] * 3
+
+    def test_the_current_stream(self) -> None:
+        """torch.accelerator's could not record an event of tiny."""
+        stream = torch.accelerator.current_stream()
+        assert stream == torch.tiny.current_stream() == torch.tiny.default_stream()
+        assert isinstance(stream, torch.Stream)
+        assert stream.record_event(torch.tiny.Event()).query()
+        torch.accelerator.set_stream(stream)
+
+    def test_a_class_derived_from_torchs(self) -> None:
+        """torch.Stream is a class of ours that makes tiny's; one derived from it makes its own."""
+
+        class Mine(torch.Stream):
+            pass
+
+        assert type(Mine(device="tiny")) is Mine
+        assert not isinstance(torch.tiny.Stream(), Mine)

@@ -1,0 +1,171 @@
+"""TorchCTS's hand-written suites run on a device, and judged.
+
+Defines `install`, `run` and `Outcome`; `python tests/clients/torchcts_run.py SUITE ...` prints the counts.
+The key insight: what a suite shows is how many of its tests pass of those that can be judged, so what is not judged is
+data with a reason for each entry (torchcts.toml), and an entry that is no longer needed is a failure too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "requirements" / "torchcts.txt"
+NOT_JUDGED = Path(__file__).with_name("torchcts.toml")
+
+SUITES = (
+    "strides", "device_api", "memory", "autograd", "training", "workloads", "rng", "errors", "compiler", "dtypes",
+    "stress", "operators",
+)  # fmt: skip
+LIMIT_S = 3000
+
+
+class NotHad(RuntimeError):
+    """The package could not be installed; says why."""
+
+
+@dataclass
+class Outcome:
+    """What the tests of one suite did, by name."""
+
+    suite: str
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # its message
+    skipped: list[str] = field(default_factory=list)
+    not_judged: list[str] = field(default_factory=list)  # failed as torchcts.toml says
+    unneeded: list[str] = field(default_factory=list)  # entries of torchcts.toml that held for no failure
+
+    @property
+    def judged(self) -> int:
+        return len(self.passed) + len(self.failed)
+
+    def __str__(self) -> str:
+        share = 100 * len(self.passed) / self.judged if self.judged else 0.0
+        return (
+            f"{self.suite:12}{len(self.passed):6} of {self.judged:5} judged passed ({share:.1f} %), "
+            f"{len(self.not_judged)} not judged, {len(self.skipped)} skipped by the suite"
+        )
+
+
+def install() -> Path:
+    """The folder with the package in it, made on first use. Raises NotHad where it cannot be installed."""
+    folder = ROOT / ".nox" / "torchcts"
+    folder.parent.mkdir(exist_ok=True)
+    stamp = folder / "installed"
+    with FileLock(f"{folder}.lock"):
+        wanted = REQUIREMENTS.read_text()
+        if not stamp.exists() or stamp.read_text() != wanted:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
+            done = subprocess.run(
+                [*pip, "--target", str(folder), "--requirement", str(REQUIREMENTS)],
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                raise NotHad(f"TorchCTS cannot be installed from {REQUIREMENTS.name}: {done.stderr.strip()[-500:]}")
+            stamp.write_text(wanted)
+    return folder
+
+
+def run(suite: str, device: str = "tiny") -> Outcome:
+    """Run a suite in a process of its own. Raises NotHad, and RuntimeError where it ended before its last test."""
+    package = install()
+    declared = tomllib.loads(NOT_JUDGED.read_text())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        (folder / "manifest.py").write_text(_manifest(package, device, declared["lacks"]))
+        options = ["-c", str(folder / "pytest.ini"), "--rootdir", str(package), "-p", "no:cacheprovider", "-q"]
+        options += ["--device", device, "--level", "8", "--tb=line", "--junitxml", str(folder / "results.xml")]
+        left_out = [e["test"] for e in declared["not_judged"] if not e.get("run", True)]
+        options += [word for test in left_out for word in ("--deselect", f"torchcts/{test}")]
+        path = os.pathsep.join((str(package), str(ROOT), os.environ.get("PYTHONPATH", "")))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, str(package / "torchcts" / suite)],
+            cwd=folder, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True,
+            check=False, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        if done.returncode not in (0, 1):
+            said = (done.stdout + done.stderr).strip()[-3000:]
+            raise RuntimeError(f"TorchCTS's suite {suite} ended with {done.returncode} before its last test:\n{said}")
+        return _judged(suite, folder / "results.xml", declared["not_judged"] if device == "tiny" else [])
+
+
+def _manifest(package: Path, device: str, lacks: dict[str, str]) -> str:
+    text = (package / "torchcts" / "templates" / "manifest.complete.py").read_text()
+    lines = [f"manifest['device_name'] = {device!r}"]
+    if device == "tiny":
+        lines.append("manifest['backend_import'] = 'conformance.backend'")
+    lines += [f"manifest['capabilities'][{name!r}] = False" for name in lacks]
+    return "\n".join([text, *lines, ""])
+
+
+def _judged(suite: str, results: Path, entries: list[dict[str, Any]]) -> Outcome:
+    outcome = Outcome(suite)
+    ours = [e for e in entries if e["test"].startswith(f"{suite}/")]
+    held: set[str] = set()
+    for case in ET.parse(results).getroot().iter("testcase"):
+        file = case.get("classname", "").removeprefix("torchcts.").replace(".", "/")
+        name = f"{file}.py::{case.get('name')}"
+        kinds = {child.tag: child for child in case}
+        bad = kinds.get("failure", kinds.get("error"))
+        entry = next((e for e in ours if fnmatch.fnmatchcase(name, _glob(e["test"]))), None)
+        if "skipped" in kinds:
+            outcome.skipped.append(name)
+        elif entry is not None and bad is not None:
+            held.add(entry["test"])
+            outcome.not_judged.append(name)
+        elif bad is not None:
+            outcome.failed[name] = (bad.get("message") or "").split("\n")[0][:200]
+        else:
+            outcome.passed.append(name)
+    outcome.unneeded = [
+        e["test"] for e in ours if e["test"] not in held and not e.get("sometimes") and e.get("run", True)
+    ]
+    return outcome
+
+
+def _glob(pattern: str) -> str:
+    """A pattern in which only the asterisk is special: names of tests have brackets in them."""
+    return pattern.replace("[", "[[]")
+
+
+def main() -> int:
+    """Print the counts of each suite and every failure; 1 where there is one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", nargs="*", default=list(SUITES), help="default: all of them")
+    parser.add_argument("--device", default="tiny", help="tiny, or cpu to see what torch itself fails")
+    given = parser.parse_args()
+    passed = judged = 0
+    for suite in given.suite:
+        try:
+            outcome = run(suite, given.device)
+        except (NotHad, RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"{suite:12}{error}", flush=True)
+            judged += 1
+            continue
+        passed, judged = passed + len(outcome.passed), judged + outcome.judged
+        print(outcome, flush=True)
+        for name, message in outcome.failed.items():
+            print(f"  {name}: {message}")
+        for entry in outcome.unneeded:
+            print(f"  no failure any more: {entry}")
+    print(f"{'all':12}{passed:6} of {judged:5} judged passed")
+    return int(passed < judged)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
