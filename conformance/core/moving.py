@@ -49,7 +49,10 @@ def whole_storage(tensor: torch.Tensor, by_set: bool = True) -> torch.Tensor:
     storage = tensor.untyped_storage()
     size, rest = divmod(storage.nbytes(), tensor.element_size())
     if not by_set:
-        plain = tensor.detach() if not rest else tensor.detach().view(torch.uint8)
+        plain = tensor.detach()
+        plain = plain.conj() if plain.is_conj() else plain  # memory has no lazy bits, and as_strided keeps them
+        plain = torch.ops.aten._neg_view(plain) if plain.is_neg() else plain
+        plain = plain.view(torch.uint8) if rest else plain
         return plain.as_strided((size if not rest else storage.nbytes(),), (1,), 0)
     if rest:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))

@@ -289,7 +289,8 @@ class Drawing:
                 offered = shadow.offer(replace(call.step, out=shadow.fresh(call.results)))
                 if offered is not None and not offered.raises and tally is not None:
                     tally.entries["|".join(call.cell)] += 1
-                    tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
+                    if call.inputs:
+                        tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
                 if len(shadow.steps) + len(planned) - at < room and k.chance(1, 2):
                     draw_step(k, families, tally, computes=False)
         return self._drawn(program, shadow, tally)

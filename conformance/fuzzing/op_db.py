@@ -39,7 +39,10 @@ ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
 """Families of entries that take any values in their floating tensors."""
 
 DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
-"""The classes in which no two elements share memory: of equal rows LAPACK has nothing to say."""
+"""The classes in which no two elements share memory."""
+
+NAMED = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""Results of these dtypes are made only where the dtype is drawn."""
 
 TRIED = 6
 """So many variants, dtypes and layouts of an entry are tried before another entry has its turn."""
@@ -185,10 +188,11 @@ class Operators:
             markers = [{"t": f"#{len(operands) + k}"} for k in range(len(targets))]
             operands += targets
             step = replace(step, kwargs={**step.kwargs, "out": markers[0] if len(markers) == 1 else {"tuple": markers}})
-        if not {one.dtype for one in operands} <= {*self.dtypes}:
+        made = {one.dtype for one in call.results} & {*NAMED}
+        if not {one.dtype for one in operands} | made <= {*self.dtypes}:
             return None
-        singular = undefined.is_of_lapack(op.name)
-        classes = DISTINCT if singular else LAYOUTS
+        distinct = undefined.needs_distinct(op.name)
+        classes = DISTINCT if distinct else LAYOUTS
         layout = layout if layout in classes else "contiguous"
         places = []
         for at, one in enumerate(operands):
@@ -200,7 +204,7 @@ class Operators:
         where, dtype = (_class_of(places[0][1]), operands[0].dtype) if places else ("none", "none")
         cell = (".".join(filter(None, key)), variant, where, dtype)
         planned = _placed(
-            step, places, d, cell, call.results if variant == FORWARD else (), not (plain or singular), first, grad
+            step, places, d, cell, call.results if variant == FORWARD else (), not (plain or distinct), first, grad
         )
         answered = self._answered(planned)
         if answered is None:

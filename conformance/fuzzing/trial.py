@@ -20,6 +20,7 @@ from conformance.program.model import Program
 from conformance.program.shadow import Shadow
 from conformance.program.steps.draw import Draw, Situation
 from conformance.program.steps.op import dtype_name
+from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
 from conformance.run.messages import COMPILING, Limits, Task
 from conformance.run.trials import still_lacking
@@ -75,7 +76,7 @@ def program_with(name: str, dtypes: Sequence[str]) -> Program | None:
 
 def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Program | None:
     source, op = random.Random(f"{name}:{before}:{number}").randint, OPS[name]
-    program = draw_inputs(Draw(source), dtypes, op.family == "autograd")
+    program = draw_inputs(Draw(source), dtypes, op.family in ("autograd", STATE))
     shadow = Shadow(program)
     k = Situation(source, shadow, dtypes, False)
     try:

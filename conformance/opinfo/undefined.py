@@ -42,9 +42,11 @@ def open_to(case: Case, call: Call, want: torch.Tensor, got: torch.Tensor) -> to
     return torch.zeros(want.shape, dtype=torch.bool)
 
 
-def is_of_lapack(name: str) -> bool:
-    """Whether an entry is decomposed or solved by LAPACK, which promises nothing of a singular matrix."""
-    return any(fnmatch.fnmatchcase(name, glob) for glob in TABLE["lapack"]["ops"])
+def needs_distinct(name: str) -> bool:
+    """Whether an entry promises nothing where elements are repeated: LAPACK nothing of a singular matrix, an order
+    nothing of equal elements, a search nothing of boundaries that are in no order."""
+    globs = [*TABLE["lapack"]["ops"], *TABLE["ties"], *TABLE["distinct"]["ops"]]
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
 
 
 def has_signed_zeros(case: Case) -> bool:

@@ -117,7 +117,7 @@ class SteppedProgram(RunningProgram):
     def signature(self, number: int) -> Hashable:
         """The step's ops, the tensors that they work on, and the dtypes that they are given."""
         step, dtypes = self.program.steps[number - 1], list[str]()
-        walk((list(step.args), dict(step.kwargs)), lambda marker: dtypes.append(str(marker.get("dtype", ""))))
+        walk([*step.args, *step.kwargs.values()], lambda marker: dtypes.append(str(marker.get("dtype", ""))))
         given = [self.env[name] for name in step.names() if name in self.env]
         return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(given))
 

@@ -78,7 +78,7 @@ def dtypes_of(program: Program) -> list[str]:
 
     for step in program.steps:
         for inner in (step, *step.body):
-            walk((list(inner.args), dict(inner.kwargs)), visit)
+            walk([*inner.args, *inner.kwargs.values()], visit)
     return found
 
 

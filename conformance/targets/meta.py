@@ -31,11 +31,12 @@ NEEDS_VALUES = frozenset(
         "sparse",
         *("seeded", "generated", "warned", "pickled", "pickled_together", "deepcopied", "deepcopied_together"),
         "autocast",
+        "op_db",
     }
 )
 """Steps whose answer, size or error depends on values, on how many bytes there are or on which of them overlap: meta
 kernels check no memory. And the way to the host, copies of storages, random numbers, and autocast, which knows no such
-device."""
+device. op_db runs on them by itself (`conformance opinfo`), where metadata that follow from values are told."""
 
 
 class MetaTarget(Target):

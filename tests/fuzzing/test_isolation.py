@@ -282,7 +282,7 @@ class TestWhatIsResumed:
         assert main([*self.WORDS, *reports]) == 1
         undisturbed = [(one["signature"], one["count"]) for one in findings(tmp_path)]
         assert main(["--target", self.WORDS[1], "--programs", "60", "--only", "copy", *reports]) == 1
-        assert main([*self.WORDS[:3], "20", *reports]) == 1
+        assert main([*self.WORDS[:3], "20", *self.WORDS[4:], *reports]) == 1
         assert main([*self.WORDS, "--resume", *reports]) == 1
         again = [(one["signature"], one["count"]) for one in findings(tmp_path)]
         assert sum(count for _, count in again) == sum(count for _, count in undisturbed)
@@ -291,7 +291,7 @@ class TestWhatIsResumed:
     def test_a_mistyped_target(self, tmp_path):
         """What is there to be resumed stays: a target that could not be loaded had begun a campaign of its own."""
         reports = ("--reports", str(tmp_path))
-        assert main([*self.WORDS[:3], "20", *reports]) == 1
+        assert main([*self.WORDS[:3], "20", *self.WORDS[4:], *reports]) == 1
         assert main(["--target", "device:nodev", *reports]) == 2
         assert main([*self.WORDS, "--resume", *reports]) == 1
         assert fuzz_result(tmp_path)["programs"] == 40

@@ -88,7 +88,7 @@ class Step:
     def names(self) -> list[str]:
         """The tensors that the step names, in order, including its body's."""
         found: list[str] = []
-        walk((list(self.args), dict(self.kwargs)), lambda marker: found.append(marker["t"]) if "t" in marker else None)
+        walk([*self.args, *self.kwargs.values()], lambda marker: found.append(marker["t"]) if "t" in marker else None)
         return [*found, *(name for step in self.body for name in step.names())]
 
     def inside(self) -> tuple[Step, ...]:

@@ -40,10 +40,17 @@ KINDS = {
 
 FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
     "_chunk_cat": lambda args, kwargs: any(one.dim() == 0 for one in args[0]),
+    "linalg.matrix_rank": lambda args, kwargs: "out" in kwargs,
+    **dict.fromkeys(("median", "nanmedian", "masked.median"), lambda args, kwargs: _repeats(args[0])),
     "narrow_copy": lambda args, kwargs: "out" in kwargs,
     "native_group_norm": lambda args, kwargs: any(one is not None and not one.is_contiguous() for one in args[1:3]),
 }
-"""Calls by which torch CPU reads or writes what is not its own (see the findings), by function."""
+"""Calls by which torch CPU reads or writes what is not its own, or answers otherwise under a dispatch mode (see the
+findings), by function."""
+
+
+def _repeats(one: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(one.stride(), one.size(), strict=True))
 
 
 @functools.cache
