@@ -253,6 +253,9 @@ class Shadow(RunningProgram):
             return super().within(step, call)
         if op.settled:  # a mode that counts changes what some composites do: torch.linalg.matrix_rank leaves its out=
             args, kwargs = _copied(self.arguments(step))
+            for one, copy in zip(_tensors(self.arguments(step)), _tensors((args, kwargs)), strict=True):
+                if one.requires_grad and op.writes is None:
+                    copy.requires_grad_()  # composites take other paths where a gradient is wanted
             with ops:
                 within(step.under, self.device, lambda: op.run(args, kwargs))
             return super().within(step, call)
