@@ -107,7 +107,8 @@ def judge_program(
     unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
-    count = "kernels" in target.oracles
+    # On the CPU itself counting means a dispatch mode, under which some of op_db's composites take other paths.
+    count = "kernels" in target.oracles and not (target.name == "cpu" and _has_settled(program))
     expected = reference(program, count=count)
     if target.transforms_program:
         unwatched = Executor(CpuFunction()).run(ProgramSubject(program)).last
@@ -155,6 +156,10 @@ def _step_by_step(program: Program, target: Target, together: Verdict, watch: Wa
     number, cause = found
     cause = replace(cause, detail="; ".join(filter(None, (cause.detail, "only when each step is computed by itself"))))
     return replace(together, mismatches=(cause,), bad_step=number, cause=cause)
+
+
+def _has_settled(program: Program) -> bool:
+    return any(OPS[step.op].settled for step in program.steps if step.op in OPS)
 
 
 def _reached(program: Program, capture: Capture) -> bool:

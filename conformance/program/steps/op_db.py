@@ -40,23 +40,15 @@ KINDS = {
 
 FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
     "_chunk_cat": lambda args, kwargs: any(one.dim() == 0 for one in args[0]),
-    "linalg.matrix_rank": lambda args, kwargs: "out" in kwargs,
-    **dict.fromkeys(("linalg.pinv", "pinverse"), lambda args, kwargs: _is_wide_and_complex(args[0])),
     **dict.fromkeys(("median", "nanmedian", "masked.median"), lambda args, kwargs: _repeats(args[0])),
     "narrow_copy": lambda args, kwargs: "out" in kwargs,
-    "nn.functional.max_pool1d": lambda args, kwargs: not args[0].is_contiguous(),
     "native_group_norm": lambda args, kwargs: any(one is not None and not one.is_contiguous() for one in args[1:3]),
 }
-"""Calls by which torch CPU reads or writes what is not its own, or answers otherwise under a dispatch mode (see the
-findings), by function."""
+"""Calls by which torch CPU reads or writes what is not its own (see the findings), by function."""
 
 
 def _repeats(one: torch.Tensor) -> bool:
     return any(step == 0 and size > 1 for step, size in zip(one.stride(), one.size(), strict=True))
-
-
-def _is_wide_and_complex(one: torch.Tensor) -> bool:
-    return one.is_complex() and one.dim() > 1 and one.size(-1) > one.size(-2)
 
 
 @functools.cache
