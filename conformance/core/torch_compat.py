@@ -66,10 +66,16 @@ ON_USE: dict[str, str] = {
     "torch.testing._internal.common_device_type:precisionOverride": ">=2.9",
     "torch.testing._internal.common_device_type:toleranceOverride": ">=2.9",
     "torch.testing._internal.common_methods_invocations:op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_unary_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_binary_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_pointwise_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_reduce_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_other_op_db": ">=2.9",
     "torch.testing._internal.common_methods_invocations:wrapper_set_seed": ">=2.9",
     "torch.testing._internal.common_utils:SEED": ">=2.9",
     "torch.testing._internal.opinfo.core:DecorateInfo": ">=2.9",
     "torch.testing._internal.opinfo.core:OpInfo": ">=2.9",
+    "torch.testing._internal.opinfo.core:SampleInput": ">=2.9",
 }
 """The same of what is imported on first use."""
 
@@ -353,6 +359,21 @@ def op_db() -> SimpleNamespace:
             tolerance_override=found(f"{internal}.common_device_type:toleranceOverride"),
             decorate_info=found(f"{internal}.opinfo.core:DecorateInfo"),
         )
+
+
+FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
+"""The lists of OpInfos of foreach operators, which op_db does not hold."""
+
+
+def foreach_op_db() -> list[Any]:
+    """PyTorch's OpInfos of operators on lists of tensors."""
+    module = "torch.testing._internal.common_methods_invocations"
+    return [op for name in FOREACH for op in found(f"{module}:foreach_{name}_op_db")]
+
+
+def sample_input(first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A sample as OpInfos draw them."""
+    return found("torch.testing._internal.opinfo.core:SampleInput")(first, args=args, kwargs=kwargs)
 
 
 def is_operator(function: Any, name: str) -> bool:

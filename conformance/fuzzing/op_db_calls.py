@@ -19,7 +19,7 @@ import torch
 from conformance.core.aten_ops import Tagged
 from conformance.core.moving import MARKER, storage_key
 from conformance.core.torch_compat import DRAWS_NUMBERS
-from conformance.opinfo import catalog
+from conformance.opinfo import catalog, seeding
 from conformance.opinfo.sampling import Sample, samples
 from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, decode, dtype_name, dtype_of, number
 from conformance.program.steps.op_db import has_function, has_method
@@ -129,7 +129,7 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
         sample.input = sample.input[tuple(slice(CUT) for _ in sample.input.shape)].clone()
     args = [_encoded(value, sample, operands) for value in (sample.input, *sample.args)]
     kwargs = {name: _encoded(value, sample, operands) for name, value in sample.kwargs.items()}
-    catalog.seed()
+    seeding.seed()
     try:
         with Tagged(DRAWS_NUMBERS) as random_numbers:
             answer = op.op(sample.input, *sample.args, **sample.kwargs)

@@ -8,22 +8,20 @@ operator's is the largest of torch.testing's default and what its OpInfo grants 
 from __future__ import annotations
 
 import functools
-import random
 import re
 import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from conformance.core.names import SPECIALS
 from conformance.core.torch_compat import default_tolerances, nondeterministic, op_db
+from conformance.opinfo import overloads
 from conformance.opinfo.plan import Case, Entry
 
 _op_db = op_db()
-SEED: int = _op_db.seed
 
 # PyTorch's tests that run an op twice, in two ways, and compare the values: their tolerances are for what we do.
 COMPARISONS = {
@@ -54,20 +52,6 @@ def family(op: Any) -> str:
     return by_name or by_class or "other"
 
 
-def seed(device: torch.device | None = None) -> None:
-    """Seed the generators that op_db's samplers draw from, and those of `device`.
-
-    `torch.manual_seed` also queues a call, with a formatted traceback, for each kind of device that was never used:
-    more than a millisecond each time, for nothing.
-    """
-    random.seed(SEED)
-    numpy.random.seed(SEED)
-    torch.default_generator.manual_seed(SEED)
-    module: Any = getattr(torch, device.type, None) if device is not None else None
-    if hasattr(module, "manual_seed_all"):
-        module.manual_seed_all(SEED)
-
-
 @functools.cache
 def by_name() -> dict[tuple[str, str], Any]:
     """OpInfos by (name, overload); of several with one name the second is `#2` and so on: none hides another."""
@@ -81,8 +65,8 @@ def by_name() -> dict[tuple[str, str], Any]:
 
 
 def find(case: Case) -> Any:
-    """The OpInfo of a case."""
-    return by_name()[case.op, case.overload]
+    """The OpInfo of a case, or what stands in for one."""
+    return by_name().get((case.op, case.overload)) or overloads.infos()[case.op]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -104,8 +88,9 @@ def _variants(op: Any) -> frozenset[str]:
     return frozenset(name for name, present in has.items() if present)
 
 
-def entries() -> list[Entry]:
-    """All of op_db, for the planner."""
+def entries(beside: bool = False) -> list[Entry]:
+    """All of op_db, for the planner; with `beside` the entries beside it as well."""
+    found = {**by_name(), **({(name, ""): op for name, op in overloads.infos().items()} if beside else {})}
     return [
         Entry(
             name,
@@ -115,7 +100,7 @@ def entries() -> list[Entry]:
             frozenset(map(_name, op.supported_backward_dtypes("cpu"))),
             _variants(op),
         )
-        for (name, overload), op in by_name().items()
+        for (name, overload), op in found.items()
     ]
 
 

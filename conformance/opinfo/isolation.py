@@ -34,11 +34,11 @@ class Cases(LocalPool):
         self.setup = "DEVICE = 'cpu'"
         self.loops: list[float] = []
 
-    def catalog(self, variants: Collection[str] = ()) -> tuple[list[Entry], dict[str, str]]:
-        """All of op_db as the workers see it, and the target's environment. Raises TargetError, also where the target
-        cannot show one of the `variants`."""
+    def catalog(self, variants: Collection[str] = (), beside: bool = False) -> tuple[list[Entry], dict[str, str]]:
+        """All of op_db as the workers see it, with `beside` the entries beside it as well, and the target's
+        environment. Raises TargetError, also where the target cannot show one of the `variants`."""
         try:
-            entries, environment, self.setup = self.ask(worker.catalog, self.target, frozenset(variants))
+            entries, environment, self.setup = self.ask(worker.catalog, self.target, frozenset(variants), beside)
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
         return entries, environment

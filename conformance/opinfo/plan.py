@@ -75,10 +75,14 @@ class Selection:
         return "all samples" if self.samples is None else f"{self.samples} samples"
 
 
+BESIDE = ("_foreach*", "ops.aten.*")
+"""What the names of the entries beside op_db look like: foreach operators, and overloads that op_db does not call."""
+
 _QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")
 # What is run by name. The main suite is made for two cores and a quarter of an hour: all samples that a float32 forward
 # run is usually judged by; fewer where the same shapes come again in another dtype, in place, or with a gradient. The
-# sweep is the whole of op_db: every dtype, and every variant and layout in float32.
+# sweep is the whole of op_db: every dtype, and every variant and layout in float32. The suite overloads is what there
+# is beside op_db.
 SUITES: Mapping[str, tuple[Selection, ...]] = {
     "main": (
         Selection(),
@@ -94,6 +98,10 @@ SUITES: Mapping[str, tuple[Selection, ...]] = {
     "quick": (
         Selection(ops=_QUICK_OPS, dtypes=("float32", "int64", "bool"), samples=2),
         Selection(ops=_QUICK_OPS, variants=("inplace", "backward"), samples=2),
+    ),
+    "overloads": (
+        Selection(ops=BESIDE, dtypes=("float32", "int64", "bool")),
+        Selection(ops=BESIDE, variants=("inplace", "backward")),
     ),
 }
 
@@ -113,6 +121,11 @@ def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[
     if not words:
         raise UsageError(f"no {what} given; choose from {', '.join(known)}")
     return list(dict.fromkeys(words))
+
+
+def asks_beside(selections: Iterable[Selection]) -> bool:
+    """Whether entries beside op_db are asked for: by a glob that begins as their names do."""
+    return any(glob.startswith(tuple(one.rstrip("*") for one in BESIDE)) for one in selections for glob in one.ops)
 
 
 def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:

@@ -77,7 +77,7 @@ def run(
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
         with Cases(target, limits, jobs) as cases:
-            catalog, made.environment = cases.catalog(variants)
+            catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
             profile = profiles.of(target) or Profile()
             profile.check("opinfos", [entry.name for entry in catalog])
             asked, left_out = plan.without(plan.select(catalog, selections, shard), () if lacking else profile.opinfos)

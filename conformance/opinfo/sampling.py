@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from conformance.core.moving import MARKER, leaves, map_leaves, storage_key
 from conformance.core.names import DIFFERENTIATED, SPECIALS
-from conformance.opinfo import catalog, specials
+from conformance.opinfo import catalog, seeding, specials
 from conformance.opinfo.plan import ADDING_UP, takes_specials
 
 
@@ -74,7 +74,7 @@ class KeptOnCpu(TorchFunctionMode):
 def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int | None) -> Iterator[Sample]:
     """Up to `limit` samples of an OpInfo, drawn lazily on the CPU with OpInfo's own seeds."""
     # OpInfo's iterators honour PYTORCH_OPINFO_SAMPLE_INPUT_INDEX by giving that sample only; on the way to it they must
-    # seed by themselves, otherwise `catalog.seed` does the same in less time.
+    # seed by themselves, otherwise `seeding.seed` does the same in less time.
     wanted = os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX")
     only, seeds = int(wanted or "0"), wanted is not None
     if variant == "error_inputs":
@@ -89,7 +89,7 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
         if limit is not None and index - only >= limit:
             return
         if not seeds:
-            catalog.seed()
+            seeding.seed()
         try:
             with mode if variant != "error_inputs" else contextlib.nullcontext():
                 item = next(drawn)

@@ -43,6 +43,8 @@ def method_name(op: Any, suffix: str) -> str | None:
     """`torch.Tensor.add_`, when that is the OpInfo's method or in-place variant."""
     name = f"{op.name}{suffix}"
     variant = op.inplace_variant if suffix else op.method_variant
+    if name.startswith("_foreach"):
+        return f"torch.{name}"
     return f"torch.Tensor.{name}" if getattr(torch.Tensor, name, None) is variant else None
 
 

@@ -17,7 +17,7 @@ from conformance.core.float64 import Float64Reference
 from conformance.core.moving import leaves, map_leaves, moved, observable, taken_apart
 from conformance.core.observation import Observation, observe
 from conformance.core.oracles import compare
-from conformance.opinfo import catalog
+from conformance.opinfo import seeding
 from conformance.opinfo.variants import Call
 
 
@@ -30,7 +30,7 @@ def truth_of(call: Call) -> tuple[Observation, Any] | None:
     if all(dtype == widened(dtype) for dtype in named if isinstance(dtype, torch.dtype)):
         return None
     try:
-        first, again = (_run(call, seed) for seed in (catalog.SEED, catalog.SEED + 1))
+        first, again = (_run(call, seed) for seed in (seeding.SEED, seeding.SEED + 1))
     except Exception:  # whatever it is, it says nothing about the target: the finding stands
         return None
     return None if compare(first[0], again[0], exact=True) else first
@@ -41,7 +41,7 @@ def _run(call: Call, seed: int) -> tuple[Observation, Any]:
     # Nothing is kept apart here: what OpInfo keeps on the CPU is widened with the rest.
     tree = moved(call.tree, wide.send, wide.device)
     tree = map_leaves(tree, lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
-    catalog.seed()
+    seeding.seed()
     torch.default_generator.manual_seed(seed)
     with call.draws.repeated():
         outcome = call.run(tree, lambda function: function)

@@ -23,7 +23,7 @@ from conformance.core.names import SPECIALS
 from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
 from conformance.core.torch_compat import is_zerotensor
-from conformance.opinfo import catalog, script
+from conformance.opinfo import script, seeding
 from conformance.opinfo.sampling import Sample, contiguous_stride
 
 NO_SPECIALS = "it has no tensor that special values can be placed in"
@@ -108,7 +108,7 @@ class RunningCall:
 
     def advance(self, number: int) -> None:
         """Make the call, with the seed that every side has."""
-        catalog.seed(self.target.device)
+        seeding.seed(self.target.device)
         try:
             self.outcome = self.call.run(self.inputs, self.apply)
         except UserError:
@@ -159,8 +159,9 @@ def _special(op: Any, sample: Sample) -> Iterator[Call]:
 
 
 def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
-    """The call of a tensor method that the OpInfo holds under this attribute."""
-    if not isinstance(sample.input, torch.Tensor):
+    """The call of a tensor method, or of a function of tensor lists, that the OpInfo holds under this attribute."""
+    listed = op.name.startswith("_foreach") and isinstance(sample.input, list)
+    if not (isinstance(sample.input, torch.Tensor) or listed):
         raise Skip("the first argument is no tensor, so there is no method to call")
     yield Call(sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
 
@@ -174,7 +175,7 @@ def _out(op: Any, sample: Sample) -> Iterator[Call]:
 
     copied = moved(sample.tree, reference().send, reference().device, sample.kept)
     try:
-        catalog.seed()
+        seeding.seed()
         result = op.op(copied["input"], *copied["args"], **copied["kwargs"])
     except Exception as error:
         raise Skip(f"the CPU raises {type(error).__name__} without out=, so there is no size to give to out") from None
@@ -221,7 +222,7 @@ def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:
 def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
     result, found = function(tree)
     if found:
-        catalog.seed()
+        seeding.seed()
         torch.autograd.backward(found, list(map(drawn, found)))
         for tensor in tensors(tree):
             tensor.grad = _with_memory(tensor.grad)

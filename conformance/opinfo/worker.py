@@ -21,9 +21,12 @@ CALIBRATE_EVERY = 20
 """Cases between two calibration loops of a worker."""
 
 
-def catalog(target: str, variants: Collection[str] = ()) -> tuple[list[Entry], dict[str, str], str]:
-    """op_db without the variants that the target cannot show, the target's environment, and the lines that a script
-    needs to use it. Raises TargetError, also where the target cannot show one of `variants`, asked for by name."""
+def catalog(
+    target: str, variants: Collection[str] = (), beside: bool = False
+) -> tuple[list[Entry], dict[str, str], str]:
+    """op_db, and with `beside` the entries beside it, without the variants that the target cannot show; the target's
+    environment; and the lines that a script needs to use it. Raises TargetError, also where the target cannot show one
+    of `variants`, asked for by name."""
     under_test = loaded(target)
     refused = [variant for variant in VARIANTS if variant in variants and variant in under_test.unsupported]
     if refused:
@@ -33,13 +36,14 @@ def catalog(target: str, variants: Collection[str] = ()) -> tuple[list[Entry], d
             f"--variant {left}"
         )
     from conformance.opinfo import catalog as op_db
+    from conformance.opinfo import seeding
 
     # As plain text: torch's version is an object, and reading it back would import torch in the parent.
     environment = {
         **{name: str.__str__(text) for name, text in under_test.environment().items()},
-        "seed": f"{op_db.SEED}",
+        "seed": f"{seeding.SEED}",
     }
-    shown = [replace(entry, variants=entry.variants - under_test.unsupported) for entry in op_db.entries()]
+    shown = [replace(entry, variants=entry.variants - under_test.unsupported) for entry in op_db.entries(beside)]
     return shown, environment, under_test.script()
 
 

@@ -1,0 +1,265 @@
+"""Which aten overloads are called, by which entry, and why the rest are not: `python scripts/overloads.py [--write]`.
+
+Runs op_db and the entries of conformance/opinfo/overloads.py on torch CPU under PyTorch's profiler, which names each
+overload that the dispatcher calls, composites included. Prints the count of each class; exits with 1 where an overload
+that takes tensors is in none. With --write, renews docs/overloads.md and the calls in
+conformance/opinfo/overloads.toml. Takes several minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import sys
+import tomllib
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler announces itself otherwise
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
+
+from conformance.core import result as model
+from conformance.core.aten_ops import Operators
+from conformance.core.moving import MARKER
+from conformance.core.torch_compat import operator_names
+from conformance.opinfo import catalog, overloads
+from conformance.opinfo.overload_rows import ROWS
+from conformance.opinfo.sampling import Sample, samples
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "conformance" / "opinfo" / "overloads.toml"
+PAGE = ROOT / "docs" / "overloads.md"
+SAMPLES = {"float32": 60, "int64": 6, "complex64": 6, "bool": 3}
+"""The most samples of each entry that are called, by dtype."""
+
+
+TRIED = 6
+"""How many samples of an entry beside op_db are called."""
+
+
+def reached_by_op_db() -> tuple[dict[str, str], dict[str, str]]:
+    """The first entry that calls each overload; and, of those that are called below autograd, entry and direction."""
+    whole: dict[str, str] = {}
+    below: dict[str, str] = {}
+    for (name, rest), op in catalog.by_name().items():
+        entry = f"{name}.{rest}".removesuffix(".")
+        for dtype, most in SAMPLES.items():
+            for backward in (False, True):
+                if getattr(torch, dtype) not in (op.supported_backward_dtypes("cpu") if backward else op.dtypes):
+                    continue
+                operators = Operators()
+                for called in profiled(op, dtype, most, backward, operators):
+                    whole.setdefault(called, entry)
+                for called in operators.names:
+                    below.setdefault(called.removeprefix("aten::"), entry + " backward" * backward)
+    return whole, below
+
+
+def profiled(op: Any, dtype: str, most: int, backward: bool, operators: Operators | None = None) -> list[str]:
+    """The aten overloads that an entry's samples call, by every form that it has."""
+    config = _ExperimentalConfig(capture_overload_names=True)
+    variant = "backward" if backward else "forward"
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as seen:
+        try:
+            for sample in samples(op, variant, getattr(torch, dtype), "as_sampled", most):
+                for _ in attempts(op, sample, backward):
+                    pass
+                if operators is not None:
+                    with operators:
+                        next(attempts(op, sample, backward), None)
+        except RuntimeError as error:  # a sampler that fails is op_db's own, and is counted by the runner
+            print(f"{op.name}: {error}", file=sys.stderr)
+    assert seen.profiler is not None
+    events = seen.profiler.kineto_results.events()  # as they are: a tree of them takes more time than the calls
+    found = {(event.name(), event.overload_name()) for event in events}
+    return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in found if name.startswith("aten::")]
+
+
+def attempts(op: Any, sample: Sample, backward: bool) -> Iterator[None]:
+    """Calls the sample by each form of the entry; what the CPU refuses is no call."""
+
+    def function() -> Any:
+        made = op.op(sample.input, *sample.args, **sample.kwargs)
+        found = [one for one in (made if isinstance(made, (tuple, list)) else [made]) if torch.is_tensor(one)]
+        if backward and any(one.requires_grad for one in found):
+            wanted = [one for one in found if one.requires_grad]
+            torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
+        return made
+
+    forms = [function]
+    if not backward:
+        if op.method_variant:
+            forms.append(lambda: op.method_variant(sample.input, *sample.args, **sample.kwargs))
+        if op.inplace_variant and torch.is_tensor(sample.input):
+            forms.append(lambda: op.inplace_variant(sample.input.clone(), *sample.args, **sample.kwargs))
+        if op.supports_out:
+            forms.append(lambda: op.op(sample.input, *sample.args, **sample.kwargs, out=torch.empty_like(function())))
+    for form in forms:
+        try:
+            form()
+        except Exception:
+            continue
+        yield
+
+
+def calls(whole: dict[str, str], below: dict[str, str], left: list[str]) -> dict[str, str]:
+    """How each overload that is left is to be called; those for which nothing works are not in it."""
+    named = defaultdict(list)
+    for (name, rest), op in catalog.by_name().items():
+        entry = f"{name}.{rest}".removesuffix(".")
+        for word in {name, op.aten_name, *(alias.name for alias in op.aliases)}:
+            named[word.replace(".", "_")].append(entry)
+    found = {}
+    for name in left:
+        for source in candidates(name, named, below):
+            dtypes = [dtype for dtype in SAMPLES if works(name, f"{source}; {dtype}")]
+            if dtypes:
+                found[name] = f"{source}; {', '.join(dtypes)}"
+                break
+    return found
+
+
+def candidates(name: str, named: dict[str, list[str]], below: dict[str, str]) -> Iterator[str]:
+    """Sources of arguments that may do, the best first."""
+    op, (base, _, rest) = overloads.overload(name), name.partition(".")
+    plain = base.removesuffix("_") if not base.endswith("__") else base
+    with contextlib.suppress(LookupError):
+        near = overloads.name_of(overloads.functional(op))
+        yield from (f"row {one}" for one in (name, near, f"{plain}.{rest}".removesuffix(".")) if one in ROWS)
+    for word in dict.fromkeys((base, plain, plain.removesuffix("_copy"))):
+        yield from (f"sample {entry}" for entry in named.get(word, ()))
+    for word in dict.fromkeys((base, plain, plain.removesuffix("_copy"), f"_{plain}", f"{plain}_forward")):
+        packet = getattr(torch.ops.aten, word, None)
+        for rest in packet.overloads() if packet is not None and hasattr(packet, "overloads") else ():
+            near = f"{word}.{rest}".removesuffix(".default")
+            if near in below and overloads.types(overloads.overload(near)) == overloads.types(op):
+                yield f"below {below[near]} > {near}"
+    yield "schema"
+
+
+def works(name: str, source: str) -> bool:
+    """Whether torch CPU answers one of the calls at least. Asked of a child: what overloads of torch's own use are
+    given they need not check, and some end the process."""
+    child = os.fork()
+    if not child:
+        os._exit(not answers(name, source))
+    return os.waitpid(child, 0)[1] == 0
+
+
+def answers(name: str, source: str) -> bool:
+    """The same, in this process."""
+    op, answered = overloads.overload(name), 0
+    try:
+        dtypes, made = overloads.source_of(op, source)
+        [dtype] = dtypes
+        entry = overloads.Overload(name, op, dtypes, made)
+        for sample in itertools.islice(entry.sample_inputs(MARKER, dtype), TRIED):
+            answered += len(list(attempts(entry, sample, False)))
+    except Exception:
+        return answered > 0
+    return answered > 0
+
+
+def reached_by_entries() -> dict[str, str]:
+    """The overloads that the entries beside op_db call, and by which entry."""
+    found: dict[str, str] = {}
+    for name, op in overloads.infos().items():
+        dtype = next(one for one in SAMPLES if getattr(torch, one) in op.dtypes)
+        for called in profiled(op, dtype, TRIED, False):
+            found.setdefault(called, name)
+    return found
+
+
+def classes(whole: dict[str, str], beside: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Every overload in the first class that it belongs to, with what there is to say of it."""
+    made: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
+    for name in sorted(name[6:] for name in operator_names() if name.startswith("aten::")):
+        reason = overloads.excluded(name)
+        if name in whole:
+            made["op_db"][name] = whole[name]
+        elif name in beside:
+            made["entries beside op_db"][name] = beside[name]
+        elif reason or not takes_tensors(name):
+            made["not called"][name] = reason or "no tensor among its arguments and results"
+        else:
+            made["unknown"][name] = ""
+    return made
+
+
+def takes_tensors(name: str) -> bool:
+    """Whether tensors are among its arguments or results."""
+    op = overloads.overload(name)
+    return op is not None and "Tensor" in str(op._schema)
+
+
+def page(found: dict[str, dict[str, str]]) -> str:
+    """docs/overloads.md."""
+    total = sum(map(len, found.values()))
+    reasons = defaultdict(list)
+    for name, reason in found["not called"].items():
+        reasons[reason].append(name)
+    lines = [
+        "# Which aten overloads are called",
+        "",
+        f"torch {torch.__version__.partition('+')[0]} registers {total:,} overloads in the namespace `aten`. "
+        "`python scripts/overloads.py` calls",
+        "the entries under PyTorch's profiler, which names each overload that the dispatcher calls, composites too,",
+        "and exits with 1 where one that takes tensors is in no class; `--write` renews this page.",
+        "",
+        "| class | overloads | how they are run |",
+        "|---|---|---|",
+        f"| called by op_db | {len(found['op_db']):,} | `conformance opinfo`, and as steps of drawn programs |",
+        f"| called by an entry beside op_db | {len(found['entries beside op_db']):,} "
+        "| `conformance opinfo --suite overloads` |",
+        f"| not called, with a reason | {len(found['not called']):,} | below |",
+        f"| unknown | {len(found['unknown']):,} | |",
+        "",
+        "## Not called",
+    ]
+    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        lines += ["", f"**{reason[0].upper()}{reason[1:]}** ({len(names)}):", " ".join(f"`{one}`" for one in names)]
+    lines += ["", "## Called by an entry beside op_db", ""]
+    lines += [" ".join(f"`{one}`" for one in found["entries beside op_db"])]
+    return "\n".join(lines) + "\n"
+
+
+def table(sources: dict[str, str]) -> str:
+    """overloads.toml with these calls; what is excluded stays as it is written there."""
+    before, _, rest = TABLE.read_text().partition("[calls]\n")
+    _, _, excluded = rest.partition("[excluded]\n")
+    rows = [f"{name!r} = {source!r}\n".replace("'", '"') for name, source in sorted(sources.items())]
+    return "".join([before, "[calls]\n", *rows, "\n[excluded]\n", excluded])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="renew the table and the page")
+    write = parser.parse_args().write
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    whole, below = reached_by_op_db()
+    if write:
+        found = classes(whole, {})
+        left = [name for name in found["unknown"] if overloads.overload(name) is not None]
+        model.write_atomic(TABLE, table(calls(whole, below, left)))
+        overloads.TABLE = tomllib.loads(TABLE.read_text())
+        overloads.infos.cache_clear()
+    found = classes(whole, reached_by_entries())
+    if write:
+        model.write_atomic(PAGE, page(found))
+    print("\n".join(f"{len(names):5,} {kind}" for kind, names in found.items()))
+    if found["unknown"]:
+        print("unknown:", " ".join(found["unknown"]))
+    return bool(found["unknown"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
