@@ -35,7 +35,10 @@ class TestTorchCpuWithout:
         assert drawn is not None and drawn.programs == 400
         assert sum(drawn.unsupported.values()) < 20, drawn.unsupported
 
-    @pytest.mark.parametrize(("seed", "lacking"), list(enumerate(LACKING)))
+    @pytest.mark.parametrize(
+        ("seed", "lacking"),
+        [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] != ALL)) for each in enumerate(LACKING)],
+    )
     def test_calls_of_op_db_agree(self, seed, lacking, tmp_path):
         """Memory read without `set_` kept the lazy conjugate of `fft.ifft`, and lost it when it was put on again."""
         words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", "50", "--only", "op_db"]

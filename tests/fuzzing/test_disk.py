@@ -34,6 +34,7 @@ def failing(reports: Path) -> tuple[int, set[int]]:
 
 
 class TestFullDisk:
+    @pytest.mark.slow
     def test_a_small_disk(self, tmp_path):
         """A disk of 48 kB: exit code 2 and one sentence; with more room `--resume` ends with every finding."""
         disk, kept, log = tmp_path / "disk", tmp_path / "kept", tmp_path / "log"

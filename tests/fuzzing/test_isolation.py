@@ -127,6 +127,7 @@ class TestDeaths:
             (kind, f"{kind.lower()} / unfold", 1)
         ]
 
+    @pytest.mark.slow
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
         monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
@@ -227,7 +228,8 @@ class TestMinutes:
 
 class TestReplay:
     @pytest.mark.parametrize(("name", "kind", "limit"), [
-        ("Aborts", "CRASH", "60"), ("Leaves", "CRASH", "60"), ("Sleeps", "TIMEOUT", "5")])  # fmt: skip
+        ("Aborts", "CRASH", "60"),
+        pytest.param("Leaves", "CRASH", "60", marks=pytest.mark.slow), ("Sleeps", "TIMEOUT", "5")])  # fmt: skip
     def test_a_program_that_ends_its_process(self, name, kind, limit, targets, tmp_path, monkeypatch, capsys):
         """Replayed and minimized it is a finding: it ended the command itself, `sys.exit(0)` as if it agreed. What is
         saved knows its target, which need not be named again."""

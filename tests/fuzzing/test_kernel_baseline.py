@@ -76,6 +76,7 @@ class TestRise:
         assert "more kernels than in the baseline" in found["mismatch"].detail
         assert "programs compared with the baseline: 1" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_a_replay_finds_it(self, recorded, wasteful, tmp_path, capsys):
         """So do `--replay FOLDER` and `--replay FILE`."""
         for path in (tmp_path / "programs", tmp_path / "programs" / "two.json"):
@@ -121,6 +122,7 @@ class TestFile:
         assert said.count("\n") == 1
         assert file.read_text() == text
 
+    @pytest.mark.slow
     def test_a_campaign_records(self, recorded, wasteful, tmp_path, capsys):
         """What ran is written, other targets keep theirs; a program that was never counted is compared with none."""
         words = ["--target", "tiny", "--programs", "1", "--kernels", str(recorded), "--reports", str(tmp_path)]

@@ -78,6 +78,7 @@ class TestDrawing:
         without = Drawing(without=("op_db",))
         assert not any(step.op.startswith("op_db") for n in range(0, 24, 4) for step in without.numbered(3, n).steps)
 
+    @pytest.mark.slow
     def test_what_a_profile_lacks_is_not_called(self):
         drawing = Drawing(only=("op_db",), lacking=("aten::add.Tensor", "aten::add.out", "aten::add_.Tensor"))
         tally = Tally()

@@ -53,6 +53,7 @@ class TestItems:
         assert "[sinh::float32::forward::as_sampled] FLAKY" in done.stdout
         assert "1 flaky" in done.stdout.splitlines()[-1]
 
+    @pytest.mark.slow
     def test_shards(self, tmp_path: Path) -> None:
         """Two shards collect what the whole does, each case once."""
         words = "--target cpu --op add --op sin --op cos --collect-only -q".split()

@@ -128,6 +128,7 @@ class TestCommand:
         assert {r.name: str(r.outcome) for r in run.results} == outcomes
         return run, done
 
+    @pytest.mark.slow
     def test_failures_are_declared_knowingly(self, command: Command, tmp_path: Path) -> None:
         """`--update-expectations` writes what fails, with reasons to be filled in; the next run is green and says so;
         what passes again fails until it is taken out."""
@@ -273,6 +274,7 @@ class TestCommand:
         assert [(r.name, r.outcome) for r in run.results] in ([("sin", Outcome.PASS)], [("acosh", Outcome.PASS)])
         assert "interrupted" in (command.reports / "conformance.html").read_text()
 
+    @pytest.mark.slow
     def test_building_kernels_has_its_own_limit(self, command: Command) -> None:
         """A device builds each kernel for longer than a case may take, which once was a hang; one that hangs when its
         kernel is there, or while it is built, still is one, each after its own limit."""

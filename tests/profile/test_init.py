@@ -64,6 +64,7 @@ class TestTrials:
         assert not without_kernel("aten::add.Tensor", tiny)
         assert without_kernel("aten::_flash_attention_forward", tiny)
 
+    @pytest.mark.slow
     def test_kernels_that_take_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What time did not suffice for is told as not tried, so that nothing is declared of it."""
         monkeypatch.syspath_prepend(str(PLANTED))
@@ -77,6 +78,7 @@ class TestTrials:
         assert made["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
         assert late.name == "sum" and late.outcome is Outcome.WORKS
 
+    @pytest.mark.slow
     def test_every_step_has_a_program(self) -> None:
         """A step without one could never be declared lacking."""
         assert not [name for name in init.OPS if of_step.program_with(name, ("float32", "int64", "complex64")) is None]

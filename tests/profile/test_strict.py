@@ -55,6 +55,7 @@ def test_what_is_lacking_is_counted_and_does_not_fail(profile: Path, capsys: pyt
     assert "Lacking, and so not run" in Path("reports/conformance.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_works_is_reported_by_op_db(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the line to delete; a run that compares nothing else says so, too."""
     profile.write_text(WORKS)

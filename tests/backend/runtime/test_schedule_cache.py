@@ -112,6 +112,7 @@ class TestSecondProcess:
         for known in ("values", "kernels", "schedules"):
             assert second[known] == first[known]
 
+    @pytest.mark.slow
     def test_of_other_graphs(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
         """With another number or dtype in it, on another device or under another setting, a graph is another."""
         cache, first = filled
@@ -167,6 +168,7 @@ class TestSecondProcess:
         assert (first["loaded"], second["scheduled"]) == (0, 0)
         assert (second["values"], second["kernels"]) == (first["values"], first["kernels"])
 
+    @pytest.mark.slow
     def test_compiled_graphs(self, tmp_path: Path) -> None:
         """What torch.compile captures is found, with what it stores in its inputs' own buffers."""
         environment = {**os.environ, "CACHEDB": str(tmp_path / "cache.db")}
