@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import map_tensors, storage_key
+from conformance.core.moving import map_tensors, storage_key, whole_storage
 from conformance.core.torch_compat import in_backward, version_of
 from conformance.selftest.faults import FUNCTION, Call, Fault
-from conformance.selftest.value_faults import HALVES, argument, floats, instead, reduced
+from conformance.selftest.value_faults import HALVES, argument, floats, instead, name_of, reduced
 
 POINTWISE = "add sub mul div exp log sin cos sqrt sigmoid tanh relu clamp abs neg"
 CALLED = f"{POINTWISE} sum mm where gather index_select cumsum"
@@ -33,7 +33,7 @@ def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _named(call: Call, *names: str) -> bool:
-    return call.func.overloadpacket.__name__ in names
+    return name_of(call) in names
 
 
 def _plain(call: Call) -> bool:
@@ -93,7 +93,8 @@ def _squared(call: Call) -> Any:
     if _named(call, "mul"):
         both = all(isinstance(arg, torch.Tensor) for arg in call.args[:2])
         return call.first if both and floats(call) and _same(*call.args[:2]) else None
-    return call.first if floats(call) and (_named(call, "square") or call.args[1:] == (2,)) else None
+    power = isinstance(call.args[-1], int | float) and call.args[-1] == 2
+    return call.first if floats(call) and (_named(call, "square") or (_named(call, "pow") and power)) else None
 
 
 def _halved(call: Call) -> Any:
@@ -144,7 +145,9 @@ def _new_memory(call: Call) -> Any:
     out = call.kwargs.get("out")
     if not isinstance(out, torch.Tensor) or out.is_contiguous():
         return call.run()
-    made = call.func(*call.args, **{**call.kwargs, "out": out.clone(memory_format=torch.contiguous_format)})
+    before, memory = whole_storage(out).clone(), whole_storage(out)
+    made = call.run().clone(memory_format=torch.contiguous_format)
+    memory.copy_(before)
     return out.set_(made)
 
 
@@ -205,6 +208,8 @@ def _no_tail(call: Call) -> Any:
 
 
 def _first_block(call: Call) -> Any:
+    if not call.first.numel():
+        return None
     parts = reduced(call)
     return parts[..., :BLOCK].sum(-1, dtype=call.kwargs.get("dtype")) if parts.size(-1) > BLOCK else None
 
@@ -249,9 +254,11 @@ def _first_of_ties(call: Call) -> Any:
     index = torch.argmin if call.func.__name__.endswith("min") else torch.argmax
     dims = argument(call, 1, "dim")
     dims = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
-    if isinstance(dims, int):
-        return t.gather(dims, index(t, dims, keepdim=True)).reshape(made.shape)
-    return t.flatten()[index(t)].reshape(made.shape) if made.numel() == 1 and dims is None else made
+    if isinstance(dims, int) and t.dim():
+        return t.gather(dims, index(t, dims, keepdim=True)).reshape(made.shape).clone()
+    if dims is not None or made.numel() != 1:
+        return made
+    return t.flatten().gather(0, index(t).reshape(1)).reshape(made.shape).clone()
 
 
 def _power_over_base(call: Call) -> Any:

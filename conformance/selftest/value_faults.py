@@ -29,11 +29,18 @@ def argument(call: Call, at: int, name: str, default: Any = None) -> Any:
     return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
 
 
+def name_of(call: Call) -> str:
+    """The name of the op without its overload."""
+    return str(getattr(call.func, "overloadpacket", call.func).__name__)
+
+
 def instead(values: Callable[[Call], Any]) -> Callable[[Call], Any]:
     """Write other values over the right answer, or over what is written in place; None leaves it as it is."""
 
     def act(call: Call) -> Any:
         before = call
+        if not isinstance(call.first, torch.Tensor):
+            return call.run()
         if call.writes or "out" in call.kwargs:
             named = {name: value for name, value in call.kwargs.items() if name != "out"}
             before = Call(call.func, map_tensors(call.args, torch.clone), named, call.memory)
@@ -96,7 +103,7 @@ def _mean_in_half(call: Call) -> Any:
 def _unshifted_softmax(call: Call) -> Any:
     powers = call.first.exp()
     shares = powers / powers.sum(call.args[1], keepdim=True)
-    return shares.log() if "log" in call.func.overloadpacket.__name__ else shares
+    return shares.log() if "log" in name_of(call) else shares
 
 
 def _by_squares(call: Call) -> Any:
@@ -109,7 +116,7 @@ def _by_squares(call: Call) -> Any:
         return None
     mean = parts.mean(-1)
     variance = ((parts * parts).mean(-1) - mean * mean) * (count / freedom)
-    name = call.func.overloadpacket.__name__
+    name = name_of(call)
     wrong = variance.sqrt() if name.startswith("std") else variance
     return (wrong, mean) if name.endswith("_mean") else wrong
 
@@ -118,7 +125,7 @@ def _narrowed(wide: torch.dtype, narrow: torch.dtype) -> Callable[[Call], Any]:
     """Compute in a narrower dtype what is of a wide one."""
 
     def values(call: Call) -> Any:
-        if call.first.dtype is not wide if isinstance(call.first, torch.Tensor) else True:
+        if call.first.dtype is not wide:
             return None
         args = map_tensors(call.args, lambda t: t.to(narrow) if t.dtype is wide else t)
         return call.func(*args, **call.kwargs)
@@ -131,14 +138,14 @@ def _last_index(call: Call) -> Any:
     if t.dim() == 0 or not t.numel():
         return None
     flat, at = (t.flatten(), 0) if dim is None else (t, dim)
-    return flat.size(at) - 1 - getattr(torch, call.func.overloadpacket.__name__)(flat.flip(at), at)
+    return flat.size(at) - 1 - getattr(torch, name_of(call))(flat.flip(at), at)
 
 
 def _last_of_dim(call: Call) -> Any:
     t, dim = call.first, argument(call, 1, "dim")
     if not isinstance(dim, int) or t.dim() == 0 or not t.numel():
         return None
-    values, indices = getattr(torch, call.func.overloadpacket.__name__)(t.flip(dim), dim)
+    values, indices = getattr(torch, name_of(call))(t.flip(dim), dim)
     return values, t.size(dim) - 1 - indices
 
 
@@ -213,9 +220,7 @@ def _cast_in_place(call: Call) -> Any:
     except RuntimeError as error:
         if "can't be cast" not in str(error):
             raise
-        return call.first.copy_(
-            getattr(torch.ops.aten, call.func.overloadpacket.__name__[:-1])(*call.args, **call.kwargs)
-        )
+        return call.first.copy_(getattr(torch.ops.aten, name_of(call)[:-1])(*call.args, **call.kwargs))
 
 
 def _cast_out(call: Call) -> Any:
@@ -247,7 +252,7 @@ def _nan_is_bound(call: Call) -> Any:
 
 def _fmax(call: Call) -> Any:
     both = isinstance(call.args[1], torch.Tensor) and floats(call)
-    name = {"maximum": "fmax", "minimum": "fmin"}[call.func.overloadpacket.__name__]
+    name = {"maximum": "fmax", "minimum": "fmin"}[name_of(call)]
     return getattr(torch, name)(*call.args[:2]) if both else None
 
 
@@ -255,7 +260,7 @@ def _nan_skipped(call: Call) -> Any:
     t = call.first
     if not floats(call) or (len(call.args) > 1 and isinstance(call.args[1], torch.Tensor)):
         return None
-    least = -math.inf if "max" in call.func.overloadpacket.__name__ else math.inf
+    least = -math.inf if "max" in name_of(call) else math.inf
     return call.having(0, t.masked_fill(t.isnan(), least))
 
 
@@ -270,18 +275,18 @@ def _zero_skipped(call: Call) -> Any:
 
 
 def _floor_of_quotient(call: Call) -> Any:
-    floor = call.func.overloadpacket.__name__.startswith("floor") or call.kwargs.get("rounding_mode") == "floor"
+    floor = name_of(call).startswith("floor") or call.kwargs.get("rounding_mode") == "floor"
     quotient = torch.true_divide(*call.args[:2]).floor() if floor else None
     return None if all(map(integers, call.args[:2])) else quotient
 
 
 def _truncated_quotient(call: Call) -> Any:
-    floor = call.func.overloadpacket.__name__.startswith("floor") or call.kwargs.get("rounding_mode") == "floor"
+    floor = name_of(call).startswith("floor") or call.kwargs.get("rounding_mode") == "floor"
     return torch.div(*call.args[:2], rounding_mode="trunc") if floor and all(map(integers, call.args[:2])) else None
 
 
 def _sign_of_dividend(call: Call) -> Any:
-    return torch.fmod(*call.args[:2]) if isinstance(call.first, torch.Tensor) else None
+    return torch.fmod(*call.args[:2])
 
 
 def _by_logarithm(call: Call) -> Any:
