@@ -327,8 +327,8 @@ class Drawing:
                 elif state:
                     own = functools.partial(choose, k, families), lambda op, under: offer(k, op, tally, under=under)
                     stateful.draw(k, families, state, most, *own)
-                elif kind == edges.NAME and edges.follower(k) and d.chance(1, 3):
-                    offer(k, OPS[edges.follower(k)], tally)
+                elif (following := _following(k, kind)) and d.chance(1, 3):
+                    offer(k, following[0], tally)
                 else:
                     draw_step(k, families, tally, weights, follows=not kind)
             except Broken:
@@ -394,6 +394,11 @@ def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, unde
     if offered is not None and tally is not None and (cell or offered.out):
         tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
     return offered
+
+
+def _following(k: Situation, kind: str) -> list[Op]:
+    """What can undo the last step of a program of edges, or be its gradient."""
+    return [op for op in edges.FOLLOWERS if op.draw(k) is not None] if kind == edges.NAME else []
 
 
 def choose(k: Situation, by_family: dict[str, list[Op]], families: list[str]) -> Op:

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from conformance.fuzzing.drawing import EDGES_AT, EDGES_EVERY, Drawing
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FUNCTION, Fault
-from conformance.selftest.mutants import Planted, PlantedAbove
+from conformance.selftest.mutants import Planted, PlantedAbove, hunt
 from conformance.selftest.value_faults import VALUE_FAULTS
 
 INF, NAN = math.inf, math.nan
@@ -217,3 +218,51 @@ def test_a_fault_raises_nothing_of_its_own(name):
     right = outcome(EDGES[name])
     with planted(fault):
         assert outcome(EDGES[name]) == right
+
+
+class OfEdges(Drawing):
+    """Those programs of a seed that are of calls at the edge of their meaning, and no others."""
+
+    def numbered(self, seed, number, tally=None):
+        return super().numbered(seed, EDGES_EVERY * number + EDGES_AT, tally)
+
+
+SOON = ["stable sort is not stable", "dropout of everything is nan", "round goes away from zero at a half"]
+MISSED = [
+    "max of a dimension takes the last of equal elements",
+    "mode takes the largest of the most frequent",
+    "cat takes the dtype of the first",
+    "integers are compared with a truncated number",
+    "clamp loses nan",
+    "neg loses the sign of zero",
+    "mm skips products with zero",
+    "floor division is the floor of the quotient",
+    "isclose ignores equal_nan",
+    "sort puts nan first",
+    "x * 0 is 0",
+    "a cast to half and back is folded",
+    "log(exp(x)) is x",
+    "a sum beyond 1,024 elements loses the rest",
+    "a gradient keeps the last of a repeated index",
+    "the gradient at a tie goes to the first alone",
+    "the gradient of pow at zero is nan",
+    "the gradient at a bound is 0",
+    "bernoulli of certainty is 0",
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_common_faults_are_found_within_forty_programs_of_edges():
+    """At the first try no program found them: no row of the step table had ties, a chance of 1, or halves to round."""
+    hunts = hunt(SOON, OfEdges(), 0, 40)
+    assert [name for name, one in hunts.items() if one.programs is None] == []
+    assert all(len(one.small.steps) <= 3 for one in hunts.values())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_first_try_missed_is_found():
+    """All within 250 programs of edges, 2,000 of any kind."""
+    hunts = hunt([*SOON, *MISSED], OfEdges(), 0, 250)
+    assert [name for name, one in hunts.items() if one.programs is None] == []
+    assert all(len(one.small.steps) <= 3 for one in hunts.values())

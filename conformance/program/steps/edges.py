@@ -25,6 +25,7 @@ from conformance.program.steps.op import (
     FUNCTION,
     GETITEM,
     LOSSY,
+    METADATA,
     MOVE,
     Json,
     Op,
@@ -33,12 +34,11 @@ from conformance.program.steps.op import (
     number,
     tensor,
 )
-from conformance.program.steps.rows import Given, decided, row
+from conformance.program.steps.rows import Given, decided, row, without_grad
 
 NAME = "edges"
 """The family."""
 
-UNDONE, BACKWARD = "undone", "backward"
 
 DTYPES = ("float32", "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8")
 """What its programs are drawn from, the often drawn ones repeatedly."""
@@ -214,14 +214,6 @@ def _joined(k: Situation) -> Step | None:
     return Step("cat.dtypes", (parts[::-1] if k.chance(1, 2) else parts, 0))
 
 
-def follower(k: Situation) -> str:
-    """The row that may follow the last step: what undoes it, or its gradient; "" for none."""
-    if _undone(k) is not None:
-        return UNDONE
-    made = [k[name] for step in k.shadow.steps[-1:] for name in step.out if name in k.shadow.env]
-    return BACKWARD if any(t.requires_grad and t.grad_fn is not None for t in made) else ""
-
-
 def _undone(k: Situation) -> Step | None:
     """The inverse of the last step, of its result."""
     for step in k.shadow.steps[-1:]:
@@ -231,6 +223,26 @@ def _undone(k: Situation) -> Step | None:
         if step.op in INVERSE and step.out and (step.op != "mul.fused" or len({*names}) == 1):
             return Step(INVERSE[step.op], (tensor(step.out[0]),))
     return None
+
+
+def _graph(t: torch.Tensor) -> bool:
+    return t.requires_grad and t.grad_fn is not None
+
+
+def _gradient(k: Situation) -> Step | None:
+    """The gradient of the last step's result."""
+    made = [name for step in k.shadow.steps[-1:] for name in step.out if name in k.shadow.env and _graph(k[name])]
+    return Step("backward", (tensor(made[-1]), k.constant(k[made[-1]].size(), k[made[-1]].dtype))) if made else None
+
+
+FOLLOWERS = (Op("undone", NAME, LOSSY, _undone, FUNCTION), Op("gradient", NAME, METADATA, _gradient, may_raise=True))
+"""What may follow a step at once. No rows of the table: they draw steps of other rows."""
+
+
+def _mixed(k: Situation, t: torch.Tensor) -> list[Json] | None:
+    others = [name for name in k.dtypes if name != dtype_name(t.dtype)]
+    size = k.choice((t.size(), torch.Size(()), t.size()[-1:]))
+    return [k.constant(size, getattr(torch, k.choice(others)))] if others else None
 
 
 edge = functools.partial(row, family=NAME, effect=COMPUTE)
@@ -283,7 +295,11 @@ ROWS = [
     edge("bernoulli_.certain", _certainty, lambda t: _floats(t) and not t.requires_grad, call="bernoulli_", writes=0,
          constant=True, may_raise=True),
     lossy("dropout.all", lambda k, t: [1.0], _finite, form=FUNCTION, call="nn.functional.dropout"),
+    *(lossy(f"{name}.mixed", _mixed, _numbers, form=FUNCTION, call=name, weight=2) for name in ("add", "mul", "div")),
+    *(
+        lossy(f"{name}.mixed", _mixed, _apart, pick=without_grad, call=name, writes=0, may_raise=True)
+        for name in ("add_", "mul_")
+    ),
     Op("where.number", NAME, MOVE, _where, FUNCTION, "where"),
     Op("cat.dtypes", NAME, MOVE, _joined, FUNCTION, "cat", fits=_has_rows),
-    Op(UNDONE, NAME, LOSSY, _undone, FUNCTION),
 ]  # fmt: skip
