@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,11 @@ def pytest_configure(config: Any) -> None:
 def run(suite: str, journal: Path, until: float) -> str:
     """Run one suite under the faults, again after each end of its process, until it is whole or the time is over."""
     package = torchcts_run.install()
+    before = -1
     while time.monotonic() < until:
+        if before == journal.stat().st_size:
+            return "not whole: it ended before another test began"
+        before = journal.stat().st_size
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             options = torchcts_run.options(package, suite, DEVICE, folder)
@@ -170,16 +174,21 @@ def run(suite: str, journal: Path, until: float) -> str:
     return "not whole: the time was over"
 
 
-def found(journal: Path) -> Iterator[tuple[str, str]]:
-    """Each fault that was found, with the test that found it."""
-    last: list[str] = []
+def read(journal: Path) -> tuple[dict[str, str], Counter[str]]:
+    """What found each fault that was found, and under how many tests each other was looked for."""
+    found: dict[str, str] = {}
+    tried: Counter[str] = Counter()
+    last = ["", "", ""]
     for line in journal.read_text().splitlines():
         kind, test, fault = json.loads(line)
         if kind == "found":
-            yield fault, test
-        if last and last[0] == "started" and kind == "test":
-            yield last[2], f"{last[1]} (ended the process)"
+            found[fault] = test
+        elif kind == "started":
+            tried[fault] += 1
+        if last[0] == "started" and kind == "test":
+            found.setdefault(last[2], f"{last[1]} (ended the process)")
         last = [kind, test, fault]
+    return found, tried
 
 
 def main() -> int:
@@ -193,9 +202,10 @@ def main() -> int:
     journal.touch()
     for suite in given.suite:
         print(f"{suite}: {run(suite, journal, until)}", flush=True)
-    tests = dict(found(journal))
+    tests, tried = read(journal)
     for name in EVERY:
-        print(f"| {name} | {tests.get(name, 'not found')} |")
+        looked = f"not in {tried[name]} tests" if tried[name] else "no test calls it"
+        print(f"| {name} | {tests.get(name, looked)} |")
     print(f"{len(tests)} of {len(EVERY)} found")
     return 0
 
