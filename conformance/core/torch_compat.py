@@ -158,6 +158,11 @@ def functorch_level() -> int | None:
     return level
 
 
+def in_backward() -> bool:
+    """Whether the autograd engine is computing a gradient in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """The tensor's count of in-place writes; an inference tensor has none."""
     return 0 if tensor.is_inference() else tensor._version

@@ -21,23 +21,22 @@ import functools
 import itertools
 import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 
 from conformance.core.errors import UserError
 from conformance.fuzzing.inputs import Cell, draw_inputs
+from conformance.fuzzing.tally import Tally
 from conformance.program.execute import Broken
 from conformance.program.model import Program
 from conformance.program.shadow import ROUNDED, Shadow
-from conformance.program.steps import op_db, stateful, states
+from conformance.program.steps import edges, fusion, op_db, stateful, states
 from conformance.program.steps.draw import Draw, Situation, Source
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
-from conformance.program.steps.op import COMPUTE, LOSSY, Json, Op, Step, dtype_name, dtype_of
+from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
 
@@ -90,8 +89,20 @@ FUSED_STEPS, FUSED_DTYPES = (2, 6), ("float32", "float32", "float64")
 EVERY = 4
 """One of so many programs is of expressions over special values, and one is of op_db's entries."""
 
+EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, "view": 1}
+"""How often a family is drawn in a program of calls at the edge of their meaning."""
+
+EDGED_STEPS = 6, 14
+"""Many steps a program, since they depend little on each other."""
+
+EDGES_EVERY, EDGES_AT = 8, 2
+"""One of so many programs is of such calls, this one of them; and each where the family is asked for."""
+
 STATE_EVERY, STATE_AT = 8, 5
 """One of so many programs changes global states, this one of them; and each where the family is asked for."""
+
+KINDS = {fusion.NAME: (FUSED_DTYPES, FUSED), edges.NAME: (edges.DTYPES, EDGED)}
+"""The dtypes and families that a kind of programs is drawn from."""
 
 STEPS = (1, 8)
 
@@ -111,38 +122,6 @@ class DrawingError(UserError, ValueError):
 
 class UnknownFamily(DrawingError):
     """A family of steps that the table does not have: one sentence naming those that it has."""
-
-
-@dataclass
-class Tally:
-    """What drawing did: programs, steps, what was turned down and why, and which cells were reached."""
-
-    programs: int = 0
-    steps: int = 0
-    avoided: Counter[str] = field(default_factory=Counter)
-    cells: Counter[Cell] = field(default_factory=Counter)
-    """Steps drawn by (family, layout class of the first tensor, its dtype)."""
-    entries: Counter[str] = field(default_factory=Counter)
-    """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
-
-    def add(self, other: Self) -> None:
-        """Take in another shard's counts."""
-        for name, value in vars(other).items():
-            mine = getattr(self, name)
-            setattr(self, name, mine | value if type(value) is dict else mine + value)
-
-    def to_json(self) -> dict[str, Json]:
-        """The counts as JSON."""
-        return {**vars(self), "cells": [[*cell, count] for cell, count in self.cells.items()]}
-
-    @classmethod
-    def from_json(cls, data: Json) -> Self:
-        """The counts that `to_json` wrote."""
-        cells = {(family, layout, dtype): count for family, layout, dtype, count in data["cells"]}
-        made = cls()
-        for name, empty in vars(cls()).items():
-            setattr(made, name, type(empty)({**data, "cells": cells}[name]))
-        return made
 
 
 def programs(
@@ -231,9 +210,15 @@ class Drawing:
             turn, rest = divmod(number, EVERY) if self.only != (op_db.FAMILY,) else (number, 0)
             if not rest:
                 return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
-        fused = self.biased and number % EVERY == EVERY - 2 and self.can_fuse
         source, state = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
-        return self.program(source, tally, self.aim(seed, number), fused and not state, state)
+        return self.program(source, tally, self.aim(seed, number), "" if state else self.kind(number), state)
+
+    def kind(self, number: int) -> str:
+        """The family that a program is mainly of: expressions, or calls at the edge of their meaning; "" for others."""
+        every = 1 if edges.NAME in self.only else EDGES_EVERY
+        if self.biased and edges.NAME in self.families and number % every == EDGES_AT % every:
+            return edges.NAME
+        return fusion.NAME if self.biased and number % EVERY == EVERY - 2 and self.can_fuse else ""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -261,7 +246,7 @@ class Drawing:
     @property
     def can_fuse(self) -> bool:
         """Whether programs of expressions can be drawn: their family, and a dtype that they have."""
-        return "fusion" in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
+        return fusion.NAME in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
 
     @property
     def calls_op_db(self) -> bool:
@@ -276,7 +261,7 @@ class Drawing:
 
         each = min(EACH, self.steps[1])
         room = 2 * EACH if self.steps == STEPS else self.steps[1]
-        families = {name: ops for name, ops in self.families.items() if name != STATE}
+        families = {name: ops for name, ops in self.families.items() if name not in (STATE, edges.NAME)}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
             warnings.simplefilter("ignore")  # an out= tensor of another size is resized, and torch says so each time
             planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn)
@@ -304,15 +289,17 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
     def program(
-        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, fused: bool = False, state: str = ""
+        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, kind: str = "", state: str = ""
     ) -> Program:
         """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
-        the cell `aim`. One that is `fused` is of expressions over special values; one with a `state`, a topic of
-        `stateful.TOPICS`, makes calls under states and again outside of them."""
-        d = Draw(source)
-        known = [name for name in (FUSED_DTYPES if fused else DTYPES) if name in self.dtypes]
+        the cell `aim`. One of the `kind` "fusion" is of expressions over special values, one of "edges" of calls at the
+        edge of their meaning; one with a `state`, a topic of `stateful.TOPICS`, makes calls under states and again
+        outside of them."""
+        d, fused = Draw(source), kind == fusion.NAME
+        dtypes, weights = KINDS.get(kind, (DTYPES, FAMILY_WEIGHT))
+        known = [name for name in dtypes if name in self.dtypes] or list(self.dtypes)
         grad, start = "autograd" in self.families and not fused, stateful.place(d, state, known) if state else aim
-        program = draw_inputs(d, known, grad, start, special=fused)
+        program = draw_inputs(d, known, grad, start, kind)
         if state and start and grad and stateful.RECORDED in stateful.TOPICS[state]:
             first, *others = program.inputs
             program = replace(program, inputs=(replace(first, requires_grad=True), *others))
@@ -320,8 +307,10 @@ class Drawing:
         k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         aimed = d.integer(1, self.steps[1]) if aim else 0
         least, most = FUSED_STEPS if fused else self.steps
-        weights = FUSED if fused else FAMILY_WEIGHT
-        drawn_from = [*FUSED] if fused else [name for name in self.families if state or name != STATE]
+        if kind == edges.NAME and self.steps == STEPS:
+            least, most = EDGED_STEPS
+        apart = {edges.NAME, *(() if state else (STATE,))} if self.biased else set()
+        drawn_from = {*weights} if kind else {*self.families} - apart
         families = {name: ops for name, ops in self.families.items() if name in drawn_from}
         if state:
             most, least = max(least, most - 1), max(least, (most - 1) // 2)
@@ -338,8 +327,10 @@ class Drawing:
                 elif state:
                     own = functools.partial(choose, k, families), lambda op, under: offer(k, op, tally, under=under)
                     stateful.draw(k, families, state, most, *own)
+                elif (following := _following(k, kind)) and d.chance(1, 3):
+                    offer(k, following[0], tally)
                 else:
-                    draw_step(k, families, tally, weights, follows=not fused)
+                    draw_step(k, families, tally, weights, follows=not kind)
             except Broken:
                 break
         if state and shadow.done == len(shadow.steps) < self.steps[1]:
@@ -405,6 +396,11 @@ def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, unde
     return offered
 
 
+def _following(k: Situation, kind: str) -> list[Op]:
+    """What can undo the last step of a program of edges, or be its gradient."""
+    return [op for op in edges.FOLLOWERS if op.draw(k) is not None] if kind == edges.NAME else []
+
+
 def choose(k: Situation, by_family: dict[str, list[Op]], families: list[str]) -> Op:
     """A row that something in the program fits: a family is chosen, then one of its rows, until one does."""
     while families:
@@ -437,7 +433,7 @@ def _cells(drawing: Drawing) -> tuple[Cell, ...]:
     return tuple(
         (family, *place)
         for family, ops in drawing.families.items()
-        if family != STATE
+        if family not in (STATE, edges.NAME)
         for place, tensors in tried.items()
         if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
     )

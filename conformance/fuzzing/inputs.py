@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.program.model import Input, Program, Storage, fresh_names
+from conformance.program.steps import edges
 from conformance.program.steps.draw import Draw
 from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout
 from conformance.program.steps.op import dtype_of
@@ -17,12 +18,10 @@ Cell = tuple[str, str, str]
 """A family of steps, and the layout class and the dtype of a step's first tensor."""
 
 
-def draw_inputs(
-    d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None, special: bool = False
-) -> Program:
+def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None, kind: str = "") -> Program:
     """One to three inputs, each of a layout class from the catalogue, the first of the class and dtype that are aimed
-    at; a later one may be a view of an earlier one's storage; at times one requires grad. With `special` all hold
-    special values."""
+    at; a later one may be a view of an earlier one's storage; at times one requires grad. In programs of the kind
+    "fusion" all hold special values, in those of "edges" few different ones, the special among them."""
     storages: list[Storage] = []
     inputs: list[Input] = []
     names = fresh_names({})
@@ -33,15 +32,20 @@ def draw_inputs(
         shared = bool(storages) and d.chance(1, 4)
         if shared:
             at = d.integer(0, len(storages) - 1)
-            dtype = storages[at].dtype
-            storages[at] = Storage(dtype, max(storages[at].size, layout.cells), storages[at].values)
+            dtype, size, values = storages[at].dtype, max(storages[at].size, layout.cells), storages[at].values
+            if isinstance(values, list):
+                values = [*values, *edges.values(d, dtype_of(dtype), size - len(values))]
+            storages[at] = Storage(dtype, size, values)
         else:
             at = len(storages)
             seeds = [{"seed": d.integer(0, 99)} for _ in range(4)]
             among = {"special": d.integer(0, 99)}
-            values = among if special else d.choice(("arange", *seeds[:2], "arange", "arange", *seeds[2:], among))
-            storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
-        grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(1, 5)
+            values = among if kind else d.choice(("arange", *seeds[:2], "arange", "arange", *seeds[2:], among))
+            size = layout.cells + d.choice((0, 0, 1, 3))
+            values = edges.values(d, dtype_of(dtype), size) if kind == edges.NAME else values
+            storages.append(Storage(dtype, size, values))
+        often = 3 if kind == edges.NAME else 1
+        grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(often, 5)
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))
     return Program(tuple(storages), tuple(inputs))
 

@@ -37,8 +37,10 @@ from conformance.program.model import Program
 from conformance.program.reduce import reduce_program
 from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
 from conformance.selftest.state_faults import STATE_FAULTS
+from conformance.selftest.value_faults import VALUE_FAULTS
 
 
 class Planted(TorchDispatchMode):
@@ -71,7 +73,7 @@ class PlantedAbove(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS}
+EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS, **VALUE_FAULTS, **EXPRESSION_FAULTS}
 """All faults by name."""
 
 NOTHING = "nothing"

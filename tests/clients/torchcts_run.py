@@ -86,15 +86,10 @@ def run(suite: str, device: str = "tiny") -> Outcome:
     declared = tomllib.loads(NOT_JUDGED.read_text())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "pytest.ini").write_text("[pytest]\n")
-        (folder / "manifest.py").write_text(_manifest(package, device, declared["lacks"]))
-        options = ["-c", str(folder / "pytest.ini"), "--rootdir", str(package), "-p", "no:cacheprovider", "-q"]
-        options += ["--device", device, "--level", "8", "--tb=line", "--junitxml", str(folder / "results.xml")]
-        left_out = [e["test"] for e in declared["not_judged"] if not e.get("run", True)]
-        options += [word for test in left_out for word in ("--deselect", f"torchcts/{test}")]
+        given = [*options(package, suite, device, folder), "--junitxml", str(folder / "results.xml")]
         path = os.pathsep.join((str(package), str(ROOT), os.environ.get("PYTHONPATH", "")))
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, str(package / "torchcts" / suite)],
+            [sys.executable, "-m", "pytest", *given],
             cwd=folder, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True,
             check=False, text=True, timeout=LIMIT_S,
         )  # fmt: skip
@@ -102,6 +97,19 @@ def run(suite: str, device: str = "tiny") -> Outcome:
             said = (done.stdout + done.stderr).strip()[-3000:]
             raise RuntimeError(f"TorchCTS's suite {suite} ended with {done.returncode} before its last test:\n{said}")
         return _judged(suite, folder / "results.xml", declared["not_judged"] if device == "tiny" else [])
+
+
+def options(package: Path, suite: str, device: str, folder: Path) -> list[str]:
+    """What pytest is called with to run a suite on a device; writes the manifest into the folder to run it in."""
+    declared = tomllib.loads(NOT_JUDGED.read_text())
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "manifest.py").write_text(_manifest(package, device, declared["lacks"]))
+    left_out = [e["test"] for e in declared["not_judged"] if not e.get("run", True)]
+    return [
+        *("-c", str(folder / "pytest.ini"), "--rootdir", str(package), "-p", "no:cacheprovider", "-q"),
+        *("--device", device, "--level", "8", "--tb=line", str(package / "torchcts" / suite)),
+        *(word for test in left_out for word in ("--deselect", f"torchcts/{test}")),
+    ]
 
 
 def _manifest(package: Path, device: str, lacks: dict[str, str]) -> str:

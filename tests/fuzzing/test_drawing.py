@@ -15,6 +15,7 @@ from conformance.fuzzing.drawing import DTYPES, Drawing, DrawingError, Tally, Un
 from conformance.program.model import Program, dump
 from conformance.program.reduce import reduce_program, settle
 from conformance.program.shadow import reference
+from conformance.program.steps import edges
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.verdict import judge_program
@@ -192,3 +193,24 @@ class TestReduce:
         program = Drawing(steps=(3, 3)).numbered(3, 1)
         broken = Program(program.storages, (), program.steps)
         assert settle(broken) is None
+
+
+class TestEdges:
+    """Programs of calls at the edge of their meaning are drawn apart."""
+
+    def test_one_in_eight_is_of_edges_and_no_other_has_such_a_step(self):
+        """So all other programs of a seed are what they would be without them."""
+        drawn = {number: {OPS[step.op].family for step in Drawing().numbered(3, number).steps} for number in range(26)}
+        assert all("edges" in drawn[number] for number in (2, 10, 18))
+        assert not any("edges" in families for number, families in drawn.items() if number % 8 != 2)
+
+    def test_a_storage_that_a_second_input_makes_longer_has_a_value_everywhere(self):
+        """Its list of values stayed short, and the rest was memory that anything may have lain in."""
+        for number in range(2, 400, 8):
+            program = Drawing().numbered(0, number)
+            assert all(len(storage.make()) == storage.size for storage in program.storages)
+
+    def test_zeros_of_both_signs_are_not_compared(self):
+        """Which of them is larger torch leaves open."""
+        assert not edges._one_zero(torch.tensor([0.0, -0.0]))
+        assert edges._one_zero(torch.tensor([0.0, 1.0]))

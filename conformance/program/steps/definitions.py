@@ -81,6 +81,18 @@ def same_base(tensor: torch.Tensor, other: torch.Tensor) -> list[bool]:
     ]
 
 
+def mode_values(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The values of `mode`; where they lie is not defined."""
+    return tensor.mode(dim)[0]
+
+
+def of_many(tensor: torch.Tensor, name: str, count: int) -> torch.Tensor:
+    """What the method of this name gives for `count` elements, which repeat the tensor's."""
+    flat = tensor.flatten()
+    many = flat.repeat(-(-count // flat.numel()))[:count]
+    return getattr(many, name)(0) if name in ("cumsum", "sum", "amax") else getattr(many, name)()
+
+
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Another dtype for new floats."""

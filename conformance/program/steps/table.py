@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from conformance.program.steps import fusion, op_db, results, special, stateful, views, writes
+from conformance.program.steps import edges, fusion, op_db, results, special, stateful, views, writes
 from conformance.program.steps.op import Op
 
 
@@ -28,7 +28,7 @@ class StepTable(Mapping[str, Op]):
         return len(self.rows)
 
 
-_ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, stateful.ROWS)
+_ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, stateful.ROWS, edges.ROWS)
 OPS = StepTable({op.name: op for rows in _ROWS for op in rows})
 
 FAMILIES: tuple[str, ...] = (*dict.fromkeys(op.family for op in OPS.values()), op_db.FAMILY)

@@ -1,0 +1,45 @@
+"""What drawing did, counted: programs, steps, cells, and what was turned down.
+
+Defines `Tally`. The key insight: counts of shards add up, so a campaign's workers count apart and nothing is shared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Self
+
+from conformance.fuzzing.inputs import Cell
+from conformance.program.steps.op import Json
+
+
+@dataclass
+class Tally:
+    """What drawing did: programs, steps, what was turned down and why, and which cells were reached."""
+
+    programs: int = 0
+    steps: int = 0
+    avoided: Counter[str] = field(default_factory=Counter)
+    cells: Counter[Cell] = field(default_factory=Counter)
+    """Steps drawn by (family, layout class of the first tensor, its dtype)."""
+    entries: Counter[str] = field(default_factory=Counter)
+    """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
+
+    def add(self, other: Self) -> None:
+        """Take in another shard's counts."""
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, mine | value if type(value) is dict else mine + value)
+
+    def to_json(self) -> dict[str, Json]:
+        """The counts as JSON."""
+        return {**vars(self), "cells": [[*cell, count] for cell, count in self.cells.items()]}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        """The counts that `to_json` wrote."""
+        cells = {(family, layout, dtype): count for family, layout, dtype, count in data["cells"]}
+        made = cls()
+        for name, empty in vars(cls()).items():
+            setattr(made, name, type(empty)({**data, "cells": cells}[name]))
+        return made

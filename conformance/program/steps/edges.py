@@ -1,0 +1,305 @@
+"""Calls at the edge of what they mean: ties, signed zeros, nan and the infinities, numbers that no dtype holds,
+operands of two dtypes, certain chances, gradients at a corner, more elements than one block.
+
+The key insight: most wrong kernels are right on finite numbers that are all different, so the values are the subject
+here, and a row takes any that leave torch's answer defined: where two zeros tie, or a sum depends on its order, torch
+itself promises nothing, and such tensors do not fit. A device that simplifies does so over an op and its inverse, so
+one may follow the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from conformance.program.steps import fits
+from conformance.program.steps.draw import Situation, index_of, tensor_of
+from conformance.program.steps.fits import Fits
+from conformance.program.steps.layouts import overlaps_itself
+from conformance.program.steps.op import (
+    COMPUTE,
+    DEFINED,
+    FUNCTION,
+    GETITEM,
+    LOSSY,
+    METADATA,
+    MOVE,
+    Json,
+    Op,
+    Step,
+    dtype_name,
+    number,
+    tensor,
+)
+from conformance.program.steps.rows import Given, decided, row, without_grad
+
+NAME = "edges"
+"""The family."""
+
+
+DTYPES = ("float32", "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8")
+"""What its programs are drawn from, the often drawn ones repeatedly."""
+
+PLAIN = (0.0, 1.0, -1.0, 0.5, 1.5, -0.5, 2.5, -2.5, 3.0, -3.0)
+SPECIAL = (math.nan, math.inf, -math.inf, -0.0, math.nan, math.inf, math.nan)
+INEXACT = (0.3, -1.7, 0.1, 77.7, 100.0, -1000.0)
+"""Floats: whole numbers and halves, those that kernels treat apart, and those that a half rounds, or whose exponential
+overflows."""
+
+NUMBERS = (0, 1, 0.5, -0.5, 2, -1, 1.5, 2.5, 0)
+EXPONENTS = (2, 3, 0.5, -1, 0, 1, 2.0)
+LARGE, LONG = 1000.0, (257, 1025, 1031, 2049, 4099)
+HALVED = ("float16", "bfloat16", "float16", "bfloat16", "float32", "float64")
+INVERSE = {"exp.edge": "log.edge", "log.edge": "exp.edge", "exp.fused": "log", "log": "exp.fused"}
+INVERSE |= {"expm1": "log1p", "log1p": "expm1", "square": "sqrt"}
+INVERSE |= {"neg.edge": "neg.edge", "reciprocal": "reciprocal", "mul.fused": "sqrt"}
+
+
+def values(k: Any, dtype: torch.dtype, count: int) -> list[Json]:
+    """Values of this dtype, few of them different: so many tie."""
+    if dtype.is_floating_point:
+        info = torch.finfo(dtype)
+        some: list[Any] = [k.choice(PLAIN) for _ in range(k.choice((2, 1, 3)))]
+        some += [k.choice((*SPECIAL, info.max, info.tiny))] if k.chance(3, 4) else []
+        some += [k.choice(INEXACT)] if k.chance(1, 2) else []
+    else:
+        pool: tuple[Any, ...] = (False, True) if dtype is torch.bool else (0, 1, 2, 3, 7)
+        if not (dtype is torch.bool or dtype.is_complex):
+            limits = torch.iinfo(dtype)
+            pool = (*pool, *((-1, -3) if dtype.is_signed else ()), limits.min, limits.max)
+        some = [k.choice(pool) for _ in range(k.choice((4, 2, 6)))]
+    return [number(k.choice(some)) for _ in range(count)]
+
+
+def _one_zero(t: torch.Tensor) -> bool:
+    """Whether zeros have one sign: which of two is the larger is nobody's promise."""
+    return not (t.is_floating_point() and bool(((t == 0) & t.signbit()).any()))
+
+
+def _moderate(t: torch.Tensor) -> bool:
+    """Whether no sum or product of a few depends on its order."""
+    finite = t.detach().abs()
+    return _one_zero(t) and (
+        not t.is_floating_point() or bool((finite.isinf() | finite.isnan() | (finite <= LARGE)).all())
+    )
+
+
+def _numbers(t: torch.Tensor) -> bool:
+    return fits.number_like(t) and t.numel() > 0
+
+
+def _floats(t: torch.Tensor) -> bool:
+    return fits.floating(t) and t.numel() > 0
+
+
+def _signed(t: torch.Tensor) -> bool:
+    return fits.signed(t) and t.numel() > 0
+
+
+def _selectable(t: torch.Tensor) -> bool:
+    return _numbers(t) and _one_zero(t)
+
+
+def _summable(t: torch.Tensor) -> bool:
+    return _floats(t) and _moderate(t)
+
+
+def _apart(t: torch.Tensor) -> bool:
+    return _selectable(t) and not overlaps_itself(t)
+
+
+def _finite(t: torch.Tensor) -> bool:
+    return _floats(t) and bool(t.detach().isfinite().all())
+
+
+def _has_rows(t: torch.Tensor) -> bool:
+    return _numbers(t) and t.dim() > 0
+
+
+def _dim(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.dim(t)]
+
+
+def _number(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice(NUMBERS)]
+
+
+def _exponent(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice(EXPONENTS)]
+
+
+def _divisor(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice((2, 3, 1.5, number(math.inf)) if t.is_floating_point() else (2, 3))]
+
+
+def _signed_divisor(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice((-2, -3, 2, -1.5)) if t.dtype.is_signed and t.is_floating_point() else k.choice((2, 3))]
+
+
+def _bounds(k: Situation, t: torch.Tensor) -> list[Json] | None:
+    low, high = (k.choice((None, *NUMBERS)) for _ in range(2))
+    if low is None and high is None:
+        return [0]
+    return [low, high] if low is None or high is None or low <= high else [high, low]
+
+
+def _beside(k: Situation, t: torch.Tensor, takes: Fits) -> list[Json] | None:
+    name = k.pick(lambda u: u.dtype == t.dtype and u.size() == t.size() and takes(u))
+    return [tensor(name)] if name else None
+
+
+def _equal_nan(k: Situation, t: torch.Tensor) -> Given | None:
+    other = _beside(k, t, lambda u: k.shadow.level(u) < 2)
+    return Given(other, {"equal_nan": k.chance(2, 3)}) if other else None
+
+
+def _stable(k: Situation, t: torch.Tensor) -> Given:
+    return Given([], {"stable": True, "dim": k.dim(t), "descending": k.chance(1, 3)})
+
+
+def _repeated(k: Situation, t: torch.Tensor) -> list[Json]:
+    at = k.indices(t.size(0), 3)
+    return [index_of(0, tensor_of([*at, at[0]]))]
+
+
+def _selected(k: Situation, t: torch.Tensor) -> list[Json]:
+    dim, at = k.along(t)
+    return [dim, tensor_of([*at, at[0]])]
+
+
+def _ones_and_zeros(k: Situation, t: torch.Tensor) -> list[Json]:
+    bits = [[int(k.chance(1, 2)) for _ in range(2)] for _ in range(t.size(1))]
+    return [tensor_of(bits, t.dtype)]
+
+
+def _searched(k: Situation, t: torch.Tensor) -> Given:
+    edges = sorted({k.choice((0, 1, 2, 3, 7)) for _ in range(3)})
+    return Given([tensor_of(edges, torch.int64 if fits.category(t.dtype) == 1 else t.dtype)], {"right": k.chance(1, 2)})
+
+
+def _narrowed(k: Situation, t: torch.Tensor) -> list[Json] | None:
+    options = [name for name in HALVED if name in k.dtypes and name != dtype_name(t.dtype)]
+    return [{"dtype": k.choice(options)}] if options else None
+
+
+def _repeated_to(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice(("sum", "amax", "sum", "argmax", "cumsum", "mean", "neg")), k.choice(LONG)]
+
+
+def _small_halves(t: torch.Tensor) -> bool:
+    """Whether sums of many are exact."""
+    if t.dtype not in (torch.float32, torch.float64) or not _summable(t):
+        return False
+    return bool(((2 * t == (2 * t).round()) & (t.abs() <= 8)).all())
+
+
+def _certainty(k: Situation, t: torch.Tensor) -> list[Json]:
+    return [k.choice((1.0, 0.0))]
+
+
+def _where(k: Situation) -> Step | None:
+    name = k.pick(_numbers)
+    return Step("where.number", (k.mask_for(k[name]), tensor(name), k.choice(NUMBERS))) if name else None
+
+
+def _joined(k: Situation) -> Step | None:
+    name = k.pick(_has_rows)
+    others = [] if name is None else [one for one in k.dtypes if one != dtype_name(k[name].dtype)]
+    if name is None or not others:
+        return None
+    parts = [tensor(name), k.constant(k[name].size(), getattr(torch, k.choice(others)))]
+    return Step("cat.dtypes", (parts[::-1] if k.chance(1, 2) else parts, 0))
+
+
+def _undone(k: Situation) -> Step | None:
+    """The inverse of the last step, of its result."""
+    for step in k.shadow.steps[-1:]:
+        names = step.names()
+        if step.op == "to.edge" and step.out and names and names[0] in k.shadow.env:
+            return Step("to.edge", (tensor(step.out[0]), {"dtype": dtype_name(k[names[0]].dtype)}))
+        if step.op in INVERSE and step.out and (step.op != "mul.fused" or len({*names}) == 1):
+            return Step(INVERSE[step.op], (tensor(step.out[0]),))
+    return None
+
+
+def _graph(t: torch.Tensor) -> bool:
+    return t.requires_grad and t.grad_fn is not None
+
+
+def _gradient(k: Situation) -> Step | None:
+    """The gradient of the last step's result."""
+    made = [name for step in k.shadow.steps[-1:] for name in step.out if name in k.shadow.env and _graph(k[name])]
+    return Step("backward", (tensor(made[-1]), k.constant(k[made[-1]].size(), k[made[-1]].dtype))) if made else None
+
+
+FOLLOWERS = (Op("undone", NAME, LOSSY, _undone, FUNCTION), Op("gradient", NAME, METADATA, _gradient, may_raise=True))
+"""What may follow a step at once. No rows of the table: they draw steps of other rows."""
+
+
+def _mixed(k: Situation, t: torch.Tensor) -> list[Json] | None:
+    others = [name for name in k.dtypes if name != dtype_name(t.dtype)]
+    size = k.choice((t.size(), torch.Size(()), t.size()[-1:]))
+    return [k.constant(size, getattr(torch, k.choice(others)))] if others else None
+
+
+edge = functools.partial(row, family=NAME, effect=COMPUTE)
+lossy = functools.partial(edge, effect=LOSSY)
+moved = functools.partial(edge, effect=MOVE)
+
+
+def _pair(name: str, takes: Fits, effect: str = COMPUTE, **options: Any) -> Op:
+    return edge(
+        f"{name}.edge", lambda k, t: _beside(k, t, takes), takes, effect=effect, form=FUNCTION, call=name, **options
+    )
+
+
+ROWS = [
+    moved("neg.edge", fits=_signed, call="neg", weight=2),
+    moved("abs.edge", fits=_signed, call="abs"),
+    *(edge(f"{name}.edge", fits=_floats, call=name) for name in ("floor", "ceil", "trunc", "sign")),
+    edge("round.edge", fits=_floats, call="round", weight=2),
+    edge("relu.edge", fits=_selectable, call="relu"),
+    *(_pair(name, _selectable) for name in ("maximum", "minimum")),
+    *(_pair(name, _summable) for name in ("remainder", "fmod", "floor_divide")),
+    _pair("atan2", _floats, LOSSY),
+    _pair("logaddexp", _summable, LOSSY),
+    lossy("mul.number", _number, _numbers, call="mul", weight=4),
+    lossy("exp.edge", fits=_floats, call="exp", weight=3),
+    lossy("log.edge", fits=_floats, call="log"),
+    lossy("add.number", _number, _numbers, call="add"),
+    lossy("pow.number", _exponent, _floats, call="pow", weight=4),
+    edge("clamp.number", _bounds, _selectable, call="clamp", weight=4),
+    edge("floor_divide.number", _divisor, _summable, call="floor_divide", pick=decided),
+    edge("remainder.number", _signed_divisor, lambda t: _numbers(t) and _moderate(t), call="remainder", pick=decided),
+    *(edge(f"{name}.number", _number, _numbers, call=name, pick=decided) for name in ("eq", "lt", "ge")),
+    edge("isclose.edge", _equal_nan, _floats, call="isclose", pick=decided, weight=3),
+    *(edge(f"{name}.edge", _dim, _selectable, call=name) for name in ("amax", "amin")),
+    *(edge(f"{name}.edge", _dim, _selectable, call=name, pick=decided) for name in ("argmax", "argmin")),
+    *(edge(f"{name}.ties", _dim, _selectable, call=name, pick=decided, results=2) for name in ("max", "min")),
+    edge("max.whole", fits=_selectable, call="amax"),
+    moved("sort.stable", _stable, _selectable, call="sort", pick=decided, results=2, weight=3),
+    moved("median.edge", fits=_apart, call="median", pick=decided),
+    edge("mode_values", _dim, _apart, form=DEFINED, pick=decided),
+    edge("bucketize.edge", _searched, _selectable, form=FUNCTION, call="bucketize", pick=decided),
+    lossy("logsumexp.edge", _dim, _summable, call="logsumexp"),
+    lossy("softmax.edge", _dim, _summable, call="softmax"),
+    lossy("matmul.edge", _ones_and_zeros, lambda t: _summable(t) and t.dim() == 2, call="matmul", weight=2),
+    moved("getitem.repeated", _repeated, _has_rows, form=GETITEM, call="", weight=2),
+    moved("index_select.repeated", _selected, _has_rows, call="index_select"),
+    moved("to.edge", _narrowed, _floats, call="to", weight=5),
+    lossy("of_many", _repeated_to, _small_halves, form=DEFINED, weight=5),
+    edge("bernoulli.certain", _certainty, _floats, form=FUNCTION, call="bernoulli"),
+    edge("bernoulli_.certain", _certainty, lambda t: _floats(t) and not t.requires_grad, call="bernoulli_", writes=0,
+         constant=True, may_raise=True),
+    lossy("dropout.all", lambda k, t: [1.0], _finite, form=FUNCTION, call="nn.functional.dropout"),
+    *(lossy(f"{name}.mixed", _mixed, _numbers, form=FUNCTION, call=name, weight=2) for name in ("add", "mul", "div")),
+    *(
+        lossy(f"{name}.mixed", _mixed, _apart, pick=without_grad, call=name, writes=0, may_raise=True)
+        for name in ("add_", "mul_")
+    ),
+    Op("where.number", NAME, MOVE, _where, FUNCTION, "where"),
+    Op("cat.dtypes", NAME, MOVE, _joined, FUNCTION, "cat", fits=_has_rows),
+]  # fmt: skip

@@ -1,0 +1,319 @@
+"""Faults to plant between ops: fusion, `out=`, the n-th call, sizes, gradients, certain random numbers.
+
+The key insight: each op alone, once, of a small size is right; a fault shows in an expression, in a second call or in
+what a gradient sums. They were chosen by one who had not read the drawing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from conformance.core.moving import map_tensors, storage_key, whole_storage
+from conformance.core.torch_compat import in_backward, version_of
+from conformance.selftest.faults import FUNCTION, Call, Fault
+from conformance.selftest.value_faults import HALVES, argument, floats, instead, name_of, reduced
+
+POINTWISE = "add sub mul div exp log sin cos sqrt sigmoid tanh relu clamp abs neg"
+CALLED = f"{POINTWISE} sum mm where gather index_select cumsum"
+NUMBERED = "add sub mul div pow clamp remainder leaky_relu lt le gt ge eq ne add_ sub_ mul_ div_"
+BLOCK, LANES = 1024, 16
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are one: the same elements of one storage."""
+    return storage_key(a) == storage_key(b) and _geometry(a) == _geometry(b)
+
+
+def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.size(), t.stride(), t.storage_offset()
+
+
+def _named(call: Call, *names: str) -> bool:
+    return name_of(call) in names
+
+
+def _plain(call: Call) -> bool:
+    """Whether the call writes nothing that was there before."""
+    return not call.writes and "out" not in call.kwargs
+
+
+def _note(call: Call, made: torch.Tensor, *of: Any) -> torch.Tensor:
+    """Remember from which operands a result was computed."""
+    versions = [version_of(one) for one in of if isinstance(one, torch.Tensor)]
+    call.memory[storage_key(made)] = made, version_of(made), of, versions
+    return made
+
+
+def _operands(call: Call, t: Any) -> tuple[Any, ...] | None:
+    """From which operands a tensor was computed, as long as neither it nor they were written since."""
+    if not isinstance(t, torch.Tensor):
+        return None
+    made, version, of, versions = call.memory.get(storage_key(t), (None, 0, (), []))
+    if made is None or not _same(made, t) or version_of(t) != version:
+        return None
+    now = [version_of(one) for one in of if isinstance(one, torch.Tensor)]
+    return tuple(of) if now == versions else None
+
+
+def _contracted(call: Call) -> Any:
+    made = call.run()
+    if not _plain(call) or not isinstance(made, torch.Tensor) or not made.is_floating_point():
+        return made
+    if _named(call, "mul"):
+        return _note(call, made, *call.args[:2])
+    for at, factors in enumerate([_operands(call, arg) for arg in call.args[:2]]):
+        if factors is not None:
+            wide = [one.double() if isinstance(one, torch.Tensor) else one for one in (*factors, *call.args[:2])]
+            wide[2 + at] = wide[0] * wide[1]
+            return made.copy_(call.func(*wide[2:], **call.kwargs))
+    return made
+
+
+def _folded(first: Callable[[Call], Any], last: str) -> Callable[[Call], Any]:
+    """An op over what `first` gives the operand of is that operand."""
+
+    def act(call: Call) -> Any:
+        made = call.run()
+        if not _plain(call) or not isinstance(made, torch.Tensor):
+            return made
+        operand = _operands(call, call.first) if _named(call, last) else None
+        if operand is not None and operand[0].dtype is made.dtype:
+            made.copy_(operand[0])
+        started = first(call)
+        return made if started is None else _note(call, made, started)
+
+    return act
+
+
+def _squared(call: Call) -> Any:
+    if _named(call, "mul"):
+        both = all(isinstance(arg, torch.Tensor) for arg in call.args[:2])
+        return call.first if both and floats(call) and _same(*call.args[:2]) else None
+    power = isinstance(call.args[-1], int | float) and call.args[-1] == 2
+    return call.first if floats(call) and (_named(call, "square") or (_named(call, "pow") and power)) else None
+
+
+def _halved(call: Call) -> Any:
+    t = call.first
+    return t if floats(call) and t.dtype not in HALVES and call.kwargs.get("dtype") in HALVES else None
+
+
+def _less_itself(call: Call) -> Any:
+    both = floats(call) and isinstance(call.args[1], torch.Tensor) and call.kwargs.get("alpha", 1) == 1
+    return torch.zeros_like(call.first) if both and _same(*call.args[:2]) else None
+
+
+def _times_zero(call: Call) -> Any:
+    zero = isinstance(call.args[1], int | float) and call.args[1] == 0
+    return torch.zeros_like(call.first) if floats(call) and zero else None
+
+
+def _fresh(call: Call) -> Any:
+    """What the call writes into an empty out= of the same dtype."""
+    out = call.kwargs["out"]
+    return call.func(*call.args, **{**call.kwargs, "out": out.new_empty(0)})
+
+
+def _shape_kept(call: Call) -> Any:
+    out = call.kwargs.get("out")
+    if not isinstance(out, torch.Tensor) or not out.numel():
+        return call.run()
+    made = _fresh(call)
+    if made.shape == out.shape or made.numel() != out.numel():
+        return call.run()
+    return out.copy_(made.reshape(out.shape))
+
+
+def _overlap_accepted(call: Call) -> Any:
+    try:
+        return call.run()
+    except RuntimeError as error:
+        out = call.kwargs.get("out")
+        if not isinstance(out, torch.Tensor) or "memory" not in str(error) or 0 in out.stride():
+            raise
+        made = _fresh(call)
+        if made.shape != out.shape:
+            raise
+        return out.copy_(made)
+
+
+def _new_memory(call: Call) -> Any:
+    out = call.kwargs.get("out")
+    if not isinstance(out, torch.Tensor) or out.is_contiguous():
+        return call.run()
+    before, memory = whole_storage(out).clone(), whole_storage(out)
+    made = call.run().clone(memory_format=torch.contiguous_format)
+    memory.copy_(before)
+    return out.set_(made)
+
+
+def _key(call: Call, of: Callable[[torch.Tensor], Hashable]) -> Hashable:
+    key: list[Any] = [str(call.func), *map(type, call.args)]
+    map_tensors((call.args, call.kwargs), lambda t: key.append(of(t)))
+    return tuple(key)
+
+
+def _replayed(call: Call) -> Any:
+    made = call.run()
+    if not _plain(call) or not isinstance(made, torch.Tensor):
+        return made
+    seen = call.memory.setdefault(_key(call, lambda t: (t.dtype, tuple(t.shape))), [])
+    if len(seen) > 1 and seen[1].shape == made.shape:
+        made.copy_(seen[1])
+    seen.append(made.clone())
+    return made
+
+
+def _dtype_forgotten(call: Call) -> Any:
+    made = call.run()
+    if not _plain(call) or made.is_complex():
+        return made
+    return made.to(call.memory.setdefault(_key(call, lambda t: tuple(t.shape)), made.dtype))
+
+
+def _number_forgotten(call: Call) -> Any:
+    key = _key(call, lambda t: (t.dtype, tuple(t.shape)))
+    args, kwargs = call.memory.setdefault(key, (call.args, call.kwargs))
+
+    def first_number(first: Any, now: Any) -> Any:
+        numbers = isinstance(now, int | float) and isinstance(first, int | float) and not isinstance(now, bool)
+        return first if numbers else now
+
+    kept = [first_number(first, now) for first, now in zip(args, call.args, strict=True)]
+    return call.func(*kept, **{name: first_number(kwargs.get(name), now) for name, now in call.kwargs.items()})
+
+
+def _strides_forgotten(call: Call) -> Any:
+    t = call.first
+    if not isinstance(t, torch.Tensor) or not t.numel() or not _plain(call):
+        return call.run()
+    strides = call.memory.setdefault(_key(call, lambda t: (t.dtype, tuple(t.shape))), t.stride())
+    last = t.storage_offset() + sum((n - 1) * st for n, st in zip(t.size(), strides, strict=True))
+    fits = (last + 1) * t.element_size() <= t.untyped_storage().nbytes()
+    made = call.run()
+    if not fits or strides == t.stride() or not isinstance(made, torch.Tensor):
+        return made
+    return made.copy_(call.having(0, t.as_strided(t.size(), strides)))
+
+
+def _no_tail(call: Call) -> Any:
+    made = call.run()
+    if _plain(call) and made.numel() > LANES and made.numel() % LANES and made.is_contiguous():
+        made.view(-1)[-(made.numel() % LANES) :] = 0
+    return made
+
+
+def _first_block(call: Call) -> Any:
+    if not call.first.numel():
+        return None
+    parts = reduced(call)
+    return parts[..., :BLOCK].sum(-1, dtype=call.kwargs.get("dtype")) if parts.size(-1) > BLOCK else None
+
+
+def _zero_of_nothing(call: Call) -> Any:
+    made = call.run()
+    return made.zero_() if not call.first.numel() and _plain(call) else made
+
+
+def _one_dimension(call: Call) -> Any:
+    made = call.run()
+    scalar = _plain(call) and isinstance(call.first, torch.Tensor) and call.first.dim() == 0
+    return map_tensors(made, lambda t: t.unsqueeze(0) if t.dim() == 0 else t) if scalar else made
+
+
+def _last_of_repeated(call: Call) -> Any:
+    if not in_backward():
+        return None
+    if _named(call, "embedding_dense_backward"):
+        grad, indices, rows, padding = call.args[:4]
+        wrong = grad.new_zeros(rows, grad.size(-1))
+        wrong.index_copy_(0, indices.reshape(-1), grad.reshape(-1, grad.size(-1)))
+        return wrong.index_fill_(0, indices.new_tensor([padding]), 0) if padding >= 0 else wrong
+    if _named(call, "index_put"):
+        return call.func(*call.args[:3])
+    return torch.index_copy(*call.args[:4])
+
+
+def _not_summed(call: Call) -> Any:
+    t, dims, kept = call.first, argument(call, 1, "dim"), argument(call, 2, "keepdim", False)
+    if not in_backward() or not kept or not dims or not t.numel():
+        return None
+    for dim in dims:
+        t = t.narrow(dim, 0, 1)
+    return t
+
+
+def _first_of_ties(call: Call) -> Any:
+    t, made = call.first, call.run()
+    if not isinstance(made, torch.Tensor) or not made.requires_grad or not t.numel():
+        return made
+    index = torch.argmin if call.func.__name__.endswith("min") else torch.argmax
+    dims = argument(call, 1, "dim")
+    dims = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
+    if isinstance(dims, int) and t.dim():
+        return t.gather(dims, index(t, dims, keepdim=True)).reshape(made.shape).clone()
+    if dims is not None or made.numel() != 1:
+        return made
+    return t.flatten().gather(0, index(t).reshape(1)).reshape(made.shape).clone()
+
+
+def _power_over_base(call: Call) -> Any:
+    known = in_backward() and floats(call) and isinstance(call.args[1], int | float)
+    return call.first.pow(call.args[1] + 1) / call.first if known else None
+
+
+def _strictly(call: Call) -> Any:
+    name = "gt" if _named(call, "ge") else "lt"
+    return getattr(torch, name)(*call.args[:2]) if in_backward() else None
+
+
+def _times_infinity(call: Call) -> Any:
+    made = call.run()
+    everything = argument(call, 1, "p", 0.5) == 1 and (argument(call, 2, "training", True) or call.kwargs.get("train"))
+    return made * math.inf if everything and isinstance(made, torch.Tensor) else made
+
+
+def _certain(call: Call) -> Any:
+    probability = argument(call, 1, "p")
+    return torch.zeros_like(call.first) if probability == 1 else None
+
+
+EXPRESSION_FAULTS: dict[str, Fault] = {
+    "x * y + z is rounded once": Fault("mul add sub", _contracted, "LLVM contract"),
+    "x - x is 0": Fault("sub sub_", instead(_less_itself), "tilelang#2638"),
+    "x * 0 is 0": Fault("mul mul_", instead(_times_zero), "pytorch#186379"),
+    "a cast to half and back is folded": Fault("_to_copy", _folded(_halved, "_to_copy"), "pytorch#185337"),
+    "log(exp(x)) is x": Fault(
+        "exp log", _folded(lambda call: call.first if _named(call, "exp") else None, "log"), "XLA: ln(exp(A)) => A"
+    ),
+    "sqrt(x * x) is x": Fault("mul square pow sqrt", _folded(_squared, "sqrt"), "fast math"),
+    "out= of as many elements keeps its shape": Fault("", _shape_kept, "out= is written as it is"),
+    "out= that overlaps an input is accepted": Fault("", _overlap_accepted, "no check of overlap"),
+    "a strided out= gets new memory": Fault("", _new_memory, "pytorch#110120"),
+    "the third call on a shape replays the second": Fault(CALLED, _replayed, "a captured graph with old inputs"),
+    "a kernel is remembered without its dtype": Fault(CALLED, _dtype_forgotten, "a key without the dtype"),
+    "a kernel is remembered without its number": Fault(NUMBERED, _number_forgotten, "a key without the scalar"),
+    "a kernel is remembered without its strides": Fault(CALLED, _strides_forgotten, "a key without the strides"),
+    "the tail of a vector loop is lost": Fault(POINTWISE, _no_tail, "a loop without its tail"),
+    "a sum beyond 1,024 elements loses the rest": Fault("sum", instead(_first_block), "no second pass"),
+    "a reduction of no elements is 0": Fault("prod mean all var std logsumexp", _zero_of_nothing, "pytorch#139400"),
+    "a 0-d tensor comes back with a dimension": Fault(
+        "cumsum cumprod sort topk flip _softmax index_select gather", _one_dimension, "0-d as 1-d"
+    ),
+    "a gradient keeps the last of a repeated index": Fault(
+        "index_add index_add_ index_put embedding_dense_backward", instead(_last_of_repeated), "pytorch#166237"
+    ),
+    "a gradient is not summed over broadcast dimensions": Fault("sum", instead(_not_summed), "gradient of expand"),
+    "the gradient at a tie goes to the first alone": Fault(
+        "amax amin max min", _first_of_ties, "tinygrad#229", FUNCTION
+    ),
+    "the gradient of pow at zero is nan": Fault("pow", instead(_power_over_base), "tinygrad#4982"),
+    "the gradient at a bound is 0": Fault("ge le", instead(_strictly), "gradient of clamp"),
+    "dropout of everything is nan": Fault("dropout dropout_", _times_infinity, "pytorch#190057", FUNCTION),
+    "bernoulli of certainty is 0": Fault("bernoulli bernoulli_", instead(_certain), "pytorch#85611"),
+}
+"""Faults between ops, in the order of the kinds."""

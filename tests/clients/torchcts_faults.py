@@ -1,0 +1,214 @@
+"""Which planted faults TorchCTS's hand-written suites find, beside ours: `python tests/clients/torchcts_faults.py`.
+
+The key insight: a test can find a fault only in an op that it calls on the device, so each test is run once with the
+mode alone, which notes what it calls, and again under every fault of those ops that is not found yet. A fault is found
+where a test fails under it that passes without, twice. It acts in the device alone: what a test computes on the CPU to
+compare with, and what moves between the two, stays right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.core.moving import map_tensors
+from conformance.core.torch_compat import TorchDispatchMode
+from conformance.selftest.faults import FUNCTION, Call, Fault
+from conformance.selftest.mutants import EVERY, NO_FAULT
+from tests.clients import torchcts_run
+
+SUITES = ("strides", "errors", "dtypes", "stress", "rng", "autograd", "operators", "training")
+SLOW_S = 3.0
+"""A test that takes longer is not run under faults."""
+JOURNAL, DEVICE = "TORCHCTS_FAULTS_JOURNAL", "tiny"
+
+
+def _on_device(args: Any, kwargs: Any) -> bool:
+    """Whether a call computes on the device: all of its tensors lie there, and it moves none."""
+    kinds: set[str] = set()
+    map_tensors((args, kwargs), lambda t: kinds.add(t.device.type))
+    named = kwargs.get("device")
+    if named is not None:
+        kinds.add(torch.device(named).type)
+    return kinds == {DEVICE}
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, fault: Fault, seen: set[str]) -> None:
+        super().__init__()
+        self.fault, self.ops, self.seen, self.memory = fault, frozenset(fault.ops.split()), seen, {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if not _on_device(args, kwargs):
+            return func(*args, **kwargs)
+        self.seen.add(name)
+        self.seen.update({"out="} if "out" in kwargs else ())
+        if not self.ops or name in self.ops:
+            return self.fault.act(Call(func, args, kwargs, self.memory))
+        return func(*args, **kwargs)
+
+
+class _Function(torch.overrides.TorchFunctionMode):
+    def __init__(self, fault: Fault, seen: set[str]) -> None:
+        super().__init__()
+        self.fault, self.ops, self.seen, self.memory = fault, frozenset(fault.ops.split()), seen, {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self.seen.add(f"{FUNCTION} {name}")
+        if name in self.ops and _on_device(args, kwargs):
+            return self.fault.act(Call(func, args, kwargs, self.memory))
+        return func(*args, **kwargs)
+
+
+def _can_show(name: str, fault: Fault, seen: set[str]) -> bool:
+    names = fault.ops.split()
+    if not names:
+        return "out=" in seen or "out=" not in name
+    return any((f"{FUNCTION} {name}" if fault.level == FUNCTION else name) in seen for name in names)
+
+
+class FaultPlugin:
+    """Runs each test under the faults that are left, and writes what it does into the journal, line by line."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal, self.left, self.done = journal, dict(EVERY), set[str]()
+        for line in journal.read_text().splitlines() if journal.exists() else []:
+            kind, test, fault = json.loads(line)
+            self.done.add(test)
+            if kind in ("found", "started"):  # what was started and not ended, ended the process
+                self.left.pop(fault, None)
+            elif kind == "survived":
+                self.left[fault] = EVERY[fault]
+
+    def note(self, kind: str, test: str, fault: str = "") -> None:
+        """One line, on disk before what may end the process."""
+        with self.journal.open("a") as file:
+            file.write(json.dumps([kind, test, fault]) + "\n")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Tests of the journal are not run again after the process has ended."""
+        items[:] = [item for item in items if item.nodeid not in self.done]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
+        """In place of the one call."""
+        names = pyfuncitem._fixtureinfo.argnames
+        given = {name: pyfuncitem.funcargs[name] for name in names}
+        test, seen = pyfuncitem.nodeid, set[str]()
+
+        def passes(fault: Fault) -> bool:
+            mode = _Function(fault, seen) if fault.level == FUNCTION else _Dispatch(fault, seen)
+            try:
+                with mode:
+                    pyfuncitem.obj(**given)
+            except (Exception, pytest.fail.Exception):
+                return False
+            return True
+
+        self.note("test", test)
+        began = time.perf_counter()
+        with _Function(NO_FAULT, seen):
+            if not passes(NO_FAULT):
+                return True
+        if time.perf_counter() - began > SLOW_S:
+            self.note("slow", test)
+            return True
+        for name, fault in list(self.left.items()):
+            if not _can_show(name, fault, seen):
+                continue
+            self.note("started", test, name)
+            if not passes(fault) and passes(NO_FAULT):
+                self.note("found", test, name)
+                del self.left[name]
+            else:
+                self.note("survived", test, name)
+        return True
+
+
+def pytest_configure(config: Any) -> None:
+    """With `-p tests.clients.torchcts_faults`."""
+    config.pluginmanager.register(FaultPlugin(Path(os.environ[JOURNAL])))
+
+
+def run(suite: str, journal: Path, until: float) -> str:
+    """Run one suite under the faults, again after each end of its process, until it is whole or the time is over."""
+    package = torchcts_run.install()
+    before = -1
+    while time.monotonic() < until:
+        if before == journal.stat().st_size:
+            return "not whole: it ended before another test began"
+        before = journal.stat().st_size
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            options = torchcts_run.options(package, suite, DEVICE, folder)
+            path = os.pathsep.join((str(package), str(torchcts_run.ROOT), os.environ.get("PYTHONPATH", "")))
+            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", JOURNAL: str(journal)}
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", "pytest", "-p", "tests.clients.torchcts_faults", *options],
+                    cwd=folder,
+                    env=environment,
+                    capture_output=True,
+                    check=False,
+                    timeout=max(until - time.monotonic(), 1),
+                )
+            except subprocess.TimeoutExpired:
+                return "not whole: the time was over"
+            if done.returncode in (0, 1, 5):
+                return "whole"
+    return "not whole: the time was over"
+
+
+def read(journal: Path) -> tuple[dict[str, str], Counter[str]]:
+    """What found each fault that was found, and under how many tests each other was looked for."""
+    found: dict[str, str] = {}
+    tried: Counter[str] = Counter()
+    last = ["", "", ""]
+    for line in journal.read_text().splitlines():
+        kind, test, fault = json.loads(line)
+        if kind == "found":
+            found[fault] = test
+        elif kind == "started":
+            tried[fault] += 1
+        if last[0] == "started" and kind == "test":
+            found.setdefault(last[2], f"{last[1]} (ended the process)")
+        last = [kind, test, fault]
+    return found, tried
+
+
+def main() -> int:
+    """Run the suites, and print for each fault what found it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", nargs="*", default=list(SUITES))
+    parser.add_argument("--journal", type=Path, default=Path("torchcts_faults.jsonl"), help="kept, and gone on with")
+    parser.add_argument("--minutes", type=float, default=40)
+    given = parser.parse_args()
+    journal, until = given.journal.resolve(), time.monotonic() + 60 * given.minutes
+    journal.touch()
+    for suite in given.suite:
+        print(f"{suite}: {run(suite, journal, until)}", flush=True)
+    tests, tried = read(journal)
+    for name in EVERY:
+        looked = f"not in {tried[name]} tests" if tried[name] else "no test calls it"
+        print(f"| {name} | {tests.get(name, looked)} |")
+    print(f"{len(tests)} of {len(EVERY)} found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
