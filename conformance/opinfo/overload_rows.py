@@ -1,8 +1,9 @@
 """Arguments for aten overloads that take more than their types say: sizes that must agree, indices, weights.
 
 Defines `ROWS`: for each overload a function of `t` that gives the positional arguments. `t(2, 3)` is a tensor of that
-size of the dtype that is asked for; `ints(…)` are int64. The key insight: an out= or an in-place overload is called
-with the arguments of the functional one, so it needs no row.
+size of the dtype that is asked for; `ints(…)` are int64, and `host(…)` the same where an operator wants them on the
+CPU. The key insight: an out= or an in-place overload is called with the arguments of the functional one, so it needs no
+row.
 """
 
 from __future__ import annotations
@@ -12,12 +13,24 @@ from typing import Any
 
 import torch
 
+from conformance.core.moving import MARKER
+
 Make = Callable[..., torch.Tensor]
 
 
 def ints(*values: int) -> torch.Tensor:
     """A vector of int64."""
+    return torch.tensor(values, device=MARKER)
+
+
+def host(*values: int) -> torch.Tensor:
+    """A vector of int64 that stays on the CPU: lengths of rows."""
     return torch.tensor(values)
+
+
+def ones(*values: float) -> torch.Tensor:
+    """A vector of float32."""
+    return torch.tensor(values, device=MARKER)
 
 
 def _cell(t: Make, gates: int) -> tuple[Any, ...]:
@@ -35,7 +48,7 @@ def _layer(t: Make, gates: int, states: Any) -> tuple[Any, ...]:
 def _packed(t: Make, gates: int, states: Any) -> tuple[Any, ...]:
     """The same over packed rows of 3 and 2 steps: data, batch_sizes, states, parameters and the rest."""
     _, _, weights, *rest = _layer(t, gates, states)
-    return t(5, 3), ints(2, 2, 1), states, weights, *rest[:-1]
+    return t(5, 3), host(2, 2, 1), states, weights, *rest[:-1]
 
 
 ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
@@ -87,7 +100,6 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "upsample_bilinear2d.vec": lambda t: (t(1, 2, 3, 3), [5, 4], False, None),
     "upsample_nearest2d.vec": lambda t: (t(1, 2, 3, 3), None, [2.0, 1.5]),
     # normalization, activations, attention
-    "_batch_norm_no_update": lambda t: (t(4, 3), t(3), t(3), t(3), t(3) + 1, 0.1, 1e-5),
     "_batch_norm_with_update_functional": lambda t: (t(4, 3), t(3), t(3), t(3), t(3) + 1, 0.1, 1e-5),
     "_native_batch_norm_legit_functional": lambda t: (t(4, 3), t(3), t(3), t(3), t(3) + 1, True, 0.1, 1e-5),
     "_batch_norm_impl_index_backward": lambda t: (
@@ -97,7 +109,6 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "_masked_softmax_backward": lambda t: (t(2, 3), t(2, 3), t(2, 3) > 1, 1),
     "glu_jvp": lambda t: (t(2, 2), t(2, 4), t(2, 4), 1),
     "glu_backward_jvp": lambda t: (t(2, 4), t(2, 2), t(2, 4), t(2, 2), t(2, 4), 1),
-    "_transform_bias_rescale_qkv": lambda t: (t(2, 3, 12), t(12), 2),
     # recurrent layers
     "rnn_tanh_cell": lambda t: _cell(t, 1),
     "rnn_relu_cell": lambda t: _cell(t, 1),
@@ -112,9 +123,7 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "gru.data": lambda t: _packed(t, 3, t(1, 2, 4)),
     "lstm.data": lambda t: _packed(t, 4, [t(1, 2, 4), t(1, 2, 4)]),
     "_thnn_differentiable_gru_cell_backward": lambda t: (t(2, 4), t(2, 12), t(2, 12), t(2, 4), t(12), t(12)),
-    "_pack_padded_sequence": lambda t: (t(3, 2, 4), ints(3, 2), False),
-    "_pack_padded_sequence_backward": lambda t: (t(5, 4), [3, 2, 4], ints(2, 2, 1), False),
-    "_pad_packed_sequence": lambda t: (t(5, 4), ints(2, 2, 1), False, 0, 3),
+    "_pack_padded_sequence_backward": lambda t: (t(5, 4), [3, 2, 4], host(2, 2, 1), False),
     "pad_sequence": lambda t: ([t(3, 2), t(2, 2)],),
     # indices
     "embedding_bag": lambda t: (t(5, 3), ints(1, 2, 4, 0), ints(0, 2)),
@@ -124,6 +133,7 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "_index_put_impl": lambda t: (t(4, 3), [ints(1, 3)], t(2, 3)),
     "select_backward": lambda t: (t(3), [2, 3], 0, 1),
     "unsafe_split_with_sizes": lambda t: (t(5, 2), [2, 3]),
+    "bucketize.Scalar": lambda t: (2, ones(0.0, 1.0, 2.5)),
     "_reshape_copy": lambda t: (t(2, 3), [3, 2]),
     "_reshape_alias_copy": lambda t: (t(2, 3), [3, 2], [2, 1]),
     "_reshape_from_tensor": lambda t: (t(2, 3), ints(3, 2)),
@@ -135,7 +145,7 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "clamp": lambda t: (t(2, 3), 1, 2),
     "clip": lambda t: (t(2, 3), 1, 2),
     # optimizers on lists of tensors: float16 gradients are scaled, found_inf says whether one overflowed
-    "_amp_update_scale": lambda t: (torch.ones(1), torch.ones(1, dtype=torch.int32), torch.zeros(1), 2.0, 0.5, 3),
-    "_amp_foreach_non_finite_check_and_unscale": lambda t: ([t(2, 3), t(3)], torch.zeros(1), torch.ones(1) / 2),
+    "_amp_update_scale": lambda t: (ones(1.0), ints(1).int(), ones(0.0), 2.0, 0.5, 3),
+    "_amp_foreach_non_finite_check_and_unscale": lambda t: ([t(2, 3), t(3)], ones(0.0), ones(0.5)),
 }  # fmt: skip
 """Arguments by overload; those that only keyword arguments of optimizers need are drawn by their types."""

@@ -12,11 +12,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dispatch.metadata import MetaRejected
-from ..dispatch.registry import Context, value
+from ..dispatch.registry import Context, decomposition, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from .matmul import accumulate, stored
@@ -147,6 +148,16 @@ def convolution_backward(
     if wanted_bias:
         by_bias = total(grad, (0, *range(2, grad.ndim))).reshape((grad.shape[1],))
     return by_input, by_weight, by_bias
+
+
+@decomposition("convolution_overrideable", "convolution_backward_overrideable")
+def _overrideable(*args: Any) -> Any:
+    """What `torch._convolution` calls on any device that is not PyTorch's own; traced modules call that."""
+    known = torch.ops.aten.convolution.default
+    if len(args) == len(known._schema.arguments):
+        return known(*args)
+    *given, output_mask = args
+    return torch.ops.aten.convolution_backward.default(*given[:3], None, *given[3:], output_mask)
 
 
 def _summed_in(dtype: DType, dims: int) -> DType:

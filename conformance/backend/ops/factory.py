@@ -66,6 +66,11 @@ _RESIZED = (
 )
 
 
+def range_out(start: Any, end: Any, *, out: torch.Tensor) -> torch.Tensor:
+    """aten::range.out_, which torch sends to the CPU's kernel whatever the device."""
+    return torch.ops.aten.range.out(start, end, 1, out=out)
+
+
 def _wide(dtype: DType) -> DType:
     return dtypes.int64 if dtypes.is_int(dtype) else dtypes.float64
 
@@ -167,6 +172,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "arange.out": into_out("arange.out", arange, counts=True),
     "arange.start_out": into_out("arange.start_out", arange, counts=True),
     "range.out": into_out("range.out", arange, counts=True),
+    "range.out_": range_out,
     "linspace.out": into_out("linspace.out", linspace, counts=True),
     "logspace.out": into_out("logspace.out", logspace, counts=True),
     "eye.out": into_out("eye.out", eye),

@@ -95,3 +95,11 @@ def test_powers_that_are_whole(base):
     """logspace of integers gave 9 and 99 for 10 and 100, a power computed a rounding too low and then truncated."""
     agree(lambda device: torch.logspace(0, 15, 16, base=base, dtype=torch.int64, device=device))
     agree(lambda device: torch.logspace(0.5, 3.5, 4, base=base, dtype=torch.int32, device=device))
+
+
+def test_range_into_out_without_a_step():
+    """`aten::range.out_`, which torch sends to the CPU's kernel, ended the process."""
+    on_cpu, on_tiny = torch.empty(4), torch.empty(4, device="tiny")
+    torch.ops.aten.range.out_(1, 4, out=on_cpu)
+    torch.ops.aten.range.out_(1, 4, out=on_tiny)
+    assert torch.equal(on_tiny.cpu(), on_cpu)
