@@ -82,7 +82,8 @@ class LocalPool:
     """Worker processes on this machine, at most `jobs` of them busy and one more that stands ready.
 
     `modules` are imported by each worker after the target; they hold the functions of the tasks. `preload` are modules
-    that may be imported before it, as torch is: once for all workers, where these can be forks."""
+    that may be imported before it, as torch is: once for all workers, where these can be forks. What tasks keep is
+    written where they say, or into the folder `spool`, for an owner on another machine."""
 
     def __init__(
         self,
@@ -91,12 +92,14 @@ class LocalPool:
         jobs: int = 1,
         modules: Sequence[str] = (),
         preload: Sequence[str] = ("torch",),
+        spool: Path | None = None,
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._path = Path(self._folder.name)
         self._modules, self._preload = tuple(modules), tuple(preload)
+        self._spool = str(spool) if spool is not None else ""
         self._waiting: deque[Task] = deque()
         self._running: dict[Future[Any], _Running] = {}
         self._handed_out = self._fruitless = 0
@@ -113,7 +116,7 @@ class LocalPool:
             max_workers=self.jobs + 1,
             max_tasks=self.limits.recycle,
             initializer=worker.start,
-            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules),
+            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules, self._spool),
             context=self._context,
         )
 
