@@ -1,4 +1,4 @@
-"""What a Ray cluster's nodes are given of this machine: the harness, the target's profile and module, and a run's files.
+"""What Ray's nodes are given of this machine: the harness, the target's profile and module, and a run's files.
 
 Defines `runtime_env`. The key insight: what is installed must be installed on every node, torch and the device first of
 all; what is not, the files in the current folder, is what somebody works on, and is sent along. All of it lies there
@@ -32,7 +32,9 @@ def runtime_env(spec: str, files: Iterable[Path] = ()) -> dict[str, Any]:
     for path in [*own, *files]:
         place = Path(path).resolve()
         if not place.is_relative_to(here):
-            raise UsageError(f"{path} lies outside the current folder, from which the nodes of a cluster are given files")
+            raise UsageError(
+                f"{path} lies outside the current folder, from which the nodes of a cluster are given files"
+            )
         _copy(place, staged / place.relative_to(here))
     for name in modules_of(profile.spec if profile is not None else spec):
         for place in _sources(name):

@@ -1,20 +1,22 @@
 """Where the workers of a pool run: on this machine, or on Ray, as `--pool` and `--per-worker` say.
 
-Defines `Place`, `LOCAL`, `add_options` and `place_of`. The key insight: a caller asks a place for a pool and knows the
-protocol alone, so nothing but this module tells the pools apart, and `ray` is not imported where it was not asked for.
+Defines `Place`, `LOCAL`, `PlacedPool`, `add_options` and `place_of`. The key insight: a caller asks a place for a pool
+and knows the protocol alone, so nothing but this module tells the pools apart, and `ray` is not imported where it was
+not asked for.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from conformance.core.errors import UsageError
-from conformance.run.messages import Limits, Pool
+from conformance.run.messages import Death, Done, Limits, Pool, Task
 from conformance.run.pool import LocalPool
 
 HERE = "local"
@@ -52,6 +54,40 @@ class Place:
 
 
 LOCAL = Place()
+
+
+class PlacedPool(Pool):
+    """The pool at a place, to be built upon."""
+
+    def __init__(
+        self,
+        place: Place,
+        target: str,
+        limits: Limits,
+        jobs: int = 1,
+        modules: Sequence[str] = (),
+        preload: Sequence[str] = ("torch",),
+    ) -> None:
+        self.place, self.target, self.limits, self.jobs = place, target, limits, jobs
+        self.pool = place.pool(target, limits, jobs, modules, preload)
+
+    def submit(self, task: Task) -> None:
+        """See `Pool.submit`."""
+        self.pool.submit(task)
+
+    def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
+        """See `Pool.ended`."""
+        return self.pool.ended(seconds)
+
+    def ask(
+        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
+    ) -> Any:
+        """See `Pool.ask`."""
+        return self.pool.ask(function, *args, seconds=seconds, until=until)
+
+    def close(self) -> None:
+        """See `Pool.close`."""
+        self.pool.close()
 
 
 def add_options(add: Callable[..., Any]) -> None:

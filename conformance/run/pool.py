@@ -20,13 +20,12 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, TimeoutE
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pebble
 
 from conformance.run import processes, stop, worker
-from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Task, WorkerDied, exit_in_words
+from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied, exit_in_words
 
 LOOK = 0.5
 """Seconds between two looks at the notes of the workers."""
@@ -78,7 +77,7 @@ class _Running:
         return Death(Fate.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Worker processes on this machine, at most `jobs` of them busy and one more that stands ready.
 
     `modules` are imported by each worker after the target; they hold the functions of the tasks. `preload` are modules
@@ -119,13 +118,6 @@ class LocalPool:
             initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules, self._spool),
             context=self._context,
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:  # fmt: skip
-        self.close()
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""

@@ -1,8 +1,8 @@
 """The pool on Ray: each worker is supervised by an actor on some node, and this process hands out, collects and writes.
 
 Defines `RayPool`, a `Pool`, and `cluster`, the connection that all pools of a command share. The key insight: whatever
-is lost, an actor, a node or the way to it, is lost with at most one task a worker, and a task is a pure function of its
-arguments: it goes to another worker, and of a worker that was given up no late answer is heard, so nothing counts twice.
+is lost, an actor, a node or the way to it, at most one task a worker is lost with it, and a task is a pure function of
+its arguments: it goes to another worker, and no late answer is heard of one that was given up, so nothing counts twice.
 This is the one module that imports ray.
 """
 
@@ -21,14 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from conformance.core.errors import ReportError, UsageError, UserError
+from conformance.core.errors import ReportError, UsageError
 from conformance.core.files import write_atomic
 from conformance.run import stop, worker
 from conformance.run.carried import runtime_env
-from conformance.run.messages import Death, Done, Fate, Limits, OutOfTime, Task, WorkerDied
+from conformance.run.messages import Death, Done, Fate, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
 from conformance.run.pool import ATTEMPTS, LOOK
 from conformance.run.supervisor import Setup, Supervisor
 
@@ -52,10 +51,6 @@ STORE = 80 * 2**20
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent home
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker that asked for no device is hidden none
-
-
-class ClusterLost(UserError):
-    """The cluster no longer answers."""
 
 
 @dataclass
@@ -133,7 +128,9 @@ def _kill(actor: Any) -> None:
 
 def _last(error: Exception) -> str:
     """The last line of an error of Ray's, which is the one that says what was wrong."""
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[:300]
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[
+        :300
+    ]
 
 
 def _named(resources: Mapping[str, float]) -> dict[str, float]:
@@ -141,7 +138,7 @@ def _named(resources: Mapping[str, float]) -> dict[str, float]:
     return {k: v for k, v in resources.items() if k not in ("memory", "object_store_memory") and ":" not in k}
 
 
-class RayPool:
+class RayPool(Pool):
     """Workers on a Ray cluster, `jobs` of them as far as it has room. The arguments are those of `LocalPool`. Raises
     UsageError where the address does not answer, or no node has what a worker takes."""
 
@@ -184,13 +181,6 @@ class RayPool:
             asked = ",".join(f"{name}={amount:g}" for name, amount in wanted.items())
             there = "; ".join(", ".join(f"{k}={v:g}" for k, v in _named(node).items()) for node in nodes)
             raise UsageError(f"no node at --pool {self._place.address} has {asked} for a worker: there is {there}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:  # fmt: skip
-        self.close()
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
@@ -268,9 +258,9 @@ class RayPool:
             self._heard = time.monotonic()
             _reach(_head(self._place), self._gone)
 
-    def _gone(self, error: object) -> ClusterLost:
+    def _gone(self, error: object) -> PoolLost:
         said = str(error).strip().partition("\n")[0]
-        return ClusterLost(
+        return PoolLost(
             f"the cluster at --pool {self._place.address} no longer answers ({said}): what was found is on disk, and "
             "--resume goes on from there"
         )
@@ -279,7 +269,7 @@ class RayPool:
         import ray
 
         selector = {"ray.io/node-id": f"!in({','.join(self._left_out)})"} if self._left_out else None
-        actor = ray.remote(_Actor).options(**self._options, label_selector=selector).remote(self._setup)
+        actor: Any = ray.remote(_Actor).options(**self._options, label_selector=selector).remote(self._setup)
         self._seats.append(_Seat(actor, actor.node.remote()))
 
     def _hand(self, seat: _Seat, task: Task) -> None:

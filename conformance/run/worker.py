@@ -1,8 +1,9 @@
 """The worker's side of the pool: its limits, its note, its alarm, and its end when the pool's owner is gone.
 
 Defines `start`, `perform` and `relay` for the pools, and for the functions that run in a worker `unit`, `step`, `keep`,
-`at_most` and `loaded`. The key insight: a step is written down *before* it is taken and an alarm rings inside the worker, so a pool
-learns where a program died or hung without the program's help. This module imports torch only in a worker.
+`at_most` and `loaded`. The key insight: a step is written down *before* it is taken and an alarm rings inside the
+worker, so a pool learns where a program died or hung without the program's help. This module imports torch only in a
+worker.
 """
 
 from __future__ import annotations
