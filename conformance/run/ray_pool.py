@@ -8,6 +8,7 @@ This is the one module that imports ray.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.metadata
 import math
@@ -73,12 +74,21 @@ class _Actor(Supervisor):
         return str(ray.get_runtime_context().get_node_id())
 
 
-def cluster(place: Place, target: str) -> None:
-    """Connect this process to the cluster, once, or start one. Raises UsageError where none answers."""
+def cluster(place: Place, target: str) -> tuple[str, int] | None:
+    """Connect this process to the cluster, once, or start one: where its head listens. Raises UsageError where none
+    answers."""
     import ray
 
-    if ray.is_initialized():
-        return
+    if not ray.is_initialized():
+        _connect(place, target)
+    if place.address.startswith("ray://"):
+        return _listening(place.address)
+    return _listening(ray.get_runtime_context().gcs_address)
+
+
+def _connect(place: Place, target: str) -> None:
+    import ray
+
     own = place.address == OWN
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     handlers = {number: signal.getsignal(number) for number in stop.SIGNALS}
@@ -88,7 +98,10 @@ def cluster(place: Place, target: str) -> None:
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = path
     else:
-        _reach(_head(place), lambda error: UsageError(f"no Ray cluster answers at --pool {place.address} ({error})"))
+        _reach(
+            _listening(place.address),
+            lambda error: UsageError(f"no Ray cluster answers at --pool {place.address} ({error})"),
+        )
         settings |= {"address": place.address, "runtime_env": runtime_env(target, place.files)}
     try:
         with stop.sigint_blocked():  # Ctrl-C is answered by this process alone
@@ -103,9 +116,9 @@ def cluster(place: Place, target: str) -> None:
             signal.signal(number, handler)
 
 
-def _head(place: Place) -> tuple[str, int] | None:
-    """Where a cluster listens; None where ray finds it out by itself."""
-    host, _, port = place.address.removeprefix("ray://").rpartition(":")
+def _listening(address: str) -> tuple[str, int] | None:
+    """Host and port of an address; None where it is a word that ray knows, such as `auto`."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
 
@@ -156,7 +169,7 @@ class RayPool(Pool):
         """The workers that stand ready, by node."""
         self.lost: list[str] = []
         """What became of actors and nodes that were given up, a sentence each."""
-        cluster(place, target)
+        self._head = cluster(place, target)
         torch = importlib.metadata.version("torch").partition("+")[0]
         self._setup = Setup(target, limits, tuple(modules), tuple(preload), torch)
         self._check_resources()
@@ -256,9 +269,13 @@ class RayPool(Pool):
                 self._lose(seat, f"gave no sign of life in {limit:g} s")
         if not done and time.monotonic() - self._heard > UNREACHED:
             self._heard = time.monotonic()
-            _reach(_head(self._place), self._gone)
+            _reach(self._head, self._gone)
 
     def _gone(self, error: object) -> PoolLost:
+        import ray
+
+        self._seats.clear()  # ray would wait for the head until it ends this process
+        atexit.unregister(ray.shutdown)
         said = str(error).strip().partition("\n")[0]
         return PoolLost(
             f"the cluster at --pool {self._place.address} no longer answers ({said}): what was found is on disk, and "
@@ -268,6 +285,7 @@ class RayPool(Pool):
     def _begin(self) -> None:
         import ray
 
+        _reach(self._head, self._gone)  # without the head ray waits, and ends this process in the end
         selector = {"ray.io/node-id": f"!in({','.join(self._left_out)})"} if self._left_out else None
         actor: Any = ray.remote(_Actor).options(**self._options, label_selector=selector).remote(self._setup)
         self._seats.append(_Seat(actor, actor.node.remote()))
