@@ -30,6 +30,7 @@ from conformance.fuzzing.worker import Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
+from conformance.report.live import Log, Sample
 from conformance.run.messages import Fate, OutOfTime, PoolLost, WorkerDied
 from conformance.run.place import LOCAL, Place
 
@@ -194,6 +195,7 @@ class Campaign:
 
     def _run_shards(self, workers: Workers, apart: Apart | None) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
+        log = Log(self.plan.reports, without_features(self.plan.target), afresh=not self.plan.resume)
         aside = int(SHRINKING * self.plan.jobs) if apart is not None else 0
         if apart is not None:
             workers.aside = apart.take
@@ -224,7 +226,16 @@ class Campaign:
             self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
             if time.monotonic() - self._noted >= PATIENCE:
                 self._note_progress()
+            if log.due():
+                log.add(self._sample(workers))
             self.tell(self)
+
+        log.add(replace(self._sample(workers), ended=True))
+
+    def _sample(self, workers: Workers) -> Sample:
+        done, causes, lost = self.result, len(self.distinct()), len(getattr(workers.pool, "lost", ()))
+        now, seconds = time.time(), self.running_seconds
+        return Sample(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
 
     def _take_found(self) -> None:
         """Take over what is on disk of the shards that did not end; `resume` runs them again, and finds the same."""

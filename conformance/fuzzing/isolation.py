@@ -56,6 +56,8 @@ class Workers(PlacedPool):
         super().__init__(place, target, limits, jobs, modules, preload=modules)
         self.hang: frozenset[str] = frozenset()
         """Ops whose kernels are built in the time of their program, since programs hung in a first call."""
+        self.deaths = 0
+        """The workers that died of a shard."""
         self.aside: Callable[[Task, Done | Death], None] = lambda task, answer: None
         """Called with the end of a task that is no shard."""
 
@@ -83,6 +85,7 @@ class Workers(PlacedPool):
             if isinstance(answer, Death):
                 if answer.fate is Fate.NEVER_STARTED:
                     raise unusable(self.target, answer)
+                self.deaths += 1
                 result = recover_dead_worker(shard, answer)
             elif answer.error is not None:
                 raise answer.error

@@ -150,6 +150,9 @@ class Pool(Protocol):
         """A function's value in a worker, at once. Raises what it raises, WorkerDied, Stopped, and OutOfTime when it is
         `until`, in seconds since the epoch."""
 
+    def alive(self) -> int:
+        """How many workers stand ready, or are busy."""
+
     def close(self) -> None:
         """End all workers, whatever they are doing."""
 

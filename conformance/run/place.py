@@ -85,6 +85,10 @@ class PlacedPool(Pool):
         """See `Pool.ask`."""
         return self.pool.ask(function, *args, seconds=seconds, until=until)
 
+    def alive(self) -> int:
+        """See `Pool.alive`."""
+        return self.pool.alive()
+
     def close(self) -> None:
         """See `Pool.close`."""
         self.pool.close()

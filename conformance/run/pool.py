@@ -125,6 +125,10 @@ class LocalPool(Pool):
         self._census()
         self._folder.cleanup()
 
+    def alive(self) -> int:
+        """See `Pool.alive`."""
+        return self._census()
+
     def submit(self, task: Task) -> None:
         """Run a task as soon as fewer than `jobs` are running."""
         self._waiting.append(task)

@@ -14,6 +14,7 @@ import importlib.metadata
 import math
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
@@ -109,6 +110,7 @@ def _connect(place: Place, target: str) -> None:
     except Exception as error:
         raise UsageError(f"no Ray cluster answers at --pool {place.address} ({_last(error)})") from None
     finally:
+        shutil.rmtree(settings.get("runtime_env", {}).get("working_dir", ""), ignore_errors=True)  # it was sent
         if own:
             os.environ.pop("PYTHONPATH")
             os.environ.update({} if before is None else {"PYTHONPATH": before})
@@ -200,6 +202,10 @@ class RayPool(Pool):
         for seat in self._seats:
             _kill(seat.actor)
         self._seats.clear()
+
+    def alive(self) -> int:
+        """See `Pool.alive`."""
+        return sum(self.workers.values())
 
     def submit(self, task: Task) -> None:
         """Run a task as soon as a worker is free."""

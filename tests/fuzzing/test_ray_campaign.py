@@ -19,7 +19,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'conformanc
 from tests.run.clusters import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-WORDS = ("--target", "mutant:zero_ clears the storage", "--seed", "0", "--programs", "240", "--only", "in-place")
+WORDS = ("--target", "mutant:copy_ into gaps is lost", "--programs", "160", "--only", "copy")
 
 
 def command(reports: Path, *more: str) -> list[str]:
@@ -86,7 +86,9 @@ class TestTheSameAnswers:
 
 
 class TestNothingLost:
-    def stop(self, reports: Path, address: str, kill: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, float]:
+    def stop(
+        self, reports: Path, address: str, kill: Callable[[subprocess.Popen[str]], None]
+    ) -> tuple[int, str, float]:
         """Begin a campaign there, and once it has found something kill what is said: how it ended, and after how
         many seconds."""
         with subprocess.Popen(command(reports, "--pool", address, "-n", "2"), stderr=subprocess.PIPE, text=True) as it:
