@@ -40,8 +40,8 @@ def findings(reports: Path) -> dict[str, Any]:
 
 
 def totals(reports: Path) -> dict[str, Any]:
-    drawn = json.loads((reports / "fuzz.json").read_text())["drawn"]
-    return {key: drawn[key] for key in ("programs", "steps", "cells", "entries", "avoided")}
+    drawn: dict[str, Any] = json.loads((reports / "fuzz.json").read_text())["drawn"]
+    return drawn
 
 
 @pytest.fixture(scope="module")
