@@ -95,7 +95,7 @@ def _connect(place: Place, target: str) -> None:
     handlers = {number: signal.getsignal(number) for number in stop.SIGNALS}
     if own:
         path = os.pathsep.join(filter(None, sys.path))  # of the workers, which are begun by Ray's processes
-        settings |= {"include_dashboard": False, "object_store_memory": STORE}
+        settings |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = path
     else:
