@@ -135,6 +135,14 @@ class TestDeaths:
             assert "pickle" in str(answer.error)
         os.kill(before, 0)  # it lives; the spare worker, ready after some seconds, may be the one that is asked now
 
+    def test_sets_have_one_order(self, shared: LocalPool) -> None:
+        """Every worker orders its sets alike, whatever process began it: two programs of 200 were once drawn in one of
+        two ways, since op_db takes the samples of meshgrid from a set of words."""
+        if "PYTHONHASHSEED" not in os.environ:
+            randomized, _ = shared.ask(tasks.order_of_words)
+            assert not randomized
+            assert "PYTHONHASHSEED" not in os.environ
+
     def test_ask(self, shared: LocalPool) -> None:
         """A question that kills its worker is an error with the death in it."""
         with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
