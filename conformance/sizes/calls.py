@@ -43,7 +43,7 @@ def pattern(count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     """`count` numbers 0, 1, ..., 250, 0, ..., made without further memory of that size."""
     made = torch.empty(count, dtype=dtype)
     whole = count // PERIOD * PERIOD
-    made[:whole].view(-1, PERIOD).copy_(torch.arange(PERIOD))
+    made[:whole].view(-1, PERIOD).copy_(torch.arange(PERIOD).to(dtype))
     made[whole:] = torch.arange(count - whole)
     return made
 

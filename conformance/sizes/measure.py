@@ -7,7 +7,7 @@ are made anew for each, and of torch CPU's answers only what `calls` keeps of th
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,15 +92,10 @@ def on_cpu(case: Case) -> tuple[Side, Exact]:
     program, inputs = built(case.row, case.scale, torch.device("cpu"))
     backward = case.variant == "backward"
     try:
-        exact = {} if case.row.bits or not _floating(inputs()) else calls.exact_answers(program, inputs(), backward)
+        exact = {} if case.row.exact else calls.exact_answers(program, inputs(), backward)
         return calls.measured(program, inputs(), backward, exact), exact
     except Exception as error:
         raise Unmeasured(f"torch CPU raises {type(error).__name__}: {str(error).splitlines()[0][:150]}") from None
-
-
-def _floating(given: Mapping[str, Any]) -> bool:
-    """Whether answers may be rounded."""
-    return any(x.is_floating_point() for x in tensors(given))
 
 
 def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> tuple[Side, Side]:

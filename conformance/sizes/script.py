@@ -29,7 +29,7 @@ def standalone(case: Case, setup: str, finding: str) -> str:
             row.program(),
         ]
     )
-    exact = "{}" if row.bits else f"exact_answers(program, inputs(), {backward})"
+    exact = "{}" if row.exact else f"exact_answers(program, inputs(), {backward})"
     got = f"got = measured({run}, given, {backward}, exact)"
     end = [
         "device = 'cpu'",

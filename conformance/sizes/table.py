@@ -42,6 +42,11 @@ class Row:
     backward: bool = False
     inputs: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def exact(self) -> bool:
+        """Whether all answers agree to the bit, none being rounded."""
+        return self.bits or "float" not in self.dtype
+
     def program(self) -> str:
         """The text of the function `program`, of the inputs; what it makes lies on `device`."""
         lines = [f"def program({', '.join(self.inputs)}):"]

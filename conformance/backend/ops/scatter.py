@@ -31,6 +31,7 @@ from .bounds import Size, check, checked, read_on_host
 from .division import divide_integers
 from .elementary import divide
 from .indexing import adjacent, indexed_dims, lines
+from .inverse import inverse
 from .order import extreme
 from .pointwise import greater, smaller
 
@@ -47,9 +48,7 @@ def _read_or(flat: UOp, table: UOp, otherwise: UOp) -> UOp:
 
 def placed(ctx: Context, base: UOp, place: np.ndarray, source: UOp) -> UOp:
     """`base` (n, ...) after base[place[i]] = source[i] for each i in order: the last write to a place wins."""
-    table = np.full(base.shape[0], -1, dtype=np.int32)
-    table[place] = np.arange(len(place), dtype=np.int32)  # NumPy keeps the last of repeated indices
-    return _read_or(source, ctx.data(table), base)
+    return _read_or(source, inverse(ctx, base.shape[0], place, np.arange(len(place))), base)
 
 
 def _sum(x: UOp) -> UOp:
@@ -116,18 +115,23 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
         if width == 1 or (len(np.unique(rows)) == len(rows) and width * base.numel() <= SMALL):
             break
         values, places = reduction(_read_or(values, ctx.data(table), neutral)), rows
-    all_places = np.full((base.shape[0], width), -1, dtype=np.int32)
-    all_places[rows] = table[: len(rows)]
-    where_from = ctx.data(all_places)
+    if width > 1:
+        all_places = np.full((base.shape[0], width), -1, dtype=np.int32)
+        all_places[rows] = table[: len(rows)]
+        where_from = ctx.data(all_places)
+        first = where_from[:, 0]
+    else:
+        where_from = first = inverse(ctx, base.shape[0], rows, table[: len(rows), 0])
     column = (base.shape[0],) + (1,) * (base.ndim - 1)
-    written = (where_from[:, 0] >= 0).reshape(column).expand(base.shape)
-    result = _read_or(values, where_from if width > 1 else where_from.reshape((base.shape[0],)), neutral)
+    written = (first >= 0).reshape(column).expand(base.shape)
+    result = _read_or(values, where_from, neutral)
     result = reduction(result) if width > 1 else result
     if include_self:
         result = combination(cast(base, work), result)
     if reduce == "mean":
-        counts = np.bincount(place, minlength=base.shape[0]) + include_self
-        divisor = ctx.data(np.maximum(counts, 1)).reshape(column).cast(work)
+        where, counts = np.unique(place, return_counts=True)
+        some = inverse(ctx, base.shape[0], where, counts + include_self)
+        divisor = (some < 0).where(1, some).reshape(column).cast(work)
         result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else divide(result, divisor)
     return written.where(cast(result, dtype), base)
 
@@ -245,9 +249,9 @@ def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | floa
     dim %= base.ndim
     if not ctx.args[2].numel():
         return self
-    chosen = np.zeros(base.shape[dim], dtype=np.bool_)
-    chosen[_integers(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape(-1)] = True
-    mask = ctx.data(chosen).reshape(tuple(s if d == dim else 1 for d, s in enumerate(base.shape))).expand(base.shape)
+    place = _integers(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape(-1)
+    chosen = inverse(ctx, base.shape[dim], place, np.zeros(len(place), dtype=np.int32)) >= 0
+    mask = chosen.reshape(tuple(s if d == dim else 1 for d, s in enumerate(base.shape))).expand(base.shape)
     fill = cast(number, self.dtype) if isinstance(number, UOp) else constant(number, self.dtype)
     return mask.where(fill, base).reshape(self.shape)
 
