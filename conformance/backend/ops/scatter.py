@@ -31,8 +31,8 @@ from .bounds import Size, check, checked, read_on_host
 from .division import divide_integers
 from .elementary import divide
 from .indexing import adjacent, indexed_dims, lines
-from .inverse import inverse
 from .order import extreme
+from .pages import by_pages
 from .pointwise import greater, smaller
 
 WIDTH = 32  # writes to one place that are combined in one round
@@ -48,7 +48,13 @@ def _read_or(flat: UOp, table: UOp, otherwise: UOp) -> UOp:
 
 def placed(ctx: Context, base: UOp, place: np.ndarray, source: UOp) -> UOp:
     """`base` (n, ...) after base[place[i]] = source[i] for each i in order: the last write to a place wins."""
-    return _read_or(source, inverse(ctx, base.shape[0], place, np.arange(len(place))), base)
+    return by_pages(ctx, base, place, lambda part, inside: _placed(ctx, part, inside, source))
+
+
+def _placed(ctx: Context, base: UOp, place: np.ndarray, source: UOp) -> UOp:
+    table = np.full(base.shape[0], -1, dtype=np.int32)
+    table[place] = np.arange(len(place), dtype=np.int32)  # NumPy keeps the last of repeated indices
+    return _read_or(source, ctx.data(table), base)
 
 
 def _sum(x: UOp) -> UOp:
@@ -98,11 +104,17 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
     """`base` (n, ...) with all source[i] of one place combined there, and with what was there if `include_self`."""
     if not len(place):
         return base
+    return by_pages(
+        ctx, base, place, lambda part, inside: _combined(ctx, part, inside, source, reduce, include_self)
+    )
+
+
+def _combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: str, include_self: bool) -> UOp:
     dtype = base.dtype
     if dtype is dtypes.bool:  # CPU adds booleans as "or", multiplies them as "and"
         if reduce == "mean":
             reduce = "sum"
-        wide = combined(ctx, base.cast(dtypes.int32), place, source.cast(dtypes.int32), reduce, include_self)
+        wide = _combined(ctx, base.cast(dtypes.int32), place, source.cast(dtypes.int32), reduce, include_self)
         return wide.ne(0)
     identity, reduction, combination = REDUCTIONS[reduce]
     work = opmath(dtype)
@@ -115,23 +127,18 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
         if width == 1 or (len(np.unique(rows)) == len(rows) and width * base.numel() <= SMALL):
             break
         values, places = reduction(_read_or(values, ctx.data(table), neutral)), rows
-    if width > 1:
-        all_places = np.full((base.shape[0], width), -1, dtype=np.int32)
-        all_places[rows] = table[: len(rows)]
-        where_from = ctx.data(all_places)
-        first = where_from[:, 0]
-    else:
-        where_from = first = inverse(ctx, base.shape[0], rows, table[: len(rows), 0])
+    all_places = np.full((base.shape[0], width), -1, dtype=np.int32)
+    all_places[rows] = table[: len(rows)]
+    where_from = ctx.data(all_places)
     column = (base.shape[0],) + (1,) * (base.ndim - 1)
-    written = (first >= 0).reshape(column).expand(base.shape)
-    result = _read_or(values, where_from, neutral)
+    written = (where_from[:, 0] >= 0).reshape(column).expand(base.shape)
+    result = _read_or(values, where_from if width > 1 else where_from.reshape((base.shape[0],)), neutral)
     result = reduction(result) if width > 1 else result
     if include_self:
         result = combination(cast(base, work), result)
     if reduce == "mean":
-        where, counts = np.unique(place, return_counts=True)
-        some = inverse(ctx, base.shape[0], where, counts + include_self)
-        divisor = (some < 0).where(1, some).reshape(column).cast(work)
+        counts = np.bincount(place, minlength=base.shape[0]) + include_self
+        divisor = ctx.data(np.maximum(counts, 1)).reshape(column).cast(work)
         result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else divide(result, divisor)
     return written.where(cast(result, dtype), base)
 
@@ -250,10 +257,16 @@ def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | floa
     if not ctx.args[2].numel():
         return self
     place = _integers(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape(-1)
-    chosen = inverse(ctx, base.shape[dim], place, np.zeros(len(place), dtype=np.int32)) >= 0
-    mask = chosen.reshape(tuple(s if d == dim else 1 for d, s in enumerate(base.shape))).expand(base.shape)
     fill = cast(number, self.dtype) if isinstance(number, UOp) else constant(number, self.dtype)
-    return mask.where(fill, base).reshape(self.shape)
+
+    def write(part: UOp, inside: np.ndarray) -> UOp:
+        chosen = np.zeros(part.shape[0], dtype=np.bool_)
+        chosen[inside] = True
+        mask = ctx.data(chosen).reshape((int(part.shape[0]),) + (1,) * (part.ndim - 1)).expand(part.shape)
+        return mask.where(fill.expand(part.shape), part)
+
+    result = by_pages(ctx, lines(base, dim), place, write)
+    return result.permute((*range(1, dim + 1), 0, *range(dim + 1, base.ndim))).reshape(self.shape)
 
 
 @value("put")
