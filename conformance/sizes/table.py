@@ -24,7 +24,7 @@ FILE = Path(__file__).parent / "rows.toml"
 DIRECTIONS = ("forward", "backward")
 SCALES: Mapping[str, Mapping[str, int]] = {
     "large": {"BYTES": 2**31 + 5, "MILLION": 2_000_003, "MANY": 100_000, "BATCH": 8},
-    "small": {"BYTES": 2**26 + 5, "MILLION": 200_003, "MANY": 300, "BATCH": 1},
+    "small": {"BYTES": 2**25 + 5, "MILLION": 200_003, "MANY": 300, "BATCH": 1},
 }
 """What the names of sizes stand for: elements of one byte, addends, small tensors, and images or sentences."""
 
