@@ -38,7 +38,7 @@ def outcomes(folder: Path) -> dict[str, str]:
 def code_of(script: str) -> int:
     """The exit code of a script, run here."""
     with pytest.raises(SystemExit) as ended:
-        exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+        exec(compile(script, "script", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own
     return int(ended.value.code or 0)
 
 

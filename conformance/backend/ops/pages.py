@@ -1,8 +1,8 @@
 """Few writes into many places: only the pages that are written are computed, and all others are as they were.
 
 Defines `by_pages`. The key insight: a table of all places, an int32 for each, is four times a tensor of bytes, and is
-empty nearly everywhere. A table of pages is small, and so are the pages that are written; what is kept beside the tensor
-is of the order of the square root of places times writes.
+empty nearly everywhere. A table of pages is small, and so are the pages that are written; what is kept beside the
+tensor is of the order of the square root of places times writes.
 Must not know operators, nor how writes to one place combine.
 """
 

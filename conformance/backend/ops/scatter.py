@@ -104,9 +104,7 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
     """`base` (n, ...) with all source[i] of one place combined there, and with what was there if `include_self`."""
     if not len(place):
         return base
-    return by_pages(
-        ctx, base, place, lambda part, inside: _combined(ctx, part, inside, source, reduce, include_self)
-    )
+    return by_pages(ctx, base, place, lambda part, inside: _combined(ctx, part, inside, source, reduce, include_self))
 
 
 def _combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: str, include_self: bool) -> UOp:
