@@ -43,9 +43,8 @@ def lines(run: Run) -> list[str]:
     for result in run.results:
         if result.footprint is None:
             said = " ".join((result.reason or f"{result.failures[0]}").split())[:150]
-            made.append(
-                f"| {result.name}, {result.dtype} | {result.family} | {result.variant} | | | | | | | {result.outcome}: {said} |"
-            )
+            case = f"| {result.name}, {result.dtype} | {result.family} | {result.variant} |"
+            made.append(f"{case} | | | | | | {result.outcome}: {said} |")
     return made
 
 
