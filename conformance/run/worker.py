@@ -46,6 +46,9 @@ SPARE = "spare"
 WATCHDOG = 120.0
 """Seconds after a pool should have ended a worker that hangs outside Python, when the worker ends by itself."""
 
+MEMORY_LOOK = 0.25
+"""Seconds between two looks at the memory of this process."""
+
 
 class UnitTimeout(BaseException):
     """A unit ran longer than it may. Not an Exception, so that no step of a program can answer it."""
@@ -82,9 +85,11 @@ def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if limits.memory is not None:
         # RLIMIT_DATA counts private writable memory only: reserved addresses, which a device may hand out as pointers,
-        # and mapped libraries are free, so the limit means the same on every target.
+        # and mapped libraries are free, so the limit means the same on every target. Shared mappings are free, too,
+        # although a device may keep its tensors there; these are looked at while they grow.
         most = int(limits.memory * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        threading.Thread(target=_end_at_memory, args=(most,), daemon=True).start()
     _State.limits, _State.spool = limits, spool
     import torch
 
@@ -244,6 +249,20 @@ def _begin(text: str) -> None:
 def _write(line: Any) -> None:
     if _State.note is not None:
         os.write(_State.note, f"{json.dumps(line)}\n".encode())
+
+
+def _end_at_memory(most: int) -> None:
+    """End this process, as out of memory, when more bytes than these are resident that come from no file."""
+    if not os.path.exists("/proc/self/status"):
+        return
+    with open("/proc/self/status", "rb", buffering=0) as status:
+        while True:
+            status.seek(0)
+            lines = [line.split() for line in status.read().splitlines()]
+            if sum(int(line[1]) << 10 for line in lines if line[0] in (b"RssAnon:", b"RssShmem:")) > most:
+                _write({"fate": Fate.MEMORY})
+                os._exit(1)
+            time.sleep(MEMORY_LOOK)
 
 
 def _end_with_owner() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import signal
 import sys
@@ -84,6 +85,13 @@ def hangs_outside_python() -> None:
 
 def eats_memory() -> int:
     return len(bytearray(3 << 30))
+
+
+def eats_shared_memory() -> None:
+    with mmap.mmap(-1, 3 << 30, mmap.MAP_ANON | mmap.MAP_SHARED) as shared:
+        for start in range(0, len(shared), 1 << 24):
+            shared[start : start + (1 << 24)] = bytes(1 << 24)
+            time.sleep(0.005)
 
 
 def compiles(seconds: float) -> str:

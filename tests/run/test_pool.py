@@ -116,6 +116,14 @@ class TestDeaths:
         assert isinstance(answer, Death)
         assert answer.fate is Fate.MEMORY
 
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is looked at on Linux only")
+    def test_shared_memory(self, shared: LocalPool) -> None:
+        """Memory in shared mappings counts, too, which RLIMIT_DATA does not see: a device that keeps its tensors there
+        once took all of the machine's."""
+        answer = outcome(shared, tasks.eats_shared_memory)
+        assert isinstance(answer, Death)
+        assert answer.fate is Fate.MEMORY
+
     def test_an_exception_is_no_death(self, shared: LocalPool) -> None:
         """It comes as the answer, in words where it cannot be made anew here, and the worker lives on."""
         before = shared.ask(tasks.pid)
