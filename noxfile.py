@@ -91,9 +91,9 @@ def browser(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def slow(session: nox.Session) -> None:
-    """The tests that take minutes, with the client packages that they train. Options go to pytest."""
+    """The tests that take minutes, with the client packages that they train, and Ray. Options go to pytest."""
     install = ["-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), pinned("torch")]
-    python(session, *install, "--editable", f".[{EXTRAS},clients]")
+    python(session, *install, "--editable", f".[{EXTRAS},clients,ray]")
     python(session, "-m", "pytest", "-n", "2", "-m", "slow", *session.posargs)
 
 

@@ -15,6 +15,8 @@ JOBS = {
     "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
     "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),
     "accuracy": ("conformance.accuracy", "measure the errors of a target and of torch CPU, side by side"),
+    "watch": ("conformance.report.live", "renew a page on a campaign while it runs"),
+    "sizes": ("conformance.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),
     "report": ("conformance.report", "read, compare and merge the results of runs"),
     "expectations": ("conformance.expectations", "show and update what is known to fail"),
 }

@@ -12,8 +12,10 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 OURS = (ROOT / ".github" / "workflows" / "conformance.yml").read_text()
+NIGHTLY = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
+RECIPES = ROOT / "docs" / "recipes"
 [PASTED] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
-BOTH = pytest.mark.parametrize("text", [OURS, PASTED], ids=["ours", "pasted"])
+BOTH = pytest.mark.parametrize("text", [OURS, NIGHTLY, PASTED], ids=["ours", "nightly", "pasted"])
 
 
 def jobs(text: str) -> dict:
@@ -90,3 +92,28 @@ def help_of(words: list[str]) -> str:
     else:
         line = [*words[:2], *[word for word in words[2:3] if word.isalpha()], "--help"]
     return subprocess.run([sys.executable, "-m", *line], check=True, capture_output=True, text=True, cwd=ROOT).stdout
+
+
+class TestRecipes:
+    def test_slurm(self):
+        """bash parses the script, and each option of its command exists."""
+        script = RECIPES / "slurm.sh"
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+        self.check_options(script.read_text())
+
+    def test_kuberay(self):
+        """It is a RayJob whose workers have a name and an image, and whose command has options that exist."""
+        job = yaml.safe_load((RECIPES / "kuberay.yaml").read_text())
+        assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+        cluster = job["spec"]["rayClusterSpec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            [container] = group["template"]["spec"]["containers"]
+            assert container["image"]
+            assert set(container["resources"]["limits"]) == {"cpu", "memory"}
+        self.check_options(job["spec"]["entrypoint"])
+
+    def check_options(self, text):
+        command = text.partition("conformance fuzz ")[2].partition("&")[0]
+        options = set(re.findall(r"--[a-z][a-z-]*", command))
+        assert {"--pool", "--reports"} <= options
+        assert options <= set(re.findall(r"--[a-z][a-z-]*", help_of(["conformance", "fuzz"])))

@@ -7,32 +7,28 @@ crash of the device is one finding; and results, expectations, exit code and rep
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from conformance.accuracy import table, worker
-from conformance.accuracy.table import DIRECTIONS, DTYPES, Case
+from conformance.accuracy import running, table, worker
+from conformance.accuracy.running import Job
+from conformance.accuracy.table import DIRECTIONS, DTYPES
 from conformance.core import expectations, versions
 from conformance.core import profile as profiles
 from conformance.core.accuracy import shown
 from conformance.core.errors import UsageError, UserError
-from conformance.core.expectations import Expectation
-from conformance.core.result import Failure, Outcome, Result, Run, file_name, summary_line
+from conformance.core.result import Outcome, Run, file_name, summary_line
 from conformance.opinfo import terminal
-from conformance.opinfo.isolation import FATES
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
-from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Task, WorkerDied, unusable
-from conformance.run.pool import LocalPool
+from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.probe import resolve
 
 LIMITS = Limits(unit=120.0, memory=8.0)
@@ -45,59 +41,7 @@ def expectations_file(target: str) -> Path:
     return expectations.FOLDER / "accuracy" / f"{file_name(target)}.toml"
 
 
-def measured(pool: LocalPool, spec: str, cases: Sequence[Case]) -> Iterator[Result]:
-    """The result of each case as it ends. Raises TargetError where no worker can be started, and Stopped."""
-    for case in cases:
-        pool.submit(Task(case.id, worker.run, (spec, case)))
-    for task, answer in pool.ended():
-        case = task.args[1]
-        if not isinstance(answer, Death):
-            if isinstance(answer.error, UserError):
-                raise answer.error
-            said = f"{type(answer.error).__name__}: {answer.error}"
-            fault = Failure("harness", "the harness itself", "no error", said[:2_000])
-            yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
-        elif answer.fate is Fate.NEVER_STARTED:
-            raise unusable(spec, answer)
-        else:
-            outcome, oracle = FATES[answer.fate]
-            phase = answer.note.steps[-1] if answer.note and answer.note.steps else "the worker"
-            failure = Failure(oracle, phase, "an answer", answer.said, call=case.row.call)
-            yield case.result(outcome, samples=1, failed=1, failures=(failure,))
-
-
-def run(
-    target: str,
-    cases: Sequence[Case],
-    *,
-    limits: Limits = LIMITS,
-    jobs: int = 1,
-    expected: Sequence[Expectation] = (),
-    found: Callable[[Result], None] = lambda result: None,
-) -> Run:
-    """Measure the cases on `target`; at a stop, those that there are. `found` is told each result as the expectations
-    declare it. Raises TargetError for a target that cannot be loaded or has no values."""
-    begin = time.monotonic()
-    made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
-    try:
-        with LocalPool(target, limits, jobs, worker.MODULES) as pool:
-            try:
-                made.environment, held = pool.ask(worker.described, target)
-            except WorkerDied as died:
-                raise unusable(target, died.death) from None
-            left = [case for case in cases if held is None or case.dtype in held]
-            if len(left) < len(cases):
-                made.notes.append(
-                    f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out."
-                )
-            for result in measured(pool, target, left):
-                (declared,) = expectations.apply([result], expected)
-                made.results.append(declared)
-                found(declared)
-    except KeyboardInterrupt:
-        made.complete, made.interrupted = False, stop.signal_number()
-    made.seconds = time.monotonic() - begin
-    return made
+JOB = Job(worker.described, worker.run, worker.MODULES)
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -161,7 +105,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
 
     with terminal.progress(console) as progress:
         progress.start(Run(spec), len(cases))
-        made = run(target, cases, limits=limits, jobs=options.jobs, expected=expected, found=progress.add)
+        made = running.run(target, JOB, cases, limits, jobs=options.jobs, expected=expected, found=progress.add)
     if len(cases) < asked:
         made.notes.append(f"{asked - len(cases)} cases of ops that the profile declares lacking were left out.")
     made.command = shlex.join(["conformance", "accuracy", *words])

@@ -76,6 +76,11 @@ class Case(Named):
         """The row's name."""
         return self.row.name
 
+    @property
+    def call(self) -> str:
+        """What is called."""
+        return self.row.call
+
     def result(self, outcome: Outcome, **rest: Any) -> Result:
         """The result of this case."""
         return Result(self.op, self.dtype, self.variant, self.layout, outcome, family=self.row.family, **rest)

@@ -26,6 +26,7 @@ from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
 from conformance.core.finding import MOVE, Finding, property_of, severity_of
+from conformance.core.footprint import SIZES, Footprint
 from conformance.core.lacking import Lacking
 from conformance.core.names import without_features
 
@@ -121,7 +122,8 @@ class Result(Named):
     the target cannot tell.
     `compiled`, `partly_compiled` and `not_compiled` count the samples by how much of them reached the compiler;
     those that did not at all are not compared. None where the target does not compile.
-    `accuracy` is what was measured of its errors, where they were: of the answer that is off most.
+    `accuracy` is what was measured of its errors, where they were: of the answer that is off most. `footprint` is what
+    it took, where that was measured.
     """
 
     op: str
@@ -153,6 +155,7 @@ class Result(Named):
     seconds: float = 0.0
     finding: Finding | None = None
     accuracy: Accuracy | None = None
+    footprint: Footprint | None = None
 
     @property
     def oracles(self) -> tuple[str, ...]:
@@ -237,15 +240,22 @@ class Run:
         return [result for result in self.results if result.finding is None]
 
     @property
-    def measures(self) -> bool:
-        """Whether errors were measured, and no oracle asked."""
-        return bool(self.results) and all(result.layout == ACCURACY for result in self.results)
+    def measures(self) -> str:
+        """ACCURACY or SIZES where all results are of a command of this name, else nothing."""
+        layouts = {result.layout for result in self.results}
+        return next((command for command in (ACCURACY, SIZES) if layouts == {command}), "")
 
     @property
     def measured(self) -> list[Result]:
         """The results of cases whose errors were measured, those that are off by the most multiples of torch CPU's
         first."""
         found = [(result.accuracy.excess, result) for result in self.results if result.accuracy]
+        return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
+
+    @property
+    def footprints(self) -> list[Result]:
+        """The results of cases whose memory was measured, those with the most of what is allowed first."""
+        found = [(result.footprint.excess, result) for result in self.results if result.footprint]
         return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
 
     @property

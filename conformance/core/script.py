@@ -27,7 +27,7 @@ ROOM = Path(__file__).parent.parent
 MODULES = (
     *("core/names.py", "core/torch_compat.py", "core/moving.py", "core/observation.py", "core/oracles.py"),
     *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/specials.py", "opinfo/sample_runtime.py"),
-    *("core/accuracy.py", "accuracy/errors.py"),
+    *("core/accuracy.py", "accuracy/errors.py", "core/footprint.py", "sizes/calls.py"),
 )
 """Where the functions are that scripts carry; of two with one name the later is meant."""
 
@@ -36,6 +36,11 @@ IMPORTS = {
     "math.": "import math",
     "random.Random(": "import random",
     "@dataclass": "from dataclasses import dataclass",
+    "field(default": "from dataclasses import field",
+    "zlib.crc": "import zlib",
+    "ctypes.CDLL": "import ctypes",
+    "gc.collect(": "import gc",
+    "time.perf": "import time",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
     "tree_map(": "from torch.utils._pytree import tree_map",
     "forward_ad.": "from torch.autograd import forward_ad",

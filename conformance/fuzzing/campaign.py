@@ -25,11 +25,14 @@ from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
 from conformance.fuzzing.isolation import FreshWorkers, Workers, found_by
 from conformance.fuzzing.plan import HANGS, Plan, Shard, again
+from conformance.fuzzing.shrinking import Apart, Beside, Settings, Shrinker
 from conformance.fuzzing.worker import Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
-from conformance.run.messages import Fate, OutOfTime, WorkerDied
+from conformance.report.live import Log, Sample
+from conformance.run.messages import Fate, OutOfTime, PoolLost, WorkerDied
+from conformance.run.place import LOCAL, Place
 
 PROGRESS = 4
 """The schema of the file that says how far a campaign is."""
@@ -38,7 +41,11 @@ LONGEST_NAME = 90
 """Characters of a finding's file name before a digest tells it from the others."""
 
 SHRINKING = 0.2
-"""The part of `--minutes` that is kept for shrinking, once there is something to shrink."""
+"""The part of `--minutes` that is kept for shrinking, once there is something to shrink; and of the workers of a pool
+that shrinks as it finds, those that do so while programs are left to draw: none of four."""
+
+PATIENCE = 1.0
+"""Seconds between two times that what was taken over is brought to disk. What is not yet lies there as it was found."""
 
 KNOWN_UNSHRUNK = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
 """The properties of which the first wrong step of a long program is that of a small one: nothing is shrunk to learn
@@ -79,6 +86,11 @@ class Campaign:
     """The first program of the next shard."""
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """What tells its files from those of other campaigns, in the same folder or on the same target."""
+    place: Place = LOCAL
+    _noted: float = 0.0
+    _unsaved: list[Group] = field(default_factory=list)
+    _taken: list[Path] = field(default_factory=list)
+    """Files that are needed no more once the groups are on disk."""
 
     def run(self) -> None:
         """Run the plan, then shrink what was found. Raises TargetError when the target cannot be loaded, and
@@ -90,29 +102,48 @@ class Campaign:
         if self.plan.resume:
             self._restore()
         plan = self.plan
-        with Workers(plan.target, plan.limit, plan.memory, plan.jobs, plan.compile_limit) as workers:
+        limits = plan.target, plan.limit, plan.memory
+        with Workers(*limits, plan.jobs, plan.compile_limit, self.place) as workers:
+            apart = None if self.place.local else Apart(workers, Settings(*limits, plan.compile_limit, plan.trials))
             self.environment = workers.load()
             self._note_progress()
             self.began, self.began_at = time.monotonic(), time.time()
             try:
-                self._run_shards(workers)
+                self._run_shards(workers, apart)
             finally:
                 self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                 self._take_found()
-            # Of many groups only some are small where a campaign is ended while it shrinks.
-            with FreshWorkers(plan.target, plan.limit, plan.memory, plan.compile_limit) as fresh:
-                for group in self.ranked():
-                    if group in self.groups and not group.shrunk and not self._late():
-                        self._shrink(workers, fresh, group)
+                self._note_progress()
+            with FreshWorkers(*limits, plan.compile_limit) as fresh:
+                self._shrink_all(apart or Beside(workers, fresh, plan.trials), apart)
         for relative in describe_target(self.plan.target).siblings:
             if not self._late():
                 self._compare(relative)
+
+    def _shrink_all(self, shrinker: Shrinker, apart: Apart | None) -> None:
+        """Make the groups small, in the order of their rank: which of two is the first of a cause, and so whether the
+        other is shrunk, depends on nothing that a pool does."""
+        if apart is not None:
+            self._shrink_ahead(apart, len(self.groups))
+        # Of many groups only some are small where a campaign is ended while it shrinks.
+        for group in self.ranked():
+            if group in self.groups and not group.shrunk and not self._late():
+                self._shrink(shrinker, group)
+
+    def _shrink_ahead(self, apart: Apart, most: int) -> None:
+        """Have at most so many groups shrunk before their turn, each of which is likely to be of a cause of its own."""
+        causes = {group.finding.cause() for group in self.groups if group.shrunk}
+        for group in self.ranked():
+            finding, known = group.finding, group.finding.property in KNOWN_UNSHRUNK and group.finding.cause() in causes
+            causes.add(finding.cause())
+            if apart.running < most and not (group.shrunk or known or self._unshrinkable(group)):
+                apart.begin(finding, until=self._deadline())
 
     def _compare(self, relative: str) -> None:
         """Run every finding on a related target, in a process of its own, to say whose bug it is."""
         plan, until = self.plan, self._deadline()
         longest = 2 * plan.limit + plan.compile_limit
-        with Workers(relative, plan.limit, plan.memory, compile_limit=plan.compile_limit) as workers:
+        with Workers(relative, plan.limit, plan.memory, 1, plan.compile_limit, self.place) as workers:
             for group in self.ranked():
                 if relative in group.elsewhere or not group.finding.program.inputs or self._late():
                     continue
@@ -138,7 +169,11 @@ class Campaign:
 
     def ranked(self) -> list[Group]:
         """The groups as they are listed: the worst property first, then the commonest."""
-        return sorted(self.groups, key=lambda one: (severity_of(one.finding.property), -len(one.numbers)))
+
+        def rank(group: Group) -> tuple[int, int, int]:
+            return severity_of(group.finding.property), -len(group.numbers), min(group.numbers)
+
+        return sorted(self.groups, key=rank)
 
     def distinct(self) -> list[Group]:
         """The groups as they are reported, as ranked: those of one cause together, shrunk or not."""
@@ -158,11 +193,16 @@ class Campaign:
     def _late(self) -> bool:
         return time.time() >= self._deadline()
 
-    def _run_shards(self, workers: Workers) -> None:
+    def _run_shards(self, workers: Workers, apart: Apart | None) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
+        log = Log(self.plan.reports, without_features(self.plan.target), afresh=not self.plan.resume)
+        aside = int(SHRINKING * self.plan.jobs) if apart is not None else 0
+        if apart is not None:
+            workers.aside = apart.take
 
         def begin() -> None:
-            while self.running < self.plan.jobs and not self._enough():
+            taken = min(apart.running, aside) if apart is not None else 0
+            while self.running < self.plan.jobs - taken and not self._enough():
                 shard = again.pop() if again else next(waiting, None)
                 if shard is None:
                     break
@@ -180,10 +220,22 @@ class Campaign:
                 again.append(rest)
                 self.unfinished[rest.first] = rest
             self._take(result)  # first, since what was found may be enough
+            if apart is not None and aside:
+                self._shrink_ahead(apart, aside)
             begin()
             self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
-            self._note_progress()
+            if time.monotonic() - self._noted >= PATIENCE:
+                self._note_progress()
+            if log.due():
+                log.add(self._sample(workers))
             self.tell(self)
+
+        log.add(replace(self._sample(workers), ended=True))
+
+    def _sample(self, workers: Workers) -> Sample:
+        done, causes, lost = self.result, len(self.distinct()), len(getattr(workers.pool, "lost", ()))
+        now, seconds = time.time(), self.running_seconds
+        return Sample(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
 
     def _take_found(self) -> None:
         """Take over what is on disk of the shards that did not end; `resume` runs them again, and finds the same."""
@@ -192,6 +244,11 @@ class Campaign:
                 self.add(finding)
 
     def _note_progress(self) -> None:
+        """Bring to disk what was taken over: the groups first, then how far the campaign is, and then the findings that
+        are in neither are needed no more. What was taken over later is found again by `resume`, and counted once."""
+        for group in self._unsaved:
+            if group in self.groups:
+                self._save(group)
         progress = {
             "schema": PROGRESS,
             "campaign": self.name,
@@ -202,6 +259,9 @@ class Campaign:
             "result": self.result.to_json(),
         }
         write_atomic(self.plan.progress, json.dumps(progress))
+        for path in self._taken:
+            path.unlink(missing_ok=True)
+        self._unsaved, self._taken, self._noted = [], [], time.monotonic()
 
     def _restore(self) -> None:
         """Take up what an earlier run of this campaign left: how far it was, its groups, and other findings."""
@@ -252,31 +312,41 @@ class Campaign:
             self.add(finding)
 
     def add(self, finding: Finding) -> None:
-        """Put a finding into its group, and on disk when it is the first there."""
+        """Put a finding into its group, and on disk when it is the first there. The group's own is the one of the
+        lowest number, in whatever order they come."""
         group = next((one for one in self.groups if finding.group in one.found_as), None)
         if group is None:
-            group = Group(finding, set(), {finding.group})
+            group = Group(finding, {finding.number}, {finding.group})
             self.groups.append(group)
+            self._save(group)
+        elif not group.shrunk and finding.number < group.finding.number:
+            self._taken += [self.path(group), self.path(group, ".json")]
+            group.finding = finding
         group.numbers.add(finding.number)
-        self._save(group)
-        Shard(self.plan, finding.number, 1, self.name).found(finding.number).unlink(missing_ok=True)
+        if group not in self._unsaved:
+            self._unsaved.append(group)
+        self._taken.append(Shard(self.plan, finding.number, 1, self.name).found(finding.number))
 
-    def _shrink(self, workers: Workers, fresh: FreshWorkers, group: Group) -> None:
+    def _unshrinkable(self, group: Group) -> bool:
+        return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
+
+    def _shrink(self, shrinker: Shrinker, group: Group) -> None:
         """Make a group's program small, so that its cause is known, and put it to the group of that cause, if there is
         one; what is of a new cause has to fail in a fresh worker, too."""
         finding = group.finding
-        if finding.kind in (INVALID, HARNESS) or self._of_all(group):
+        if self._unshrinkable(group):
             return
         same = self._of_cause(finding) if finding.property in KNOWN_UNSHRUNK else None
         small = finding
         if same is None:
-            fresh.start()
             try:
-                small = workers.shrink(finding, self.plan.trials, self._deadline(), fresh)
+                small = shrinker.shrink(finding, self._deadline())
                 same = self._of_cause(small)
                 if same is None and small.kind == FAIL and not self._late():
-                    small = workers.confirm(finding, small, fresh, self.plan.trials, self._deadline())
+                    small = shrinker.confirm(finding, small, self._deadline())
                     same = self._of_cause(small)
+            except PoolLost:
+                raise
             except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
                 group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
         before = [self.path(group)]

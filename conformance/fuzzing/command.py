@@ -40,6 +40,7 @@ from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
 from conformance.run.trials import BUDGET
 
@@ -65,10 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if given.replay or given.minimize:
                 return replay(given, TARGET)
             limits = Limits(compiling=given.compile_limit, memory=given.memory)
-            given.target, seen = resolve(given.target, limits)
+            corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
+            place = place_of(given, given.kernels or BASELINE, *corpus)
+            given.target, seen = resolve(given.target, limits, place)
             record = (given.kernels or BASELINE) if given.record_kernels else None
             return campaign(
-                plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen
+                plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen, place
             )
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
@@ -100,6 +103,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         "found on)",
     )
     add("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
+    add_options(add)
     many = "steps of a program (default: {}..{})".format(*STEPS)
     add("--steps", type=steps_range, default=STEPS, metavar="MIN..MAX", help=many)
     add("--only", action="append", default=[], metavar="FAMILY", help="only these families, beside views")
@@ -221,7 +225,13 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 
 def campaign(
-    plan: Plan, record: Path | None, baseline_file: Path | None, expected: Path, update: bool, seen: Probe | None
+    plan: Plan,
+    record: Path | None,
+    baseline_file: Path | None,
+    expected: Path,
+    update: bool,
+    seen: Probe | None,
+    place: Place = LOCAL,
 ) -> int:
     """Run a campaign, write its report, and its kernels to `record`, and print its findings; `update` declares them in
     the file `expected`; `seen` is what a probe of the device showed. Raises ReportError for files that are damaged,
@@ -236,10 +246,10 @@ def campaign(
     notes: list[str] = []
     if profile is not None:
         begin, seconds = time.monotonic(), min(BUDGET, 6 * (plan.minutes or 10.0))
-        there, notes = trial.contradictions(plan.target, Limits(unit=plan.limit, memory=plan.memory), seconds)
+        there, notes = trial.contradictions(plan.target, Limits(unit=plan.limit, memory=plan.memory), seconds, place)
         took = (time.monotonic() - begin) / 60
         left = max(left - took, 0.01) if left is not None else None
-    running, interrupted = Campaign(replace(plan, minutes=left)), 0
+    running, interrupted = Campaign(replace(plan, minutes=left), place=place), 0
     try:
         run_shown(running, console)
     except KeyboardInterrupt:

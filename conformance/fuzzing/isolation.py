@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Self
 
@@ -21,8 +21,8 @@ from conformance.fuzzing import worker
 from conformance.fuzzing.plan import SHARD, Shard
 from conformance.fuzzing.worker import NOTHING, Finding, Result
 from conformance.program.model import Program, ProgramError
-from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
-from conformance.run.pool import LocalPool
+from conformance.run.messages import COMPILE_LIMIT, Death, Done, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
+from conformance.run.place import LOCAL, Place, PlacedPool
 
 DEATHS = (CRASH, TIMEOUT, MEMORY)
 """The kinds of findings that end a worker."""
@@ -34,7 +34,7 @@ TO_ANSWER = 1.0
 """Seconds before its deadline at which a worker tries no smaller program, but judges the smallest and answers."""
 
 
-class Workers(LocalPool):
+class Workers(PlacedPool):
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
 
     `limit`: seconds that a program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB
@@ -47,14 +47,19 @@ class Workers(LocalPool):
         memory: float | None = None,
         jobs: int = 1,
         compile_limit: float = COMPILE_LIMIT,
+        place: Place = LOCAL,
     ) -> None:
         limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
         # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
         modules = [worker.__name__, "torch._dynamo"]
-        super().__init__(target, limits, jobs, modules, preload=modules)
+        super().__init__(place, target, limits, jobs, modules, preload=modules)
         self.hang: frozenset[str] = frozenset()
         """Ops whose kernels are built in the time of their program, since programs hung in a first call."""
+        self.deaths = 0
+        """The workers that died of a shard."""
+        self.aside: Callable[[Task, Done | Death], None] = lambda task, answer: None
+        """Called with the end of a task that is no shard."""
 
     def load(self) -> dict[str, str]:
         """Load the target, in a worker, and say what it runs on. Raises TargetError."""
@@ -73,10 +78,14 @@ class Workers(LocalPool):
         """Each shard as it ends, for at most so many seconds: its result, and what is left of it to run. Raises
         TargetError where no worker can be started, and Stopped."""
         for task, answer in self.ended(seconds):
+            if task.function is not worker.run_shard:
+                self.aside(task, answer)
+                continue
             (shard,) = task.args
             if isinstance(answer, Death):
                 if answer.fate is Fate.NEVER_STARTED:
                     raise unusable(self.target, answer)
+                self.deaths += 1
                 result = recover_dead_worker(shard, answer)
             elif answer.error is not None:
                 raise answer.error

@@ -23,6 +23,7 @@ from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
 from conformance.run.messages import COMPILING, Limits, Task
+from conformance.run.place import LOCAL, Place
 from conformance.run.trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
@@ -37,12 +38,12 @@ def task(spec: str, name: str) -> Task:
     return Task(name, trial, (spec, name))
 
 
-def contradictions(spec: str, limits: Limits, seconds: float) -> tuple[list[Result], list[str]]:
+def contradictions(spec: str, limits: Limits, seconds: float, place: Place = LOCAL) -> tuple[list[Result], list[str]]:
     """One trial of each operator that the target's profile declares lacking for a step: an XPASS for each that is there
     after all, and notes on what could not be tried within these seconds."""
     profile = profiles.load(spec)
     tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
-    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds)
+    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds, place)
     found = [Finding(f"declared lacking: {name}", "XPASS", 0, step=name) for name in there]
     made = [
         Result(one.step, "", "program", "", model.Outcome.XPASS, reason=there[one.step], finding=one) for one in found

@@ -23,7 +23,6 @@ from conformance.core.finding import FAIL, FLAKY, HARNESS, INVALID, MOVE, cause_
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
-from conformance.core.result import write_atomic
 from conformance.fuzzing.drawing import Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
@@ -34,7 +33,7 @@ from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
 from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
 from conformance.run.messages import COMPILING, OutOfTime
-from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
+from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
 
 LONGEST_TRIAL = 30.0
 """Seconds that a smaller program may take while a finding is shrunk."""
@@ -144,7 +143,7 @@ def run_shard(shard: Shard) -> Result:
         found = _run_program(shard, number, result)
         if found is not None:
             found = replace(found, before=_Ran.last)
-            write_atomic(shard.found(number), json.dumps(found.to_json()))
+            keep(shard.found(number), json.dumps(found.to_json()))
             result.findings.append(found)
         result.done, _Ran.last = result.done + 1, number
     return result

@@ -2,7 +2,7 @@
 
 Defines `Cases`. The key insight: a worker notes each sample and phase before it runs it, so the result of a case whose
 worker died says where. This process imports neither torch nor the target, and decides nothing about what passes; the
-processes are the pool's.
+processes are a pool's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conformance.opinfo import worker
 from conformance.opinfo.plan import Case, Entry
 from conformance.opinfo.sample_script import from_op_db
 from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
-from conformance.run.pool import LocalPool
+from conformance.run.place import LOCAL, Place, PlacedPool
 
 FATES = {
     Fate.CRASH: (Outcome.CRASH, "crash"),
@@ -26,11 +26,11 @@ FATES = {
 """The outcome and the oracle of a case whose worker died."""
 
 
-class Cases(LocalPool):
+class Cases(PlacedPool):
     """Workers that run cases on one target, as many at a time as `jobs`. Use as a context manager."""
 
-    def __init__(self, target: str, limits: Limits, jobs: int = 1) -> None:
-        super().__init__(target, limits, jobs, [worker.__name__, "conformance.opinfo.case"])
+    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
+        super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.opinfo.case"])
         self.setup = "DEVICE = 'cpu'"
         self.loops: list[float] = []
 

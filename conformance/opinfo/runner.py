@@ -40,6 +40,7 @@ from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
 from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
 
 LIMITS = Limits(unit=120.0, memory=8.0)
@@ -60,6 +61,7 @@ def run(
     times: Mapping[str, float] = MappingProxyType({}),
     finished: Sequence[Result] = (),
     lacking: bool = False,
+    place: Place = LOCAL,
     started: Callable[[Run, int], None] = lambda run, planned: None,
     ended: Callable[[Result], None] = lambda result: None,
     found: Callable[[Result], None] = lambda result: None,
@@ -76,7 +78,7 @@ def run(
     begin = time.monotonic()
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
-        with Cases(target, limits, jobs) as cases:
+        with Cases(target, limits, jobs, place) as cases:
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
             profile = profiles.of(target) or Profile()
             profile.check("opinfos", [entry.name for entry in catalog])
@@ -138,6 +140,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", help=target)
     plan.add_options(made.add_argument)
     made.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: 1)")
+    add_options(made.add_argument)
     seconds = f"seconds for one case (default: what the target's profile says, else {LIMITS.unit:g})"
     made.add_argument("--timeout", "--limit", type=float, metavar="S", help=seconds)
     building = (
@@ -202,7 +205,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
         baseline.budgets = budgets.load(baseline_file.parent / budgets.NAME)
     history.check(options.reports / report.HISTORY)
     console = Console()
-    target, seen = resolve(options.target, chosen["limits"])
+    target, seen = resolve(options.target, chosen["limits"], chosen["place"])
     if seen is not None:
         probe.show(console, options.target, seen)
     identity = {
@@ -223,7 +226,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             found=progress.add,
         )
         if made.complete and made.lacking:
-            there, notes = trial.contradictions(target, chosen["limits"], made.lacking)
+            there, notes = trial.contradictions(target, chosen["limits"], made.lacking, chosen["place"])
             made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
         made.seconds += journal.seconds
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
@@ -270,6 +273,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "shard": plan.parse_shard(options.shard),
         "variants": _by_name(options),
         "reruns": options.rerun_failures,
+        "place": place_of(options),
     }
 
 

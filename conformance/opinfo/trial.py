@@ -15,6 +15,7 @@ from conformance.core.names import DTYPES
 from conformance.core.result import Result
 from conformance.opinfo.plan import Case
 from conformance.run.messages import COMPILING, Limits, Task
+from conformance.run.place import LOCAL, Place
 from conformance.run.trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
@@ -26,13 +27,15 @@ def task(spec: str, name: str) -> Task:
     return Task(name, trial, (spec, name))
 
 
-def contradictions(spec: str, limits: Limits, rows: Sequence[Lacking]) -> tuple[list[Result], list[str]]:
+def contradictions(
+    spec: str, limits: Limits, rows: Sequence[Lacking], place: Place = LOCAL
+) -> tuple[list[Result], list[str]]:
     """One trial of each operator of these rows of a profile's table: an XPASS for each that is there after all, and
     notes on what could not be tried."""
     profile, operators = profiles.load(spec), {row.operator for row in rows}
     names = [entry.opinfos[0] for entry in profile.lacking if entry.opinfos and entry.operator in operators]
     tasks = [task(spec, name) for name in names]
-    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "opinfos"))
+    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "opinfos"), place=place)
     return [Result(name, "", "lacking", "", model.Outcome.XPASS, reason=said) for name, said in there.items()], notes
 
 

@@ -1,6 +1,7 @@
 """Reports from the command line: `python -m conformance.report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`.
 
-Reads what `conformance.opinfo_runner`, `conformance.fuzz` and `conformance accuracy` wrote; runs nothing.
+Reads what `conformance.opinfo_runner`, `conformance.fuzz`, `conformance accuracy` and `conformance sizes` wrote; runs
+nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from conformance.report.pipe import reader_gone
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 ACCURACY = "accuracy.json"
-PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html", "accuracy": "accuracy.html"}
+PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html", "accuracy": "accuracy.html", "sizes": "sizes.html"}
 """The page of each kind of run, by the name that its other files share."""
 
 
@@ -126,7 +127,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _kind(run: Run) -> str:
     if run.measures:
-        return "accuracy"
+        return run.measures
     return "opinfo" if run.cases or not run.drawn else "fuzz"
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from conformance.core.accuracy import shown
 from conformance.core.drawn import AXES, Drawn
+from conformance.core.footprint import mebibytes
 from conformance.core.names import DTYPES, VARIANTS
 from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, summary_line
 from conformance.report import summary
@@ -73,9 +74,9 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         "names": list(map(escape_control_characters, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
-        "command": f"{'conformance accuracy' if run.measures else 'python -m conformance.opinfo_runner'} --target "
-        + escape_control_characters(run.target),
-        "measures": run.measures,
+        "command": (f"conformance {run.measures}" if run.measures else "python -m conformance.opinfo_runner")
+        + f" --target {escape_control_characters(run.target)}",
+        "measures": bool(run.measures),
     }
 
 
@@ -158,6 +159,8 @@ def render(
         trends=trends,
         measured=measured,
         shown=shown,
+        footprints=run.footprints,
+        mebibytes=mebibytes,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from conformance.core.accuracy import shown
+from conformance.core.footprint import mebibytes
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
 from conformance.report import summary
 from conformance.report.compare import Diff
@@ -25,7 +26,7 @@ SUMMARY_LIMIT = 1_000_000
 """GitHub refuses a job summary of more than 1 MiB."""
 LISTED_FINDINGS = 100
 LISTED_ERRORS = 10
-"""Of cases whose errors were measured, the worst."""
+"""Of cases whose errors or memory were measured, the worst."""
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -131,7 +132,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     text = rendered(
         "summary.md.j2",
         run=run,
-        word="Accuracy" if run.measures else "Conformance" if run.cases or not run.drawn else "Fuzzing",
+        word=run.measures.capitalize() or ("Conformance" if run.cases or not run.drawn else "Fuzzing"),
         summary=summary_line(run),
         campaign=campaign,
         verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),
@@ -141,6 +142,8 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
         changes=changes,
         failures=bool(rows),
         measured=run.measured[:LISTED_ERRORS],
+        footprints=run.footprints[:LISTED_ERRORS],
+        mebibytes=mebibytes,
         shown=shown,
     )
     sizes = itertools.accumulate((len(row.encode()) for row in rows), initial=len(text.encode()))

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from conformance.core.errors import TargetError, UserError
 
@@ -127,8 +128,14 @@ class WorkerDied(UserError):
         self.death = death
 
 
+class PoolLost(UserError):
+    """The pool is out of reach, with all of its workers."""
+
+
 class Pool(Protocol):
-    """Runs tasks in workers that have loaded one target. `with` ends the workers."""
+    """Runs tasks in workers that have loaded one target; `with` ends the workers. A task is a pure function of its
+    arguments, so a pool may run it again where its worker was lost by no fault of its own. What a task keeps
+    (`worker.keep`) is on this machine's disk before its end is told, and soon after it was kept."""
 
     def submit(self, task: Task) -> None:
         """Run a task as soon as there is room. The first may raise Stopped, while torch is imported."""
@@ -143,8 +150,18 @@ class Pool(Protocol):
         """A function's value in a worker, at once. Raises what it raises, WorkerDied, Stopped, and OutOfTime when it is
         `until`, in seconds since the epoch."""
 
+    def alive(self) -> int:
+        """How many workers stand ready, or are busy."""
+
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, whatever they are doing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:  # fmt: skip
+        self.close()
 
 
 def unusable(target: str, death: Death) -> TargetError:

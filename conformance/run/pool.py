@@ -20,13 +20,12 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, TimeoutE
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pebble
 
 from conformance.run import processes, stop, worker
-from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Task, WorkerDied, exit_in_words
+from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied, exit_in_words
 
 LOOK = 0.5
 """Seconds between two looks at the notes of the workers."""
@@ -78,11 +77,12 @@ class _Running:
         return Death(Fate.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Worker processes on this machine, at most `jobs` of them busy and one more that stands ready.
 
     `modules` are imported by each worker after the target; they hold the functions of the tasks. `preload` are modules
-    that may be imported before it, as torch is: once for all workers, where these can be forks."""
+    that may be imported before it, as torch is: once for all workers, where these can be forks. What tasks keep is
+    written where they say, or into the folder `spool`, for an owner on another machine."""
 
     def __init__(
         self,
@@ -91,12 +91,14 @@ class LocalPool:
         jobs: int = 1,
         modules: Sequence[str] = (),
         preload: Sequence[str] = ("torch",),
+        spool: Path | None = None,
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._path = Path(self._folder.name)
         self._modules, self._preload = tuple(modules), tuple(preload)
+        self._spool = str(spool) if spool is not None else ""
         self._waiting: deque[Task] = deque()
         self._running: dict[Future[Any], _Running] = {}
         self._handed_out = self._fruitless = 0
@@ -113,22 +115,19 @@ class LocalPool:
             max_workers=self.jobs + 1,
             max_tasks=self.limits.recycle,
             initializer=worker.start,
-            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules),
+            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules, self._spool),
             context=self._context,
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:  # fmt: skip
-        self.close()
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
         self._end_pool()
         self._census()
         self._folder.cleanup()
+
+    def alive(self) -> int:
+        """See `Pool.alive`."""
+        return self._census()
 
     def submit(self, task: Task) -> None:
         """Run a task as soon as fewer than `jobs` are running."""

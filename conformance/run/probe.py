@@ -13,14 +13,14 @@ from conformance.core import profile as profiles
 from conformance.core.errors import TargetError
 from conformance.core.names import BUILTIN
 from conformance.run.messages import COMPILING, Limits, Pool, WorkerDied, unusable
-from conformance.run.pool import LocalPool
+from conformance.run.place import LOCAL, Place
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
     from conformance.core.probe import Probe
 
 
-def resolve(spec: str, limits: Limits) -> tuple[str, Probe | None]:
+def resolve(spec: str, limits: Limits, place: Place = LOCAL) -> tuple[str, Probe | None]:
     """The spec that says what the device lacks, and the probe that found it out; a target that says so itself is not
     probed. A profile's environment variables are set from here on. Raises TargetError, and Stopped."""
     profile = profiles.of(spec)
@@ -34,11 +34,8 @@ def resolve(spec: str, limits: Limits) -> tuple[str, Probe | None]:
 
     if not describe_target(spec).probed:
         return spec, None
-    pool = LocalPool(spec, limits, 1, [])
-    try:
+    with place.pool(spec, limits) as pool:
         made = probe(pool, spec)
-    finally:
-        pool.close()
     return f"{spec},without={'+'.join(sorted(made.lacks)) or 'nothing'}", made
 
 

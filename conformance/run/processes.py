@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
@@ -47,6 +47,20 @@ def can_fork() -> bool:
     )
 
 
+@contextlib.contextmanager
+def _hashes_fixed() -> Iterator[None]:
+    """What is started in the block orders its sets as any other worker does: op_db takes the samples of some entries
+    from sets of words, and a worker on another machine has to draw the same programs."""
+    name = "PYTHONHASHSEED"
+    given = os.environ.get(name)
+    os.environ.setdefault(name, "0")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
+
+
 def _told(code: int | None) -> int | None:
     return {RETIRED: 0, 0: EXIT_0, None: None}.get(code, code)
 
@@ -55,7 +69,7 @@ class _Spawned(SpawnProcess):
     """A worker that imports everything itself."""
 
     def start(self) -> None:
-        with stop.sigint_blocked():
+        with stop.sigint_blocked(), _hashes_fixed():
             super().start()
 
     def run(self) -> None:
@@ -145,7 +159,7 @@ class Forking(SpawnContext):
     def _start(self, target: Main, args: tuple[Any, ...]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._server = SpawnProcess(target=serve, args=(theirs, self._preload, target, args), daemon=True)
-        with theirs, stop.sigint_blocked():
+        with theirs, stop.sigint_blocked(), _hashes_fixed():
             self._server.start()
         while not wait([self._control], LOOK):
             stop.check()

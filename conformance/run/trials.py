@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from conformance.core.lacking import Outcome, Trial
 from conformance.run.messages import Death, Fate, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.pool import LocalPool
+from conformance.run.place import LOCAL, Place
 
 LATE = "the time was over"
 """Said of a trial that was not made."""
@@ -63,6 +63,7 @@ def still_lacking(
     tasks: Sequence[Task],
     told: Callable[[str], str],
     seconds: float = BUDGET,
+    place: Place = LOCAL,
 ) -> tuple[dict[str, str], list[str]]:
     """One trial of everything that a profile declares lacking: by the name of what is there after all, the sentence
     that says so, with what to delete (`told`); and sentences on what was not tried."""
@@ -70,7 +71,7 @@ def still_lacking(
     words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
     if not tasks:
         return {}, []
-    with LocalPool(spec, limits, 1, modules) as pool:
+    with place.pool(spec, limits, 1, modules) as pool:
         try:
             pool.ask(os.getpid)  # the time counts from where the target is loaded
         except WorkerDied as died:

@@ -1,8 +1,9 @@
 """The worker's side of the pool: its limits, its note, its alarm, and its end when the pool's owner is gone.
 
-Defines `start` and `perform` for the pool, and for the functions that run in a worker `unit`, `step`, `at_most` and
-`loaded`. The key insight: a step is written down *before* it is taken and an alarm rings inside the worker, so a pool
-learns where a program died or hung without the program's help. This module imports torch only in a worker.
+Defines `start`, `perform` and `relay` for the pools, and for the functions that run in a worker `unit`, `step`, `keep`,
+`at_most` and `loaded`. The key insight: a step is written down *before* it is taken and an alarm rings inside the
+worker, so a pool learns where a program died or hung without the program's help. This module imports torch only in a
+worker.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.core.errors import TargetError
+from conformance.core.files import write_atomic
 from conformance.run.messages import COMPILING, Done, Fate, Limits
 
 if TYPE_CHECKING:
@@ -34,11 +37,17 @@ if TYPE_CHECKING:
 STARTING, READY, TAKEN = "starting", "ready", "taken"
 """The suffix of the file that says of a worker, by its process id, how far it is; and of a job that has a worker."""
 
+KEPT = "kept"
+"""The suffix of a file for the owner's disk, where that is on another machine."""
+
 SPARE = "spare"
 """The file that is there when the pool wants a worker more than it has jobs."""
 
 WATCHDOG = 120.0
 """Seconds after a pool should have ended a worker that hangs outside Python, when the worker ends by itself."""
+
+MEMORY_LOOK = 0.25
+"""Seconds between two looks at the memory of this process."""
 
 
 class UnitTimeout(BaseException):
@@ -55,9 +64,12 @@ class _State:
     phase: str = ""
     remaining: float = 0.0
     """Seconds that are left, in this unit, of the limit that does not count now."""
+    spool: str = ""
+    """The folder of what is kept for an owner on another machine."""
+    kept: int = 0
 
 
-def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str]) -> None:
+def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str], spool: str = "") -> None:
     """Prepare this process: set its limits, and load the target and what the tasks import, so that no unit's time is
     spent on it. A target that cannot be loaded is reported by the first task that asks for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner alone answers it
@@ -73,10 +85,12 @@ def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if limits.memory is not None:
         # RLIMIT_DATA counts private writable memory only: reserved addresses, which a device may hand out as pointers,
-        # and mapped libraries are free, so the limit means the same on every target.
+        # and mapped libraries are free, so the limit means the same on every target. Shared mappings are free, too,
+        # although a device may keep its tensors there; these are looked at while they grow.
         most = int(limits.memory * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    _State.limits = limits
+        threading.Thread(target=_end_at_memory, args=(most,), daemon=True).start()
+    _State.limits, _State.spool = limits, spool
     import torch
 
     torch.set_num_threads(1)
@@ -114,18 +128,45 @@ def perform(asked: bytes) -> bytes:
         path, function, args = pickle.loads(asked)
         _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         _begin("")
-        return pickle.dumps(Done(function(*args)))
+        return _answered(function, args)
     except (UnitTimeout, MemoryError) as error:
         _write({"fate": Fate.TIMEOUT if isinstance(error, UnitTimeout) else Fate.MEMORY})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
-    except Exception as error:  # the task's, or one of its pickling
+    except Exception as error:  # the note's
         return pickle.dumps(Done(error=_portable(error)))
     finally:
         if _State.note is not None:
             os.close(_State.note)
         _State.note = None
+
+
+def _answered(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    try:
+        return pickle.dumps(Done(function(*args)))
+    except MemoryError:
+        raise
+    except Exception as error:  # the task's, or one of its pickling
+        return pickle.dumps(Done(error=_portable(error)))
+
+
+def relay(asked: bytes) -> bytes:
+    """Call a pickled function on its pickled arguments: a pickled `Done`. A task that passes through a process that
+    knows neither."""
+    function, args = pickle.loads(asked)
+    return _answered(function, args)
+
+
+def keep(path: Path, text: str) -> None:
+    """Have a file on the disk of the pool's owner, whatever becomes of this process: at once where it is this machine,
+    soon where it is another. Raises ReportError, as `write_atomic` does."""
+    if not _State.spool:
+        write_atomic(path, text)
+        return
+    _State.kept += 1
+    name = f"{os.getpid()}-{_State.kept:06}.{KEPT}"
+    write_atomic(Path(_State.spool) / name, pickle.dumps((str(path), text)))
 
 
 def _portable(error: Exception) -> Exception:
@@ -208,6 +249,20 @@ def _begin(text: str) -> None:
 def _write(line: Any) -> None:
     if _State.note is not None:
         os.write(_State.note, f"{json.dumps(line)}\n".encode())
+
+
+def _end_at_memory(most: int) -> None:
+    """End this process, as out of memory, when more bytes than these are resident that come from no file."""
+    if not os.path.exists("/proc/self/status"):
+        return
+    with open("/proc/self/status", "rb", buffering=0) as status:
+        while True:
+            status.seek(0)
+            lines = [line.split() for line in status.read().splitlines()]
+            if sum(int(line[1]) << 10 for line in lines if line[0] in (b"RssAnon:", b"RssShmem:")) > most:
+                _write({"fate": Fate.MEMORY})
+                os._exit(1)
+            time.sleep(MEMORY_LOOK)
 
 
 def _end_with_owner() -> None:

@@ -1,6 +1,6 @@
 """The fuzzer's power, measured: how soon each planted fault is found, and how small its program shrinks.
 
-    python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain] [--on TARGET]
+    python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain] [--on TARGET] [-n N] [--pool P]
 
 A fault that is not found is a hole in the drawing or in the oracles. `--plain` draws without bias, to show what the
 bias buys. Faults are planted in torch CPU, or with `--on tiny` in the tiny device. As a target, `mutant:NAME` is torch
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from conformance.core.errors import TargetError
+from conformance.core.errors import TargetError, UserError
 from conformance.core.executor import Executor
 from conformance.core.loading import describe_target, load_target
 from conformance.core.oracles import Mismatch
@@ -37,6 +38,8 @@ from conformance.program.model import Program
 from conformance.program.reduce import reduce_program
 from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.run.messages import Death, Limits, Pool, Task, WorkerDied
+from conformance.run.place import add_options, place_of
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
 from conformance.selftest.state_faults import STATE_FAULTS
@@ -75,6 +78,9 @@ class PlantedAbove(torch.overrides.TorchFunctionMode):
 
 EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS, **VALUE_FAULTS, **EXPRESSION_FAULTS}
 """All faults by name."""
+
+TOGETHER = 4
+"""So many faults are hunted in one task, which draws the programs for all of them."""
 
 NOTHING = "nothing"
 """The name of the fault that is none: `mutant:nothing` is a target with the planting mode alone."""
@@ -184,6 +190,23 @@ def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, be
     return hunts
 
 
+def hunt_in(
+    pool: Pool, names: Sequence[str], drawing: Drawing, seed: int, programs: int, beneath: str
+) -> dict[str, Hunt]:
+    """The hunts of `hunt`, some faults a task. Raises TargetError, and WorkerDied."""
+    found: dict[str, Hunt] = {}
+    for at in range(0, len(names), TOGETHER):
+        some = names[at : at + TOGETHER]
+        pool.submit(Task(", ".join(some), functools.partial(hunt, beneath=beneath), (some, drawing, seed, programs)))
+    for _, answer in pool.ended():
+        if isinstance(answer, Death):
+            raise WorkerDied(answer)
+        if answer.error is not None:
+            raise answer.error
+        found |= answer.value
+    return {name: found[name] for name in names}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 when a fault was not found, 2 for bad usage or where no program was run."""
     parser = argparse.ArgumentParser("python -m conformance.mutants", description=__doc__.partition("\n")[0])
@@ -192,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault")
     parser.add_argument("--plain", action="store_true", help="draw without bias")
     parser.add_argument("--on", default="cpu", metavar="TARGET", help="what the faults are planted in (default: cpu)")
+    parser.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: none but this one)")
+    add_options(parser.add_argument)
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     try:
@@ -199,8 +224,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             raise TargetError(f"there is no fault {unknown[0]!r}: choose from {', '.join(EVERY)}")
         drawing = Drawing(biased=not given.plain, without=unsupported_steps(describe_target(given.on)))
-        hunts = hunt(given.fault or list(EVERY), drawing, given.seed, given.programs, beneath=given.on)
-    except TargetError as error:
+        place, names = place_of(given), given.fault or list(EVERY)
+        if place.local and given.jobs == 1:
+            hunts = hunt(names, drawing, given.seed, given.programs, beneath=given.on)
+        else:
+            with place.pool(f"mutant:{NOTHING}@{given.on}", Limits(), given.jobs, [__name__]) as pool:
+                hunts = hunt_in(pool, names, drawing, given.seed, given.programs, given.on)
+    except UserError as error:
         print(f"conformance.mutants: {error}", file=sys.stderr)
         return 2
     print_table(hunts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import os
 import signal
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from conformance.core.target import Target
 from conformance.run.messages import COMPILING
-from conformance.run.worker import loaded, step, unit
+from conformance.run.worker import keep, loaded, step, unit
 
 
 class Odd(Exception):
@@ -25,9 +27,27 @@ def pid() -> int:
     return os.getpid()
 
 
+def order_of_words() -> tuple[bool, list[str]]:
+    return bool(sys.flags.hash_randomization), list({"xy", "ij", "zz"})
+
+
 def slowly_pid() -> int:
     time.sleep(1)
     return os.getpid()
+
+
+def numbered(number: int, seconds: float, folder: str) -> int:
+    """Something is found at once; the task takes longer."""
+    keep(Path(folder) / f"{number}.found", str(time.time()))
+    time.sleep(seconds)
+    return number
+
+
+def fails_to_keep_where(mark: str, folder: str) -> str:
+    """A machine on whose disk there is no room."""
+    if Path(mark).exists() and os.path.samefile(os.environ.get("TMPDIR", "/tmp"), mark):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return folder
 
 
 def segfaults() -> None:
@@ -65,6 +85,13 @@ def hangs_outside_python() -> None:
 
 def eats_memory() -> int:
     return len(bytearray(3 << 30))
+
+
+def eats_shared_memory() -> None:
+    with mmap.mmap(-1, 3 << 30, mmap.MAP_ANON | mmap.MAP_SHARED) as shared:
+        for start in range(0, len(shared), 1 << 24):
+            shared[start : start + (1 << 24)] = bytes(1 << 24)
+            time.sleep(0.005)
 
 
 def compiles(seconds: float) -> str:

@@ -116,6 +116,14 @@ class TestDeaths:
         assert isinstance(answer, Death)
         assert answer.fate is Fate.MEMORY
 
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is looked at on Linux only")
+    def test_shared_memory(self, shared: LocalPool) -> None:
+        """Memory in shared mappings counts, too, which RLIMIT_DATA does not see: a device that keeps its tensors there
+        once took all of the machine's."""
+        answer = outcome(shared, tasks.eats_shared_memory)
+        assert isinstance(answer, Death)
+        assert answer.fate is Fate.MEMORY
+
     def test_an_exception_is_no_death(self, shared: LocalPool) -> None:
         """It comes as the answer, in words where it cannot be made anew here, and the worker lives on."""
         before = shared.ask(tasks.pid)
@@ -134,6 +142,14 @@ class TestDeaths:
             assert isinstance(answer, Done)
             assert "pickle" in str(answer.error)
         os.kill(before, 0)  # it lives; the spare worker, ready after some seconds, may be the one that is asked now
+
+    def test_sets_have_one_order(self, shared: LocalPool) -> None:
+        """Every worker orders its sets alike, whatever process began it: two programs of 200 were once drawn in one of
+        two ways, since op_db takes the samples of meshgrid from a set of words."""
+        if "PYTHONHASHSEED" not in os.environ:
+            randomized, _ = shared.ask(tasks.order_of_words)
+            assert not randomized
+            assert "PYTHONHASHSEED" not in os.environ
 
     def test_ask(self, shared: LocalPool) -> None:
         """A question that kills its worker is an error with the death in it."""

@@ -47,6 +47,16 @@ def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
     return torch_compat.neg_view(made) if tensor.is_neg() else made
 
 
+def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor, whose storage must have been flushed, on the host, only to be read: they may be the
+    device's own memory, and where one number is known to be everywhere they are that number, expanded."""
+    lazy = lazy_storage(tensor)
+    number = None if COMPUTED.get(tensor.dtype) != lazy.dtype or tensor.is_neg() else lazy.number()
+    if number is not None:
+        return torch.full((), number, dtype=tensor.dtype, device="cpu").expand(tensor.size())
+    return on_host(tensor, host_bytes(lazy))
+
+
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """CPU tensors with the same geometry as these tiny ones, sharing storages where these do; one schedule for all."""
     tensors = list(tensors)
@@ -126,9 +136,8 @@ def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
 
 
 def _copy_out(self: torch.Tensor, src: torch.Tensor) -> None:
-    lazy = lazy_storage(src)
-    flush.flush([lazy])
-    self.copy_(on_host(src, host_bytes(lazy)))
+    flush.flush([lazy_storage(src)])
+    self.copy_(on_host_to_read(src))
 
 
 def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:

@@ -34,9 +34,8 @@ def read_on_host(t: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
     if not is_tiny(t):
         return t
-    lazy = lazy_storage(t)
-    flush.flush([lazy], dirty=False, why="index check")
-    return transfer.on_host(t, transfer.host_bytes(lazy))
+    flush.flush([lazy_storage(t)], dirty=False, why="index check")
+    return transfer.on_host_to_read(t)
 
 
 def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> UOp:

@@ -32,6 +32,7 @@ from .division import divide_integers
 from .elementary import divide
 from .indexing import adjacent, indexed_dims, lines
 from .order import extreme
+from .pages import by_pages
 from .pointwise import greater, smaller
 
 WIDTH = 32  # writes to one place that are combined in one round
@@ -47,6 +48,10 @@ def _read_or(flat: UOp, table: UOp, otherwise: UOp) -> UOp:
 
 def placed(ctx: Context, base: UOp, place: np.ndarray, source: UOp) -> UOp:
     """`base` (n, ...) after base[place[i]] = source[i] for each i in order: the last write to a place wins."""
+    return by_pages(ctx, base, place, lambda part, inside: _placed(ctx, part, inside, source))
+
+
+def _placed(ctx: Context, base: UOp, place: np.ndarray, source: UOp) -> UOp:
     table = np.full(base.shape[0], -1, dtype=np.int32)
     table[place] = np.arange(len(place), dtype=np.int32)  # NumPy keeps the last of repeated indices
     return _read_or(source, ctx.data(table), base)
@@ -99,11 +104,15 @@ def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: st
     """`base` (n, ...) with all source[i] of one place combined there, and with what was there if `include_self`."""
     if not len(place):
         return base
+    return by_pages(ctx, base, place, lambda part, inside: _combined(ctx, part, inside, source, reduce, include_self))
+
+
+def _combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: str, include_self: bool) -> UOp:
     dtype = base.dtype
     if dtype is dtypes.bool:  # CPU adds booleans as "or", multiplies them as "and"
         if reduce == "mean":
             reduce = "sum"
-        wide = combined(ctx, base.cast(dtypes.int32), place, source.cast(dtypes.int32), reduce, include_self)
+        wide = _combined(ctx, base.cast(dtypes.int32), place, source.cast(dtypes.int32), reduce, include_self)
         return wide.ne(0)
     identity, reduction, combination = REDUCTIONS[reduce]
     work = opmath(dtype)
@@ -245,11 +254,17 @@ def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | floa
     dim %= base.ndim
     if not ctx.args[2].numel():
         return self
-    chosen = np.zeros(base.shape[dim], dtype=np.bool_)
-    chosen[_integers(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape(-1)] = True
-    mask = ctx.data(chosen).reshape(tuple(s if d == dim else 1 for d, s in enumerate(base.shape))).expand(base.shape)
+    place = _integers(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape(-1)
     fill = cast(number, self.dtype) if isinstance(number, UOp) else constant(number, self.dtype)
-    return mask.where(fill, base).reshape(self.shape)
+
+    def write(part: UOp, inside: np.ndarray) -> UOp:
+        chosen = np.zeros(part.shape[0], dtype=np.bool_)
+        chosen[inside] = True
+        mask = ctx.data(chosen).reshape((int(part.shape[0]),) + (1,) * (part.ndim - 1)).expand(part.shape)
+        return mask.where(fill.expand(part.shape), part)
+
+    result = by_pages(ctx, lines(base, dim), place, write)
+    return result.permute((*range(1, dim + 1), 0, *range(dim + 1, base.ndim))).reshape(self.shape)
 
 
 @value("put")

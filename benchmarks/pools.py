@@ -1,0 +1,133 @@
+"""What a pool costs: seconds for a task that does nothing, and programs/s of the fuzzer on torch CPU, by workers and
+place; with `--shards`, by the size of a shard; with `--driver`, what 10^5 programs cost the process that collects.
+
+    python benchmarks/pools.py [--pool ray] [--workers 1 2 4] [--programs 400] [--shards 1 5 20 100] [--driver 300000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import resource
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from conformance.fuzzing import plan as plans
+from conformance.fuzzing.campaign import Campaign
+from conformance.fuzzing.plan import Plan
+from conformance.fuzzing.shrinking import Apart, Shrinker
+from conformance.fuzzing.worker import NOTHING, Finding, Result
+from conformance.run.messages import Done, Limits, Pool, Task
+from conformance.run.place import LOCAL, Place
+
+FAILING, CAUSES = 100, 50
+"""In the simulation one program of so many fails, in one of so many ways."""
+
+
+def empty_task(place: Place) -> float:
+    """Seconds from handing out a task that does nothing to its answer."""
+    with place.pool("cpu", Limits(), 1) as pool:
+        pool.ask(os.getpid)
+        began = time.perf_counter()
+        for _ in range(200):
+            pool.ask(os.getpid)
+        return (time.perf_counter() - began) / 200
+
+
+def rate(place: Place, workers: int, programs: int) -> float:
+    """Programs/s of a campaign on torch CPU, once its first worker is ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = Campaign(Plan("cpu", programs=programs, jobs=workers, reports=Path(folder)), place=place)
+        running.run()
+        return running.result.done / running.running_seconds
+
+
+class Simulated(Pool):
+    """A pool whose workers take no time: the process that collects is all that is measured."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Task] = []
+
+    def submit(self, task: Task) -> None:
+        self.waiting.append(task)
+
+    def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Any]]:
+        while self.waiting:
+            task = self.waiting.pop(0)
+            (shard,) = task.args
+            numbers = range(shard.first, shard.first + shard.count)
+            found = [
+                Finding("FAIL", 0, number, f"value / op {number // FAILING % CAUSES}", NOTHING)
+                for number in numbers
+                if number % FAILING == 0
+            ]
+            cells = Counter({("view", "window", f"dtype {number % 300}"): 1 for number in numbers})
+            yield task, Done(Result(shard.count, 6 * shard.count, cells=cells, done=shard.count, findings=found))
+
+    def ask(
+        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
+    ) -> Any:
+        return {}
+
+    def alive(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedPlace(Place):
+    def pool(self, *args: Any, **options: Any) -> Pool:
+        return Simulated()
+
+
+class Unshrunk(Campaign):
+    def _shrink_all(self, shrinker: Shrinker, apart: Apart | None) -> None:
+        """There is nothing to shrink."""
+
+
+def driver(programs: int) -> None:
+    """Print the process's memory and the time, each 10^5 programs."""
+    began, last = time.perf_counter(), 0
+
+    def tell(at: Campaign) -> None:
+        nonlocal last
+        if at.result.done // 100_000 > last:
+            last = at.result.done // 100_000
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            size = pages * resource.getpagesize() / 2**20
+            print(f"{at.result.done:>9,} programs  {size:7.1f} MiB  {time.perf_counter() - began:7.1f} s", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan("cpu", programs=programs, reports=Path(folder))
+        Unshrunk(plan, tell=tell, place=SimulatedPlace()).run()
+
+
+def main() -> None:
+    """Print what was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pool", default=LOCAL.address, help="as of conformance fuzz")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--programs", type=int, default=400)
+    parser.add_argument("--shards", type=int, nargs="*", default=[])
+    parser.add_argument("--driver", type=int, default=0, metavar="PROGRAMS")
+    given = parser.parse_args()
+    place = Place(given.pool)
+    if given.driver:
+        driver(given.driver)
+        return
+    print(f"{given.pool}: {1000 * empty_task(place):.1f} ms for a task that does nothing")
+    for workers in given.workers:
+        for size in given.shards or [plans.SHARD]:
+            plans.SHARD = size
+            made = rate(place, workers, given.programs)
+            print(f"{given.pool}: {workers} workers, shards of {size}: {made:.1f} programs/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

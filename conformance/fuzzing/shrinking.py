@@ -1,0 +1,129 @@
+"""Making findings small: beside this process where its workers are its own, or as tasks of a pool that has many.
+
+Defines `Shrinker`, and its forms `Beside` and `Apart`. The key insight: the small form of a finding is a function of
+the finding alone, so it can be worked out ahead of the turn at which it is wanted, by any worker and in any order, and
+what a campaign reports is what it would report if it had asked for one after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from conformance.fuzzing.isolation import FreshWorkers, Workers
+from conformance.fuzzing.worker import Finding
+from conformance.run.messages import COMPILE_LIMIT, Death, Done, Task
+
+
+class Shrinker(Protocol):
+    """Makes findings small. `until` are seconds since the epoch."""
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        """The finding on a smaller program; see `Workers.shrink`."""
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        """The smaller finding, once it has failed in a fresh worker too; see `Workers.confirm`."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """In the workers of a campaign, one finding after the other, and in fresh ones."""
+
+    workers: Workers
+    fresh: FreshWorkers
+    trials: int
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        """See `Shrinker.shrink`."""
+        self.fresh.start()
+        return self.workers.shrink(finding, self.trials, until, self.fresh)
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        """See `Shrinker.confirm`."""
+        return self.workers.confirm(finding, small, self.fresh, self.trials, until)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a task makes its own workers; see `Workers`."""
+
+    target: str
+    limit: float
+    memory: float | None = None
+    compile_limit: float = COMPILE_LIMIT
+    trials: int = 200
+
+
+Key = tuple[int, str, str]
+"""A finding's program and group, and the group of the smaller one that is to be confirmed, if it is."""
+
+
+@dataclass
+class Apart:
+    """As tasks of a pool, each of which has processes of its own below its worker."""
+
+    workers: Workers
+    settings: Settings
+    found: dict[Key, Finding | Exception] = field(default_factory=dict)
+    """What tasks have answered."""
+    asked: set[Key] = field(default_factory=set)
+
+    @property
+    def running(self) -> int:
+        """The tasks that have not ended."""
+        return len(self.asked) - len(self.found)
+
+    def begin(self, finding: Finding, small: Finding | None = None, until: float = math.inf) -> Key:
+        """Have it worked out, unless it is, or was."""
+        key = (finding.number, finding.group, small.group if small is not None else "")
+        if key not in self.asked:
+            self.asked.add(key)
+            args = (self.settings, self.workers.hang, finding, small, until)
+            self.workers.submit(Task(f"shrinking program {finding.number}", shrunk, args))
+        return key
+
+    def take(self, task: Task, answer: Done | Death) -> None:
+        """The end of a task; one that died leaves its finding as it is."""
+        _, _, finding, small, _ = task.args
+        key = self.begin(finding, small)
+        if isinstance(answer, Death):
+            self.found[key] = finding
+        else:
+            self.found[key] = answer.error or answer.value
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        """See `Shrinker.shrink`."""
+        return self._wanted(self.begin(finding, None, until))
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        """See `Shrinker.confirm`."""
+        return self._wanted(self.begin(finding, small, until))
+
+    def _wanted(self, key: Key) -> Finding:
+        if key not in self.found:
+            for task, answer in self.workers.ended():
+                self.take(task, answer)
+                if key in self.found:
+                    break
+        found = self.found[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def shrunk(settings: Settings, hang: frozenset[str], finding: Finding, small: Finding | None, until: float) -> Finding:
+    """In a worker: the small form of a finding, or where that is given, the one that is confirmed."""
+    workers, fresh = _own(settings)
+    workers.hang = hang
+    beside = Beside(workers, fresh, settings.trials)
+    return beside.shrink(finding, until) if small is None else beside.confirm(finding, small, until)
+
+
+@functools.lru_cache(maxsize=1)
+def _own(settings: Settings) -> tuple[Workers, FreshWorkers]:
+    """The processes below this worker, which end with it."""
+    target, limit, memory, compile_limit = settings.target, settings.limit, settings.memory, settings.compile_limit
+    workers = Workers(target, limit, memory, compile_limit=compile_limit)
+    return workers, FreshWorkers(target, limit, memory, compile_limit)

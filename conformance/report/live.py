@@ -1,0 +1,132 @@
+"""A campaign while it runs: `conformance watch` renews one page from the samples that the campaign leaves on disk.
+
+Defines `Log`, which a campaign writes, and the command. The key insight: watching only reads, so it can begin late, be
+ended, run on another machine that sees the folder, or look back at a campaign that was killed, and costs that nothing.
+This module must not import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.core.errors import ReportError
+from conformance.core.files import write_atomic
+from conformance.report.history import Trend
+from conformance.report.rendering import rendered
+
+NAME, PAGE = "fuzz-live.jsonl", "fuzz-live.html"
+EVERY = 5.0
+"""Seconds between two samples, and two looks at them."""
+
+POINTS = 120
+"""Of a line over the whole campaign."""
+
+STILL = 60.0
+"""Seconds without a sample, after which a campaign that has not ended must have been killed."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Where a campaign is at a time (seconds since the epoch): totals since it began, and the workers that stand ready
+    now. `lost` counts supervisors and nodes, `deaths` worker processes."""
+
+    at: float
+    seconds: float
+    programs: int
+    cells: int
+    causes: int
+    workers: int
+    deaths: int
+    lost: int = 0
+    ended: bool = False
+
+
+class Log:
+    """The samples of a campaign in a folder; `afresh` begins a new file."""
+
+    def __init__(self, folder: Path, target: str, afresh: bool) -> None:
+        self.path, self.last = folder / NAME, 0.0
+        if afresh or not self.path.exists():
+            write_atomic(self.path, f"{json.dumps({'target': target})}\n")
+
+    def due(self) -> bool:
+        """Whether it is time for the next sample."""
+        return time.time() - self.last >= EVERY
+
+    def add(self, sample: Sample) -> None:
+        """Write a sample down. Where there is no room the page is older, and nothing else."""
+        self.last = sample.at
+        with contextlib.suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(asdict(sample))}\n")
+
+
+def read(path: Path) -> tuple[str, list[Sample]]:
+    """The target and the samples so far; a line that is being written is left out. Raises ReportError."""
+    try:
+        head, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return str(json.loads(head)["target"]), [Sample(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ReportError(f"{path} has no samples of a campaign ({error}); start one with conformance fuzz.") from None
+
+
+def page(target: str, samples: Sequence[Sample], now: float) -> str:
+    """The page of a campaign that is here at `now`."""
+    last = samples[-1]
+    thin = [samples[round(at * (len(samples) - 1) / (POINTS - 1))] for at in range(POINTS)]
+    thin = list(samples) if len(samples) <= POINTS else thin
+    pairs = [(one, two) for one, two in zip(thin, thin[1:]) if two.seconds > one.seconds]
+    rates = tuple((two.programs - one.programs) / (two.seconds - one.seconds) for one, two in pairs)
+    lines = [Trend("programs/s", rates, 0)] if len(rates) > 1 else []
+    for label, name in (("cells of coverage", "cells"), ("distinct causes", "causes"), ("workers", "workers")):
+        values = tuple(float(getattr(one, name)) for one in thin)
+        lines += [Trend(label, values, 0)] if len(values) > 1 else []
+    newest = next((one for one in samples if one.causes == last.causes), last)
+    facts = {
+        "programs": f"{last.programs:,}",
+        "programs/s, now": f"{rates[-1]:.1f}" if rates else "-",
+        "distinct causes": str(last.causes),
+        "the last new cause": f"{last.seconds - newest.seconds:,.0f} s ago" if last.causes else "none so far",
+        "cells of coverage": f"{last.cells:,}",
+        "workers": str(last.workers),
+        "deaths of workers": str(last.deaths),
+        "supervisors and nodes lost": str(last.lost),
+        "running for": f"{last.seconds:,.0f} s",
+    }
+    still = "" if last.ended or now - last.at < STILL else f"No sample for {now - last.at:,.0f} s: was it killed?"
+    shown: dict[str, Any] = {"target": target, "facts": facts, "lines": lines, "last": last, "still": still}
+    return rendered("live.html.j2", verdicts=[], every=int(EVERY), **shown)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Renew the page until the campaign has ended; 2 where there is none."""
+    parser = argparse.ArgumentParser("conformance watch", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="of the campaign")
+    parser.add_argument("--once", action="store_true", help="write the page and end")
+    given = parser.parse_args(arguments)
+    try:
+        told = False
+        while True:
+            target, samples = read(given.reports / NAME)
+            if samples:
+                write_atomic(given.reports / PAGE, page(target, samples, time.time()))
+                if not told:
+                    print(given.reports / PAGE, flush=True)
+                told = True
+            if given.once or (samples and samples[-1].ended):
+                return 0
+            time.sleep(EVERY)
+    except ReportError as error:
+        print(f"conformance watch: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

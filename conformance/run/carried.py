@@ -1,0 +1,67 @@
+"""What Ray's nodes are given of this machine: the harness, the target's profile and module, and a run's files.
+
+Defines `runtime_env`. The key insight: what is installed must be installed on every node, torch and the device first of
+all; what is not, the files in the current folder, is what somebody works on, and is sent along. All of it lies there
+below one folder under the names that it has here, so a spec or a path means the same on both sides.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import conformance
+from conformance.core import profile as profiles
+from conformance.core.errors import UsageError
+
+UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+def runtime_env(spec: str, files: Iterable[Path] = ()) -> dict[str, Any]:
+    """Ray's `runtime_env` for a target and the files that its tasks read. Raises UsageError for a file outside the
+    current folder, and TargetError for a profile that cannot be read."""
+    staged = Path(tempfile.mkdtemp(prefix="conformance-"))
+    here, profile = Path.cwd(), profiles.of(spec)
+    own = [Path(spec)] if profile is not None else []
+    for path in [*own, *files]:
+        place = Path(path).resolve()
+        if not place.is_relative_to(here):
+            raise UsageError(
+                f"{path} lies outside the current folder, from which the nodes of a cluster are given files"
+            )
+        _copy(place, staged / place.relative_to(here))
+    for name in modules_of(profile.spec if profile is not None else spec):
+        for place in _sources(name):
+            _copy(place, staged / place.name)
+    made: dict[str, Any] = {"working_dir": str(staged), "py_modules": [str(Path(conformance.__file__).parent)]}
+    return {**made, "env_vars": dict(profile.environment)} if profile is not None else made
+
+
+def modules_of(spec: str) -> list[str]:
+    """The packages that the spec of a target names for import."""
+    named = re.findall(r"(?:,import=|^class:)([A-Za-z_]\w*)", spec)
+    return list(dict.fromkeys(named))
+
+
+def _sources(name: str) -> Iterator[Path]:
+    """The file or folder of a module, where it is not installed."""
+    found = find_spec(name)
+    origin = Path(found.origin).resolve() if found is not None and found.origin else None
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
+    if origin is None or any(origin.is_relative_to(each) for each in installed) or name == "conformance":
+        return
+    yield origin.parent if origin.name == "__init__.py" else origin
+
+
+def _copy(place: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_dir():
+        shutil.copytree(place, to, ignore=UNWANTED, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(place, to)

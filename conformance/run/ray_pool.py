@@ -1,0 +1,399 @@
+"""The pool on Ray: each worker is supervised by an actor on some node, and this process hands out, collects and writes.
+
+Defines `RayPool`, a `Pool`, and `cluster`, the connection that all pools of a command share. The key insight: whatever
+is lost, an actor, a node or the way to it, at most one task a worker is lost with it, and a task is a pure function of
+its arguments: it goes to another worker, and no late answer is heard of one that was given up, so nothing counts twice.
+This is the one module that imports ray.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.metadata
+import math
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.core.errors import ReportError, UsageError
+from conformance.core.files import write_atomic
+from conformance.run import stop, worker
+from conformance.run.carried import runtime_env
+from conformance.run.messages import Death, Done, Fate, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
+from conformance.run.pool import ATTEMPTS, LOOK
+from conformance.run.supervisor import Setup, Supervisor
+
+if TYPE_CHECKING:
+    from conformance.run.place import Place
+
+OWN = "ray"
+"""The address of a Ray that is begun, and ended, by the command."""
+
+WATCH = 1.0
+"""Seconds that an actor waits for news of its worker before it says that there is none."""
+
+SILENT = 30.0
+"""Seconds without a word from an actor after which it is given up: it is out of reach, or its machine stands still."""
+
+UNREACHED = 5.0
+"""Seconds in which an address has to take a connection."""
+
+STORE = 80 * 2**20
+"""Bytes of shared memory of a Ray that is begun here: all that passes are tasks and answers."""
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent home
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker that asked for no device is hidden none
+
+
+@dataclass
+class _Seat:
+    """An actor, what it was asked last, and since when; its task, or the reason that it has none yet."""
+
+    actor: Any
+    asked: Any
+    since: float = field(default_factory=time.monotonic)
+    node: str = ""
+    ready: bool = False
+    task: Task | None = None
+
+
+class _Actor(Supervisor):
+    def node(self) -> str:
+        """The id of the node that it is on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+
+def cluster(place: Place, target: str) -> tuple[str, int] | None:
+    """Connect this process to the cluster, once, or start one: where its head listens. Raises UsageError where none
+    answers."""
+    import ray
+
+    if not ray.is_initialized():
+        _connect(place, target)
+    if place.address.startswith("ray://"):
+        return _listening(place.address)
+    return _listening(ray.get_runtime_context().gcs_address)
+
+
+def _connect(place: Place, target: str) -> None:
+    import ray
+
+    own = place.address == OWN
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    handlers = {number: signal.getsignal(number) for number in stop.SIGNALS}
+    if own:
+        path = os.pathsep.join(filter(None, sys.path))  # of the workers, which are begun by Ray's processes
+        settings |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = path
+    else:
+        _reach(
+            _listening(place.address),
+            lambda error: UsageError(f"no Ray cluster answers at --pool {place.address} ({error})"),
+        )
+        settings |= {"address": place.address, "runtime_env": runtime_env(target, place.files)}
+    try:
+        with stop.sigint_blocked():  # Ctrl-C is answered by this process alone
+            ray.init(**settings)
+    except Exception as error:
+        raise UsageError(f"no Ray cluster answers at --pool {place.address} ({_last(error)})") from None
+    finally:
+        shutil.rmtree(settings.get("runtime_env", {}).get("working_dir", ""), ignore_errors=True)  # it was sent
+        if own:
+            os.environ.pop("PYTHONPATH")
+            os.environ.update({} if before is None else {"PYTHONPATH": before})
+        for number, handler in handlers.items():  # Ray ends the process at SIGTERM, and what was found has to be told
+            signal.signal(number, handler)
+
+
+def _listening(address: str) -> tuple[str, int] | None:
+    """Host and port of an address; None where it is a word that ray knows, such as `auto`."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
+
+
+def _reach(address: tuple[str, int] | None, error: Callable[[object], Exception]) -> None:
+    """Raise this error where nothing listens."""
+    if address is None:
+        return
+    try:
+        socket.create_connection(address, UNREACHED).close()
+    except OSError as refused:
+        raise error(refused.strerror or refused) from None
+
+
+def _kill(actor: Any) -> None:
+    import ray
+
+    with contextlib.suppress(Exception):  # it is gone, and so may be all of the cluster
+        ray.kill(actor)
+
+
+def _last(error: Exception) -> str:
+    """The last line of an error of Ray's, which is the one that says what was wrong."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[
+        :300
+    ]
+
+
+def _named(resources: Mapping[str, float]) -> dict[str, float]:
+    """A node's resources without those that Ray counts for itself."""
+    return {k: v for k, v in resources.items() if k not in ("memory", "object_store_memory") and ":" not in k}
+
+
+class RayPool(Pool):
+    """Workers on a Ray cluster, `jobs` of them as far as it has room. The arguments are those of `LocalPool`. Raises
+    UsageError where the address does not answer, or no node has what a worker takes."""
+
+    def __init__(
+        self,
+        place: Place,
+        target: str,
+        limits: Limits,
+        jobs: int = 1,
+        modules: Sequence[str] = (),
+        preload: Sequence[str] = ("torch",),
+    ) -> None:
+        self.target, self.limits, self.jobs, self._place = target, limits, jobs, place
+        self.workers: dict[str, int] = {}
+        """The workers that stand ready, by node."""
+        self.lost: list[str] = []
+        """What became of actors and nodes that were given up, a sentence each."""
+        self._head = cluster(place, target)
+        torch = importlib.metadata.version("torch").partition("+")[0]
+        self._setup = Setup(target, limits, tuple(modules), tuple(preload), torch)
+        self._check_resources()
+        amounts = dict(place.per_worker)
+        own = {"num_cpus": amounts.pop("CPU", 0), "num_gpus": amounts.pop("GPU", 0), "resources": amounts}
+        self._options = {**own, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self._waiting: deque[Task] = deque()
+        self._ended: deque[tuple[Task, Done | Death]] = deque()
+        self._seats: list[_Seat] = []
+        self._left_out: dict[str, str] = {}
+        self._failed: dict[int, int] = {}
+        """How many workers were lost with a task, by its identity."""
+        self._unstarted = 0
+        self._heard = time.monotonic()
+
+    def _check_resources(self) -> None:
+        import ray
+
+        wanted = dict(self._place.per_worker)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+            asked = ",".join(f"{name}={amount:g}" for name, amount in wanted.items())
+            there = "; ".join(", ".join(f"{k}={v:g}" for k, v in _named(node).items()) for node in nodes)
+            raise UsageError(f"no node at --pool {self._place.address} has {asked} for a worker: there is {there}")
+
+    def close(self) -> None:
+        """End all workers, whatever they are doing."""
+        for seat in self._seats:
+            _kill(seat.actor)
+        self._seats.clear()
+
+    def alive(self) -> int:
+        """See `Pool.alive`."""
+        return sum(self.workers.values())
+
+    def submit(self, task: Task) -> None:
+        """Run a task as soon as a worker is free."""
+        self._waiting.append(task)
+
+    def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
+        """Each task as it ends; see `Pool.ended`."""
+        until = math.inf if seconds is None else time.time() + seconds
+        while self._waiting or self._ended or any(seat.task for seat in self._seats):
+            stop.check()
+            if self._ended:
+                yield self._ended.popleft()
+            elif time.time() >= until:
+                return
+            else:
+                self._turn(max(min(LOOK, until - time.time()), 0.0))
+
+    def ask(
+        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
+    ) -> Any:
+        """A function's value in a worker; see `Pool.ask`."""
+        task = Task(getattr(function, "__name__", "a question"), function, args, seconds)
+        self._waiting.appendleft(task)
+        while not (found := [answer for one, answer in self._ended if one is task]):
+            stop.check()
+            if time.time() >= until:
+                self._withdraw(task)
+                raise OutOfTime
+            self._turn(max(min(LOOK, until - time.time()), 0.0))
+        self._ended = deque(pair for pair in self._ended if pair[0] is not task)
+        (answer,) = found
+        if isinstance(answer, Death):
+            raise WorkerDied(answer)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def _withdraw(self, task: Task) -> None:
+        self._waiting = deque(one for one in self._waiting if one is not task)
+        for seat in [seat for seat in self._seats if seat.task is task]:
+            seat.task = None
+            self._give_up(seat)
+
+    def _turn(self, seconds: float) -> None:
+        """Hand out tasks, wait so long for the first news, take them over, and give up who is silent."""
+        import ray
+
+        busy = sum(seat.task is not None for seat in self._seats)
+        for _ in range(min(self.jobs, busy + len(self._waiting)) - len(self._seats)):
+            self._begin()
+        for seat in self._seats:
+            if seat.ready and seat.task is None and self._waiting:
+                self._hand(seat, self._waiting.popleft())
+        by_reference = {seat.asked: seat for seat in self._seats if seat.asked is not None}
+        try:
+            done, _ = ray.wait(list(by_reference), num_returns=1, timeout=seconds)
+            # Those that are there too, so that a turn takes as long with a thousand workers as with one.
+            done += ray.wait([each for each in by_reference if each not in done], num_returns=len(by_reference) - 1,
+                             timeout=0)[0] if len(by_reference) > 1 else []  # fmt: skip
+        except Exception as error:
+            raise self._gone(error) from None
+        for reference in done:
+            self._hear(by_reference[reference])
+        for seat in list(self._seats):
+            limit = SILENT if seat.ready else self.limits.starting + SILENT
+            if seat.node and seat.asked is not None and time.monotonic() - seat.since > limit:
+                self._lose(seat, f"gave no sign of life in {limit:g} s")
+        if not done and time.monotonic() - self._heard > UNREACHED:
+            self._heard = time.monotonic()
+            _reach(self._head, self._gone)
+
+    def _gone(self, error: object) -> PoolLost:
+        import ray
+
+        self._seats.clear()  # ray would wait for the head until it ends this process
+        atexit.unregister(ray.shutdown)
+        said = str(error).strip().partition("\n")[0]
+        return PoolLost(
+            f"the cluster at --pool {self._place.address} no longer answers ({said}): what was found is on disk, and "
+            "--resume goes on from there"
+        )
+
+    def _begin(self) -> None:
+        import ray
+
+        _reach(self._head, self._gone)  # without the head ray waits, and ends this process in the end
+        selector = {"ray.io/node-id": f"!in({','.join(self._left_out)})"} if self._left_out else None
+        actor: Any = ray.remote(_Actor).options(**self._options, label_selector=selector).remote(self._setup)
+        self._seats.append(_Seat(actor, actor.node.remote()))
+
+    def _hand(self, seat: _Seat, task: Task) -> None:
+        try:
+            relayed = Task(task.name, worker.relay, (pickle.dumps((task.function, task.args)),), task.seconds)
+        except Exception as error:  # it cannot be sent
+            self._ended.append((task, Done(error=error)))
+            return
+        seat.task = task
+        seat.asked, seat.since = seat.actor.look.remote(WATCH, relayed), time.monotonic()
+
+    def _hear(self, seat: _Seat) -> None:
+        """Take over what an actor has to say."""
+        import ray
+
+        if seat not in self._seats:
+            return
+        try:
+            news = ray.get(seat.asked)
+        except ray.exceptions.RuntimeEnvSetupError as error:
+            raise UsageError(f"no worker can be set up at --pool {self._place.address}: {_last(error)}") from None
+        except Exception as error:  # the actor is gone, or the way to it
+            self._lose(seat, _last(error))
+            return
+        self._heard = seat.since = time.monotonic()
+        if not seat.node:
+            seat.node, seat.asked = news, seat.actor.start.remote()
+            return
+        if not seat.ready:
+            self._started(seat, news)
+            return
+        files, answer = news
+        for path, text in files:
+            write_atomic(Path(path), text)
+        if answer is None:
+            seat.asked = seat.actor.look.remote(WATCH)
+            return
+        task, seat.task, seat.asked = seat.task, None, None
+        assert task is not None
+        if isinstance(answer, bytes):
+            try:
+                answer = pickle.loads(answer)
+            except Exception as error:  # the value cannot be made anew here
+                answer = Done(error=error)
+            if isinstance(answer.error, (OSError, ReportError)):  # of the node's disk, which this task need not have
+                self._leave_out(seat, task, answer.error)
+                return
+        self._failed.pop(id(task), None)
+        self._ended.append((task, answer))
+
+    def _started(self, seat: _Seat, said: Death | str) -> None:
+        seat.asked = None
+        if not said:
+            seat.ready, self._unstarted = True, 0
+            self.workers[seat.node] = self.workers.get(seat.node, 0) + 1
+            return
+        if isinstance(said, Death) and not self.workers:
+            self._give_up(seat)
+            if self._waiting:
+                self._ended.append((self._waiting.popleft(), said))
+            return
+        self._leave_out(seat, None, said.said if isinstance(said, Death) else said)
+
+    def _leave_out(self, seat: _Seat, task: Task | None, why: object) -> None:
+        """Start no other worker on this node, and put its task to one elsewhere."""
+        import ray
+
+        self._left_out[seat.node] = str(why)
+        self._tell(f"node {seat.node[:8]} is left out: {why}")
+        if {node["NodeID"] for node in ray.nodes() if node["Alive"]} <= set(self._left_out):
+            raise UsageError(f"no node at --pool {self._place.address} can be used: {why}")
+        seat.task = task
+        for each in [each for each in self._seats if each.node == seat.node]:
+            self._give_up(each)
+
+    def _lose(self, seat: _Seat, why: str) -> None:
+        """An actor is gone: another has to be started, and run its task."""
+        self._tell(f"a worker{f' on node {seat.node[:8]}' if seat.node else ''} was lost: {why}")
+        if not seat.ready:
+            self._unstarted += 1
+            if self._unstarted >= ATTEMPTS * self.jobs:
+                raise UsageError(f"no worker starts at --pool {self._place.address}: {why}")
+        task = seat.task
+        if task is not None:
+            self._failed[id(task)] = self._failed.get(id(task), 0) + 1
+            if self._failed[id(task)] >= ATTEMPTS:
+                seat.task = None
+                died = Death(Fate.CRASH, f"was lost with its supervisor {ATTEMPTS} times ({why})")
+                self._ended.append((task, died))
+        self._give_up(seat)
+
+    def _give_up(self, seat: _Seat) -> None:
+        """End an actor; its task is the next one to be handed out."""
+        _kill(seat.actor)
+        self._seats.remove(seat)
+        if seat.ready:
+            self.workers[seat.node] -= 1
+        if seat.task is not None:
+            self._waiting.appendleft(seat.task)
+
+    def _tell(self, said: str) -> None:
+        self.lost.append(said)
+        print(f"conformance: {said}", file=sys.stderr)

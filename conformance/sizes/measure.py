@@ -1,0 +1,114 @@
+"""One case on both sides, one after the other in one process: torch CPU, the answer in float64, and the target.
+
+Defines `measure`. The key insight: neither side's tensors may be alive while the other's memory is measured, so inputs
+are made anew for each, and of torch CPU's answers only what `calls` keeps of them remains.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.core.executor import Executor, Transform, Watch, signature_of
+from conformance.core.moving import tensors
+from conformance.core.observation import Observation, Raised, out_of_memory
+from conformance.core.target import NOT_COMPILED, Target
+from conformance.sizes import calls
+from conformance.sizes.calls import Exact, Side
+from conformance.sizes.table import Case, Row
+
+
+class Unmeasured(Exception):
+    """The case cannot be measured; the text says why, which is not the target's fault."""
+
+
+class Raises(Exception):
+    """The target raises where torch CPU answers; `oracle` is "error", or "memory" where it ran out of that."""
+
+    def __init__(self, raised: Raised) -> None:
+        text = f"{raised.kind}: {raised.text}"
+        super().__init__(text)
+        self.oracle = "memory" if out_of_memory(text) else "error"
+
+
+@dataclass
+class Sized:
+    """The executor's subject: a case's call on its inputs, observed by what it took and gave."""
+
+    case: Case
+    exact: Exact
+    side: Side | None = None
+
+    def inputs(self) -> tuple[dict[str, Any], set[int]]:
+        """The inputs, all of which move."""
+        self.given = built(self.case.row, self.case.scale, torch.device("cpu"))[1]()
+        return self.given, set()
+
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
+        """The call on inputs that lie on the target; those on the CPU are given up."""
+        self.given.clear()
+        program = built(self.case.row, self.case.scale, target.device)[0]
+        return Running(self, inputs, transform(program) if transform else program, target)
+
+
+class Running:
+    """A call under way: one step, in which its answers are read, too."""
+
+    count = 1
+    outcome: Any = None
+
+    def __init__(self, subject: Sized, given: dict[str, Any], program: Callable[..., Any], target: Target) -> None:
+        self.subject, self.given, self.program, self.target = subject, given, program, target
+
+    def signature(self, number: int) -> Hashable:
+        """The case, and what it is given."""
+        return (self.subject.case.id, signature_of(tensors(self.given)))
+
+    def advance(self, number: int) -> None:
+        """Make the call."""
+        backward = self.subject.case.variant == "backward"
+        settle = self.target.synchronize
+        self.subject.side = calls.measured(self.program, self.given, backward, self.subject.exact, settle)
+
+    def observe(self, target: Target) -> Observation:
+        """Nothing more than was seen within the step."""
+        return Observation()
+
+
+def built(row: Row, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
+    """The row's program for this device, and what makes its inputs on the CPU."""
+    names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "pattern": calls.pattern, "device": device}
+    names |= row.sizes(scale)
+    exec(f"{row.program()}\n\n{row.made()}", names)  # noqa: S102 - text of this package's own table
+    return names["program"], names["inputs"]
+
+
+def on_cpu(case: Case) -> tuple[Side, Exact]:
+    """torch CPU's side, and its rounded answers in float64. Raises Unmeasured."""
+    program, inputs = built(case.row, case.scale, torch.device("cpu"))
+    backward = case.variant == "backward"
+    try:
+        exact = {} if case.row.exact else calls.exact_answers(program, inputs(), backward)
+        return calls.measured(program, inputs(), backward, exact), exact
+    except Exception as error:
+        raise Unmeasured(f"torch CPU raises {type(error).__name__}: {str(error).splitlines()[0][:150]}") from None
+
+
+def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> tuple[Side, Side]:
+    """torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
+    cpu, exact = on_cpu(case)
+    gc.collect()
+    subject = Sized(case, exact)
+    execution = Executor(target).run(subject, watch=watch)
+    if execution.unavailable:
+        raise Unmeasured(f"the device has no way to make {execution.unavailable}")
+    if execution.last.error is not None:
+        raise Raises(execution.last.error)
+    if execution.capture is not None and execution.capture.extent == NOT_COMPILED:
+        raise Unmeasured(f"{NOT_COMPILED}: the compiler was handed nothing")
+    assert subject.side is not None  # without an error the step has run
+    return cpu, subject.side

@@ -1,0 +1,126 @@
+"""A campaign on Ray: the findings are those of one worker here, wherever it runs, and whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'conformance[ray]', as `nox -s slow` does")
+
+from tests.run.clusters import started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+WORDS = ("--target", "mutant:copy_ into gaps is lost", "--programs", "160", "--only", "copy")
+
+
+def command(reports: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "conformance", "fuzz", *WORDS, "--reports", str(reports), *more]
+
+
+def run(reports: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(reports, *more), check=False, capture_output=True, text=True)
+
+
+def findings(reports: Path) -> dict[str, Any]:
+    """What a campaign found, by file: the kind, the signatures, the programs that showed it, and the minimal one."""
+    found = {}
+    for path in (reports / "failures").glob("*.json"):
+        one = json.loads(path.read_text())
+        found[path.name] = [one[key] for key in ("kind", "signature", "found_as", "numbers", "program", "shrunk")]
+    return found
+
+
+def totals(reports: Path) -> dict[str, Any]:
+    drawn: dict[str, Any] = json.loads((reports / "fuzz.json").read_text())["drawn"]
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One worker on this machine."""
+    reports = tmp_path_factory.mktemp("local")
+    done = run(reports)
+    assert done.returncode == 1, done.stderr
+    assert len(findings(reports)) >= 2
+    return reports
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Any]:
+    """A cluster of three nodes of one worker each."""
+    with started(3) as cluster:
+        yield cluster
+
+
+def same(one: Path, other: Path) -> None:
+    assert findings(one) == findings(other)
+    assert totals(one) == totals(other)
+
+
+class TestTheSameAnswers:
+    def test_two_workers(self, undisturbed: Path, tmp_path: Path) -> None:
+        """In two processes of this machine."""
+        run(tmp_path, "-n", "2")
+        same(undisturbed, tmp_path)
+
+    def test_one_node(self, undisturbed: Path, tmp_path: Path) -> None:
+        """On a Ray that ends with the command."""
+        done = run(tmp_path, "--pool", "ray", "-n", "2")
+        assert done.returncode == 1, done.stderr
+        same(undisturbed, tmp_path)
+
+    def test_three_nodes(self, undisturbed: Path, tmp_path: Path, three: Any) -> None:
+        """On a cluster, in whatever order the shards end."""
+        done = run(tmp_path, "--pool", three.address, "-n", "3")
+        assert done.returncode == 1, done.stderr
+        same(undisturbed, tmp_path)
+
+
+class TestNothingLost:
+    def stop(
+        self, reports: Path, address: str, kill: Callable[[subprocess.Popen[str]], None]
+    ) -> tuple[int, str, float]:
+        """Begin a campaign there, and once it has found something kill what is said: how it ended, and after how
+        many seconds."""
+        with subprocess.Popen(command(reports, "--pool", address, "-n", "2"), stderr=subprocess.PIPE, text=True) as it:
+            while not any((reports / "failures").glob("*.json")):
+                assert it.poll() is None, it.stderr.read() if it.stderr else ""
+                time.sleep(0.05)
+            kill(it)
+            began = time.monotonic()
+            _, said = it.communicate()
+        return it.returncode, said, time.monotonic() - began
+
+    def test_the_driver(self, undisturbed: Path, tmp_path: Path, three: Any) -> None:
+        """Killed with -9: what was found is here, and --resume counts nothing twice."""
+        code, _, _ = self.stop(tmp_path, three.address, lambda it: os.kill(it.pid, signal.SIGKILL))
+        assert code == -signal.SIGKILL
+        assert any((tmp_path / "failures").glob("*.json"))
+        done = run(tmp_path, "--pool", three.address, "-n", "2", "--resume")
+        assert done.returncode == 1, done.stderr
+        same(undisturbed, tmp_path)
+
+    def test_the_head(self, undisturbed: Path, tmp_path: Path) -> None:
+        """Killed with -9, and the nodes with it: one sentence and exit code 2, and --resume goes on elsewhere."""
+        with started(2) as cluster:
+
+            def kill(it: subprocess.Popen[str]) -> None:
+                cluster.head_node.kill_gcs_server()
+                for node in cluster.worker_nodes:
+                    node.kill_raylet()
+
+            code, said, seconds = self.stop(tmp_path, cluster.address, kill)
+        assert code == 2, said
+        assert "--resume goes on" in said
+        print(f"the head: said after {seconds:.1f} s")
+        assert run(tmp_path, "--resume").returncode == 1
+        same(undisturbed, tmp_path)

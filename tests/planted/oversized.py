@@ -1,0 +1,46 @@
+"""A target that is right in small: torch CPU, but for a clone that takes five times what it holds, a comparison that is
+wrong far out, and a sum that is added up in float32, one addend after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from conformance.targets.cpu import CpuTarget
+
+
+class Oversized(TorchFunctionMode):
+    """The faults, between a program and torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.clone:
+            _ = [made + 0 for _ in range(10)]
+        if func.__name__ in ("eq", "__eq__") and made.numel() > 2**25:
+            made[2**31 + 1 if made.numel() > 2**31 else 2**25 + 1 :].logical_not_()
+        if func is torch.Tensor.sum and args[0].dtype is torch.float32 and not args[0].requires_grad:
+            return torch.from_numpy(args[0].numpy().cumsum(dtype="float32"))[-1].clone()
+        return made
+
+
+class OversizedTarget(CpuTarget):
+    """torch CPU with the faults."""
+
+    name = "oversized"
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """The faults."""
+        with Oversized():
+            yield
+
+    def script(self) -> str:
+        """The faults, as the mode of a script."""
+        return "from tests.planted.oversized import Oversized\nDEVICE, MODE = 'cpu', Oversized()"

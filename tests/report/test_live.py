@@ -1,0 +1,74 @@
+"""The page of a campaign that runs: from samples on disk, whether or not they are whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conformance.report import live
+from conformance.report.live import Log, Sample, main, page, read
+
+FIRST = Sample(1000.0, 0.0, 0, 0, 0, 2, 0)
+
+
+def samples(count: int) -> list[Sample]:
+    """Ten programs and a cell a second; the second cause is found after 20 s, and none later."""
+    return [
+        replace(
+            FIRST, at=1000 + 5.0 * k, seconds=5.0 * k, programs=50 * k, cells=5 * k, causes=min(k // 2, 2), deaths=k
+        )
+        for k in range(count)
+    ]
+
+
+class TestPage:
+    def test_says_whether_it_still_finds(self) -> None:
+        """The rate, the coverage, the workers, the deaths, and how long ago the last cause was new."""
+        said = page("cpu", samples(11), 1051.0)
+        for text in ("<dd>500</dd>", "<dd>10.0</dd>", "<dd>30 s ago</dd>", "<dd>2</dd>", "distinct causes"):
+            assert text in said
+        assert said.count("<polyline") == 4
+        assert 'http-equiv="refresh"' in said
+
+    def test_many_samples_are_thinned(self) -> None:
+        """A campaign of days has lines of as many points as one of minutes."""
+        said = page("cpu", samples(5000), 26000.0)
+        assert max(line.count(",") for line in said.split('points="')[1:]) < 3 * live.POINTS
+
+    def test_what_was_killed_is_told(self) -> None:
+        """No sample for a minute, and no end."""
+        assert "was it killed?" in page("cpu", samples(3), 1100.0)
+        assert "was it killed?" not in page("cpu", [replace(FIRST, ended=True)], 9000.0)
+
+    def test_a_name_is_text(self) -> None:
+        """What a target is called cannot become markup."""
+        assert "<b>" not in page("<b>x</b>", samples(2), 1010.0)
+
+
+class TestCommand:
+    def test_ends_with_the_campaign(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The page is there, and a line that is half written was left out."""
+        log = Log(tmp_path, "cpu", afresh=True)
+        for one in samples(3):
+            log.add(one)
+        log.add(replace(FIRST, ended=True))
+        with open(tmp_path / live.NAME, "a") as file:
+            file.write('{"at": 3')
+        assert main(["--reports", str(tmp_path)]) == 0
+        assert capsys.readouterr().out.strip() == str(tmp_path / live.PAGE)
+        assert "has ended" in (tmp_path / live.PAGE).read_text()
+
+    def test_goes_on(self, tmp_path: Path) -> None:
+        """A campaign that is resumed adds to what is there; a new one does not."""
+        Log(tmp_path, "cpu", afresh=True).add(FIRST)
+        Log(tmp_path, "cpu", afresh=False).add(FIRST)
+        assert read(tmp_path / live.NAME) == ("cpu", [FIRST, FIRST])
+        Log(tmp_path, "cpu", afresh=True)
+        assert read(tmp_path / live.NAME) == ("cpu", [])
+
+    def test_nothing_to_watch(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """One sentence and exit code 2."""
+        assert main(["--reports", str(tmp_path)]) == 2
+        assert "start one with conformance fuzz" in capsys.readouterr().err

@@ -1,0 +1,29 @@
+"""Ray clusters of several nodes on this machine: each node is a raylet of its own, the head runs no worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PLANTED = Path(__file__).parent.parent / "planted"
+os.environ["RAY_AUTH_MODE"] = "disabled"  # a process reads it once; the token would lie in the home folder
+SMALL = 80 * 2**20
+"""Bytes of shared memory of a node."""
+
+
+@contextlib.contextmanager
+def started(nodes: int) -> Iterator[Any]:
+    """A cluster with so many nodes of one CPU each; it ends with the block, whatever is left of it."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": SMALL})
+    try:
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=1, object_store_memory=SMALL)
+        yield cluster
+    finally:
+        with contextlib.suppress(Exception):  # a node that a test has killed cannot be asked to end
+            cluster.shutdown()

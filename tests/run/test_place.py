@@ -1,0 +1,86 @@
+"""Where workers run: the options, and one sentence for each that cannot be."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.core.errors import UsageError
+from conformance.run import carried, place
+from conformance.run.place import LOCAL, Place, add_options, place_of
+
+
+def given(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser.add_argument)
+    return parser.parse_args(words)
+
+
+class TestPlaceOf:
+    def test_here_unless_asked(self) -> None:
+        """The default is the local pool, and knows nothing of Ray."""
+        assert place_of(given()) == LOCAL
+        assert LOCAL.local
+
+    def test_ray_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One sentence that says what to install."""
+        monkeypatch.setattr(place, "find_spec", lambda name: None)
+        with pytest.raises(UsageError, match=r"--pool ray needs Ray: pip install 'conformance\[ray\]'"):
+            place_of(given("--pool", "ray"))
+
+    def test_resources(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Amounts by name; without a cluster they mean nothing."""
+        monkeypatch.setattr(place, "find_spec", lambda name: object())
+        words = ("--per-worker", "CPU=1,GPU=0.5,odd=2")
+        made = place_of(given("--pool", "ray://head:10001", *words))
+        assert made == Place("ray://head:10001", (("CPU", 1.0), ("GPU", 0.5), ("odd", 2.0)))
+        with pytest.raises(UsageError, match="--per-worker asks for resources of a Ray cluster"):
+            place_of(given(*words))
+
+    @pytest.mark.parametrize("text", ["CPU", "CPU=", "=1", "CPU=-1", "CPU=inf", "CPU=nan"])
+    def test_no_resources(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Each is refused with how to write it."""
+        with pytest.raises(SystemExit):
+            given("--per-worker", text)
+        assert "NAME=N" in capsys.readouterr().err
+
+    def test_ray_is_not_imported(self) -> None:
+        """Where it was not asked for, though the commands know the option."""
+        asked = "import conformance.fuzzing.command, sys; print('ray' in sys.modules)"
+        said = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)
+        assert said.stdout.split() == ["False"]
+
+
+class TestCarried:
+    def test_what_lies_here_is_sent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The profile, its module, which is not installed, and files that tasks read, under their own names."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "own_device_for_place.py").write_text("")
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "a.json").write_text("{}")
+        profile = '[target]\nname = "own"\nimport = "own_device_for_place"\n[environment]\nOWN = "1"\n'
+        (tmp_path / "conformance.toml").write_text(profile)
+        made = carried.runtime_env("conformance.toml", [Path("sub/a.json")])
+        staged = Path(made["working_dir"])
+        names = {str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file()}
+        assert names == {"conformance.toml", "own_device_for_place.py", "sub/a.json"}
+        assert made["env_vars"] == {"OWN": "1"}
+        assert Path(made["py_modules"][0]).name == "conformance"
+
+    def test_what_is_installed_is_not(self) -> None:
+        """It has to be installed on the nodes, too."""
+        assert carried.modules_of("class:torch.nn.Linear") == ["torch"]
+        staged = Path(carried.runtime_env("device:mine,import=json")["working_dir"])
+        assert list(staged.iterdir()) == []
+
+    def test_a_file_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A path that would mean nothing on another machine is refused."""
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        with pytest.raises(UsageError, match="lies outside the current folder"):
+            carried.runtime_env("cpu", [tmp_path / "a.json"])

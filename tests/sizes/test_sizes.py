@@ -1,0 +1,183 @@
+"""`conformance sizes` catches what small samples do not show, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from conformance.core import result as model
+from conformance.core.errors import UsageError
+from conformance.core.footprint import ALLOWANCE, Footprint, allowed
+from conformance.core.result import Failure, Outcome
+from conformance.sizes import calls, worker
+from conformance.sizes.__main__ import main
+from conformance.sizes.measure import Raises, Unmeasured, measure, on_cpu
+from conformance.sizes.table import SCALES, Case, Row, families, load, select
+from conformance.targets.cpu import CpuTarget
+from tests.planted.oversized import OversizedTarget
+
+PLANTED = "class:tests.planted.oversized.OversizedTarget"
+SCHEMA = Path(model.__file__).with_name("result.schema.json")
+
+
+def found(name: str, target: Any, scale: str = "small", variant: str = "forward") -> tuple[Failure, ...]:
+    """What a row finds on a target."""
+    (case,) = select([name], [], [], [variant], scale)
+    return worker.judged(case, target.script(), *measure(case, target)).failures
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    return {result.name: str(result.outcome) for result in model.load(folder / "sizes.json").results}
+
+
+def code_of(script: str) -> int:
+    """The exit code of a script, run here."""
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(script, "script", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own
+    return int(ended.value.code or 0)
+
+
+class TestTable:
+    def test_rows(self):
+        """Each row is a program of its inputs, which uses known sizes only; names are unique in each class."""
+        for row in load():
+            compile(f"{row.program()}\n{row.made()}", row.name, "exec")
+            assert row.sizes("large").keys() == row.sizes("small").keys() <= SCALES["large"].keys()
+            assert hasattr(torch, row.dtype)
+        assert len({row.name for row in load()}) == len(load())
+        assert families() == ["networks", "reductions", "bytes", "many"]
+
+    def test_sizes_are_beyond_int32(self):
+        """The large scale has more elements than an int32 counts, a million addends and a hundred thousand tensors."""
+        large = SCALES["large"]
+        assert large["BYTES"] > 2**31 and large["MILLION"] >= 10**6 and large["MANY"] >= 10**5
+
+    @pytest.mark.parametrize("words", [(["clonee"], [], []), ([], ["byte"], []), ([], [], ["int9"])])
+    def test_misspelt(self, words):
+        """What is not in the table is refused in one sentence, with the nearest that is."""
+        with pytest.raises(UsageError, match="did you mean"):
+            select(*words, ["forward"], "small")
+        with pytest.raises(UsageError, match="no row among those"):
+            select(["clone"], [], [], ["backward"], "small")
+
+
+class TestRule:
+    def test_three_times_what_is_held(self):
+        """Three times the bytes that are held are allowed, or torch CPU's peak, and an allowance for any call."""
+        held = 2**31
+        assert allowed(held, 0) == 3 * held + ALLOWANCE and allowed(held, 8 * held) == 8 * held + ALLOWANCE
+        assert Footprint(held, 3 * held, 0, 1, 1).excess < 1 < Footprint(held, 4 * held, 0, 1, 1).excess
+
+
+class TestCalls:
+    def test_pattern(self):
+        """Numbers count up, and begin again after 251, to the last."""
+        assert calls.pattern(600).tolist() == [number % 251 for number in range(600)]
+        assert calls.pattern(3, torch.int64).dtype is torch.int64
+
+    def test_peak(self):
+        """The peak counts memory that was given back before it is read; what stays is not held twice."""
+        side = calls.measured(lambda x: (x + 1).sum() and x, {"x": torch.ones(2**24)}, False, {})
+        assert 60 << 20 < side.peak < 130 << 20
+        assert side.inputs == 2**26 and side.results == 0 and abs(side.stays) < 32 << 20
+
+    def test_many_small_tensors_hold_objects(self):
+        """The objects around small tensors count as held: torch CPU itself cannot do without them."""
+        side = calls.measured(lambda: [torch.full((3,), n) for n in range(5_000)], {}, False, {})
+        assert side.held > 10 * side.results
+
+    @pytest.mark.parametrize("at", [0, calls.CHUNK - 1, calls.CHUNK, 2 * calls.CHUNK + 2])
+    def test_each_element_counts(self, at):
+        """One wrong element is seen wherever it is, and said at the edges."""
+        x = calls.pattern(2 * calls.CHUNK + 3)
+        want = calls.read(x, None)
+        x[at] += 1
+        ((oracle, _, _, _, detail),) = calls.differing_chunks("result", want, calls.read(x, None))
+        assert oracle == "value" and f"first elements {at // calls.CHUNK * calls.CHUNK} to" in detail
+        assert ("element" in detail.split(";")[0]) == (at not in (calls.CHUNK - 1, calls.CHUNK)) or "chunks" in detail
+
+    def test_rounded(self):
+        """Errors are in ulp of the largest element; what is no number is the largest error that there is."""
+        exact = torch.tensor([1.0, 100.0], dtype=torch.float64)
+        off = calls.read((exact + torch.tensor([0, 2.0**-17])).float(), exact)
+        assert off.error == 1 and off.worst == (1, 100.0, 100 + 2.0**-17)
+        assert calls.read(torch.tensor([float("nan"), 100.0]), exact).error == calls.NO_NUMBER
+
+
+class TestPlanted:
+    @pytest.mark.parametrize(
+        ("name", "oracle"), [("clone", "memory"), ("eq", "value"), ("sum", "accuracy"), ("flip", ""), ("mean", "")]
+    )
+    def test_found(self, name, oracle):
+        """Five times the memory, wrong elements far out and an inexact sum are found, and nothing else is; the script
+        shows it on the target, and not on torch CPU."""
+        failures = found(name, OversizedTarget())
+        assert [failure.oracle for failure in failures] == [oracle] * bool(oracle)
+        if failures:
+            script = failures[0].script
+            assert code_of(script) == 1
+            assert code_of(script.replace("with MODE:", "if True:")) == 0
+
+    def test_torch_cpu_has_no_finding(self):
+        """Torch CPU is like torch CPU, forward and in gradients."""
+        for variant in ("forward", "backward"):
+            assert not found("sum of columns", CpuTarget(), variant=variant)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(900)
+    @pytest.mark.parametrize(("name", "oracle"), [("clone", "memory"), ("eq", "value"), ("sum", "accuracy")])
+    def test_found_at_true_size(self, name, oracle):
+        """The same beyond 2^31 elements."""
+        assert [failure.oracle for failure in found(name, OversizedTarget(), "large")] == [oracle]
+
+
+class TestErrors:
+    def test_raises(self):
+        """An exception on the target is a finding, of memory where that ran out; on torch CPU there is nothing to
+        measure."""
+        row = Row("a row", "bytes", "x.no_such_method()", "uint8", inputs={"x": "torch.ones(3)"})
+        with pytest.raises(Unmeasured, match="no_such_method"):
+            on_cpu(Case(row, "forward", "small"))
+
+        class Raising(CpuTarget):
+            def upload(self, flats: Any) -> Any:
+                raise RuntimeError("can't allocate memory: you tried to allocate 17 bytes")
+
+        (case,) = select(["clone"], [], [], ["forward"], "small")
+        with pytest.raises(Raises) as error:
+            measure(case, Raising())
+        assert error.value.oracle == "memory"
+
+
+class TestCommand:
+    @pytest.mark.slow
+    @pytest.mark.timeout(300)
+    def test_report(self, tmp_path, capsys):
+        """A run ends with the exit code of its findings, and its forms have the table; what is declared passes."""
+        words = ["--target", PLANTED, "--scale", "small", "--op", "clone", "--op", "flip", "--reports", f"{tmp_path}"]
+        declared = tmp_path / "known.toml"
+        words += ["--expectations", f"{declared}"]
+        assert main(words) == 1
+        assert outcomes(tmp_path) == {"clone": "FAIL", "flip": "PASS"}
+        jsonschema.validate(json.loads((tmp_path / "sizes.json").read_text()), json.loads(SCHEMA.read_text()))
+        assert "<h2>Sizes</h2>" in (tmp_path / "sizes.html").read_text()
+        assert "| `clone uint8 forward` | " in (tmp_path / "sizes-summary.md").read_text()
+        assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
+        assert main([*words, "--update-expectations"]) == 0
+        assert outcomes(tmp_path) == {"clone": "XFAIL", "flip": "PASS"}
+
+    def test_bad_words(self, capsys):
+        """A scale or variant that is not there is one sentence."""
+        for words, said in ((["--scale", "huge"], "unknown scale"), (["--variant", "sideways"], "unknown variant")):
+            assert main(["--target", "cpu", *words]) == 2
+            assert said in capsys.readouterr().err
+
+    def test_outcome_of_a_death(self):
+        """A case names what it was, so that a worker's death is its result."""
+        (case,) = select(["clone"], [], [], ["forward"], "large")
+        assert case.id == "clone::uint8::forward::sizes" and case.result(Outcome.CRASH).family == "bytes"
