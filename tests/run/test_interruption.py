@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def interrupted(
     words: list[str], after: float, number: signal.Signals, folder: Path, done: str = ""
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command that gets a signal, as a terminal sends it to all of its processes: so
-    many seconds after it has started, and has written `done` into its note of its progress."""
+    many seconds after it has started, and has written what `done` matches into its note of its progress."""
     running = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", *words, "--reports", str(folder)],
         stdout=subprocess.PIPE,
@@ -66,7 +67,7 @@ def interrupted(
     )
     time.sleep(STARTED + after)
     until = time.monotonic() + 100
-    while done and not any(done in path.read_text() for path in folder.glob("*progress*")):
+    while done and not any(re.search(done, path.read_text()) for path in folder.glob("*progress*")):
         assert time.monotonic() < until, f"no {done!r} is noted"
         time.sleep(0.05)
     try:
@@ -103,7 +104,7 @@ class TestCtrlC:
         code, _, errors = interrupted(COMMANDS[name], after, signal.SIGINT, tmp_path)
         assert (code, errors.count("\n")) == (130, 1), errors
 
-    @pytest.mark.parametrize(("name", "done"), [("fuzz", '"following": 20'), ("conformance opinfo", '"outcome"')])
+    @pytest.mark.parametrize(("name", "done"), [("fuzz", '"following": [1-9]'), ("conformance opinfo", '"outcome"')])
     def test_sigterm_to_all(self, name: str, done: str, tmp_path: Path) -> None:
         """143, and what `timeout` kills is not told as a finding: a worker may die of the signal before the command has
         heard it."""
