@@ -16,6 +16,7 @@ import pickle
 from typing import Any
 
 from tinygrad import codegen
+from tinygrad.device import CompileError
 from tinygrad.helpers import Context
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
@@ -92,10 +93,14 @@ _generate = _GENERATE.original
 def generate(graph: UOp, renderer: Any) -> UOp:
     """A kernel's program. Where tinygrad's optimizer breaks the graph it is generated as it stands, and counted.
 
-    tinygrad 0.14 fails in its vectorizer on some graphs of writes to several views ("bad reshape: () -> (6, 6)").
+    tinygrad 0.14 fails in its vectorizer on some graphs of writes to several views ("bad reshape: () -> (6, 6)"). Code
+    that does not compile is no such failure: it says that the renderer wrote something else than was meant, and C may
+    take the same expression, written once more, for another one (`- -x` and `--x`).
     """
     try:
         program = _generate(graph, renderer)
+    except CompileError:
+        raise
     except Exception:
         with Context(NOOPT=1):
             program = _generate(graph, renderer)  # what fails here too is an error

@@ -9,9 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 import torch
+from tinygrad.device import CompileError
 
 import conformance.backend  # noqa: F401 - registers the device
+from conformance.backend.runtime import program_cache
 
 PROGRAM = """
 import torch
@@ -54,3 +57,18 @@ def test_a_second_thread_computes_too():
     thread.start()
     thread.join()
     torch.testing.assert_close(found[0], (torch.arange(7.0) * factor + factor).cumsum(0).cos())
+
+
+@pytest.mark.parametrize(("error", "tries"), [(CompileError("expected ';'"), 1), (RuntimeError("bad reshape"), 2)])
+def test_only_what_the_optimizer_breaks_is_generated_again(error, tries, monkeypatch):
+    """`- -x` was written as `--x`: the kernel did not compile, or was wrong, and was generated again without a word."""
+    made = []
+
+    def fails(graph: object, renderer: object) -> None:
+        made.append(graph)
+        raise error
+
+    monkeypatch.setattr(program_cache, "_generate", fails)
+    with pytest.raises(type(error)):
+        program_cache.generate(None, None)
+    assert len(made) == tries
