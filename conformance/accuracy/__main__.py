@@ -7,8 +7,6 @@ crash of the device is one finding; and results, expectations, exit code and rep
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,21 +106,10 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
         made = running.run(target, JOB, cases, limits, jobs=options.jobs, expected=expected, found=progress.add)
     if len(cases) < asked:
         made.notes.append(f"{asked - len(cases)} cases of ops that the profile declares lacking were left out.")
-    made.command = shlex.join(["conformance", "accuracy", *words])
     made.environment |= seen.described() if seen is not None else {}
     made.environment["selection"] = "; ".join(["accuracy", ",".join(options.op or ["all ops"]), *dtypes, *variants])
-    if not made.complete and not made.results:
-        print("conformance accuracy: interrupted before anything was measured; no report is written.", file=sys.stderr)
-        return made.exit_code()
-    if options.update_expectations and made.complete:
-        print("\n".join(map(escape_control_characters, expectations.declare(made, file))))
-        made.results = expectations.accept(made.results, expectations.load(file))
-    made.expectations = str(file) if file.exists() else ""
-    summary = report.write(made, options.reports, None)
-    if os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(summary)
-    _summarize(console, made, options.reports)
+    if running.recorded(made, "accuracy", words, file, options):
+        _summarize(console, made, options.reports)
     return made.exit_code()
 
 

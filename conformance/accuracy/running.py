@@ -1,15 +1,20 @@
 """Cases that are measured in workers with limits: the part that `conformance accuracy` and `conformance sizes` share.
 
-Defines `Job`, `measured` and `run`. The key insight: a crash of the device, or of the harness, is the result of one
-case and of no other; a job says only what its workers do.
+Defines `Job`, `measured`, `run` and `recorded`. The key insight: a crash of the device, or of the harness, is the
+result of one case and of no other; a job says only what its workers do.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from conformance.core import expectations
@@ -17,6 +22,8 @@ from conformance.core.errors import UserError
 from conformance.core.expectations import Expectation
 from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.opinfo.isolation import FATES
+from conformance.report import __main__ as report
+from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
@@ -105,3 +112,21 @@ def run(
         made.complete, made.interrupted = False, stop.signal_number()
     made.seconds = time.monotonic() - begin
     return made
+
+
+def recorded(made: Run, name: str, words: Sequence[str], file: Path, options: argparse.Namespace) -> bool:
+    """Write the run of `conformance NAME WORDS`, and with `--update-expectations` first declare in `file` what fails.
+    False, with nothing written, where it was stopped before anything was measured."""
+    made.command = shlex.join(["conformance", name, *words])
+    if not made.complete and not made.results:
+        print(f"conformance {name}: interrupted before anything was measured; no report is written.", file=sys.stderr)
+        return False
+    if options.update_expectations and made.complete:
+        print("\n".join(map(escape_control_characters, expectations.declare(made, file))))
+        made.results = expectations.accept(made.results, expectations.load(file))
+    made.expectations = str(file) if file.exists() else ""
+    summary = report.write(made, options.reports, None)
+    if os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(summary)
+    return True

@@ -8,8 +8,6 @@ every other command.
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -113,22 +111,12 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     with terminal.progress(console) as progress:
         progress.start(Run(spec), len(cases))
         made = running.run(target, JOB, cases, limits, expected=expected, found=progress.add)
-    made.command = shlex.join(["conformance", "sizes", *words])
     made.environment |= seen.described() if seen is not None else {}
-    chosen = [",".join(options.op or ["all rows"]), *families, *dtypes, *variants, options.scale]
-    made.environment["selection"] = "; ".join([SIZES, *chosen])
-    if not made.complete and not made.results:
-        print("conformance sizes: interrupted before anything was measured; no report is written.", file=sys.stderr)
-        return made.exit_code()
-    if options.update_expectations and made.complete:
-        print("\n".join(map(escape_control_characters, expectations.declare(made, file))))
-        made.results = expectations.accept(made.results, expectations.load(file))
-    made.expectations = str(file) if file.exists() else ""
-    summary = report.write(made, options.reports, None)
-    if os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(summary)
-    _summarize(console, made, options.reports)
+    made.environment["selection"] = "; ".join(
+        [SIZES, ",".join(options.op or ["all rows"]), *families, *dtypes, *variants, options.scale]
+    )
+    if running.recorded(made, "sizes", words, file, options):
+        _summarize(console, made, options.reports)
     return made.exit_code()
 
 
