@@ -141,6 +141,13 @@ def _kill(actor: Any) -> None:
         ray.kill(actor)
 
 
+def _leave() -> None:
+    """End this process with 2, past the destructors of ray, which end it by SIGSEGV once its cluster is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
+
+
 def _last(error: Exception) -> str:
     """The last line of an error of Ray's, which is the one that says what was wrong."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[
@@ -282,6 +289,7 @@ class RayPool(Pool):
 
         self._seats.clear()  # ray would wait for the head until it ends this process
         atexit.unregister(ray.shutdown)
+        atexit.register(_leave)
         said = str(error).strip().partition("\n")[0]
         return PoolLost(
             f"the cluster at --pool {self._place.address} no longer answers ({said}): what was found is on disk, and "
