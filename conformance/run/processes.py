@@ -8,17 +8,22 @@ it counts its threads. Where there is more than the one, it says so instead, and
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import importlib.metadata
+import io
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,9 @@ see the user's own setting."""
 
 LOOK, LONGEST_END = 0.2, 5.0
 """Seconds between two looks for a stop while the server imports, and that it has to end its workers and itself."""
+
+LONGEST_REQUEST, MOST_DESCRIPTORS = 2**20, 64
+"""Bytes of a request for a fork, and descriptors that come with it."""
 
 Main = Callable[..., None]
 
@@ -132,59 +140,157 @@ class _Forked:
 
 class Forking(SpawnContext):
     """Workers are forks of a server process, which imports `preload` once for all of them. It starts with the first
-    worker, whose function and arguments are those of all."""
+    worker; another pool of this process that asks for the same imports in the same environment has forks of it too."""
 
     def __init__(self, preload: Sequence[str]) -> None:
-        self._preload, self._ready = tuple(preload), False
-        self._server: SpawnProcess | None = None
+        self._preload = tuple(preload)
+        self._server: _Server | None = None
+        self._workers: list[_Forked] = []
         self.lost = ""
         """Why it forks no more, if so."""
 
     def Process(self, *, target: Main, args: tuple[Any, ...], **_: Any) -> _Forked:  # type: ignore[override]
         """A worker to be started."""
-        return _Forked(self, target, args)
+        self._workers = [each for each in self._workers if each.exitcode is None]
+        self._workers.append(_Forked(self, target, args))
+        return self._workers[-1]
 
     def fork(self, target: Main, args: tuple[Any, ...]) -> Connection:
         """The line to a new worker. Raises OSError, and Stopped."""
+        if self.lost:
+            raise OSError(self.lost)
         mine, theirs = multiprocessing.Pipe()
         try:
             with theirs:
                 if self._server is None:
-                    self._start(target, args)
-                socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-        except OSError:
-            raise self.gone() from None
+                    self._server = _server(self._preload)
+                self._server.fork(theirs, target, args)
+        except OSError as error:
+            raise self.gone(str(error) if self._server is None else "") from None
         return mine
 
-    def _start(self, target: Main, args: tuple[Any, ...]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server = SpawnProcess(target=serve, args=(theirs, self._preload, target, args), daemon=True)
-        with theirs, stop.sigint_blocked(), _hashes_fixed():
-            self._server.start()
-        while not wait([self._control], LOOK):
-            stop.check()
-        said = self._control.recv(4096).decode()
-        self._ready = said == "ready"
-        if not self._ready:
-            self.lost = said
-            raise self.gone()
-
-    def gone(self) -> OSError:
+    def gone(self, why: str = "") -> OSError:
         """The error of a server that forks no more; pebble answers it with BrokenProcessPool."""
-        self.lost = self.lost or "the process that forks workers has ended"
+        self.lost = self.lost or why or "the process that forks workers has ended"
+        if self._server is not None:
+            self._server.end(0.0)  # its forks may live, and each is ended by whoever waits for it
         return OSError(self.lost)
 
     def close(self) -> None:
-        """End the server, and its workers: one that still imports has none, and is not waited for."""
+        """End the workers. The server stands ready for the next pool."""
+        for each in self._workers:
+            each.terminate()
+        for each in self._workers:
+            each.join(LONGEST_END)
         if self._server is not None:
-            self._control.close()
-            self._server.join(LONGEST_END if self._ready else 0.0)
-            self._server.kill()
-            self._server.join()
+            self._server.users -= 1
 
 
-def serve(control: socket.socket, preload: Sequence[str], target: Main, args: tuple[Any, ...]) -> None:
-    """Import what is to be inherited, then fork a worker at each request, which runs the function. Ends with its
+class _Sent:
+    """Stands for a file descriptor in a pickle that is sent to the server; the descriptor goes beside it."""
+
+    arrived: Sequence[int] = ()
+    """In a fork, those that came with its request."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def detach(self) -> int:
+        """The descriptor as it is here."""
+        return self.arrived[self.index]
+
+
+class _Parcel:
+    """What multiprocessing asks how to pass a descriptor on, while a worker's arguments are pickled."""
+
+    DupFd = _Sent
+
+    def __init__(self, *fds: int) -> None:
+        self.fds = list(fds)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(fd)
+        return len(self.fds) - 1
+
+    def pickled(self, made: Any) -> bytes:
+        """The object as bytes, its descriptors in `fds`."""
+        buffer = io.BytesIO()
+        set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(made)
+        finally:
+            set_spawning_popen(None)
+        return buffer.getvalue()
+
+
+class _Server:
+    """The process that forks, from its start on: raises OSError where it cannot, and Stopped while it imports."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self.users, self.ended, self._owner = 0, False, os.getpid()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = SpawnProcess(target=serve, args=(theirs, preload), daemon=True)
+        with theirs, stop.sigint_blocked(), _hashes_fixed():
+            self._process.start()
+        said = ""
+        try:
+            while not wait([self._control], LOOK):
+                stop.check()
+            said = self._control.recv(4096).decode()
+        finally:
+            if said != "ready":
+                self.end(0.0)
+        if self.ended:
+            raise OSError(said)
+
+    def fork(self, line: Connection, target: Main, args: tuple[Any, ...]) -> None:
+        """Ask for a worker. Raises OSError."""
+        parcel = _Parcel(line.fileno())
+        made = parcel.pickled((os.getcwd(), sys.path, target, args))
+        socket.send_fds(self._control, [made], parcel.fds)
+
+    def end(self, seconds: float = LONGEST_END) -> None:
+        """End it, and its workers: one that still imports has none, and is not waited for."""
+        if self.ended or os.getpid() != self._owner:
+            return
+        self.ended = True
+        self._control.close()
+        self._process.join(seconds)
+        self._process.kill()
+        self._process.join()
+
+
+_standing: dict[tuple[Any, tuple[str, ...]], _Server] = {}
+"""The servers of this process, by what is inherited from them."""
+_starting = threading.Lock()
+
+UNREAD = {"PYTEST_CURRENT_TEST"}
+"""Environment variables that may change under a server that stands ready: nothing reads them."""
+
+
+def _server(preload: Sequence[str]) -> _Server:
+    """A server that has imported these modules in an environment as it is now: one that stands ready, else a new one,
+    for which idle ones of other environments are ended."""
+    variables = frozenset((name, value) for name, value in os.environ.items() if name not in UNREAD)
+    environment = (os.getpid(), variables)
+    key = (environment, tuple(preload))
+    with _starting:
+        if (found := _standing.get(key)) is None or found.ended:
+            for other in [other for other, server in _standing.items() if not server.users and other[0] != environment]:
+                _standing.pop(other).end()
+            found = _standing[key] = _Server(preload)
+        found.users += 1
+        return found
+
+
+@atexit.register
+def _end_all() -> None:
+    for server in _standing.values():
+        server.end()
+
+
+def serve(control: socket.socket, preload: Sequence[str]) -> None:
+    """Import what is to be inherited, then fork a worker at each request, which runs the function in it. Ends with its
     workers when the other side of `control` is closed, also by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it was blocked so far
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -195,10 +301,14 @@ def serve(control: socket.socket, preload: Sequence[str], target: Main, args: tu
     os.environ.update({} if before is None else {BLAS_THREADS: before})
     with contextlib.suppress(OSError):  # nobody listens any more, as the next `recv` says too
         control.send((unfit or "ready").encode())
-    if unfit or not _forks(control):
+    request = None if unfit else _request(control)
+    if request is None:
         os._exit(0)  # the owner waits, and taking torch down takes long
     control.close()
     multiprocessing.current_process().daemon = False  # as the server is; a device may start processes
+    made, _Sent.arrived = request
+    folder, sys.path[:], target, args = pickle.loads(made)
+    os.chdir(folder)
     target(*args)
     os._exit(RETIRED)
 
@@ -214,8 +324,9 @@ def _imported(preload: Sequence[str]) -> str:
     return f"importing torch started {threads - 1} threads, which are not in a fork" if threads > 1 else ""
 
 
-def _forks(control: socket.socket) -> bool:
-    """Fork at each request: True in each worker, and False in the server when the owner is gone or done."""
+def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
+    """Fork at each request: in each worker its request and the descriptors that came with it, and in the server None,
+    when the owner is gone or done."""
     lines: dict[int, Connection] = {}
     wake, wakes = socket.socketpair()
     wake.setblocking(False)
@@ -234,7 +345,7 @@ def _forks(control: socket.socket) -> bool:
         if control not in ready:
             continue
         try:
-            data, given, _, _ = socket.recv_fds(control, 64, 1)
+            data, given, _, _ = socket.recv_fds(control, LONGEST_REQUEST, MOST_DESCRIPTORS)
             pid = os.fork() if data else -1
         except OSError:  # the owner was killed, or there is no room for one more process
             pid = -1
@@ -248,7 +359,9 @@ def _forks(control: socket.socket) -> bool:
             wakes.close()
             for each in (line, *lines.values()):
                 each.close()
-            return True
+            return data, given
+        for fd in given[1:]:
+            os.close(fd)
         lines[pid] = line
         with contextlib.suppress(OSError):
             line.send(pid)
@@ -256,4 +369,4 @@ def _forks(control: socket.socket) -> bool:
         os.kill(pid, signal.SIGKILL)
     for pid in lines:
         os.waitpid(pid, 0)
-    return False
+    return None

@@ -173,13 +173,29 @@ class TestSpare:
         """After each of three crashes the next task has a worker that is ready; only the first task of all waited."""
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             pool.ask(tasks.pid)
-            assert pool.counters == Counters(started=1, waited=1)
+            until_ready(pool, 1)
+            assert replace(pool.counters, started=0) == Counters(waited=1)
             for crash in range(1, 4):
                 until_ready(pool, 2)
                 assert isinstance(outcome(pool, tasks.segfaults), Death)
                 assert isinstance(outcome(pool, tasks.pid), Done)
                 assert pool.counters.started >= 1 + crash
                 assert replace(pool.counters, started=0) == Counters(waited=1)
+
+    def test_pools_share_the_server(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A second pool imports nothing again, in whatever folder; another environment has a server of its own. Each
+        failing campaign has two pools, and imported torch for each."""
+        with LocalPool("cpu", Limits(), 1) as first, LocalPool("meta", Limits(), 1) as second:
+            server = first.ask(os.getppid)
+            assert second.ask(os.getppid) == server
+        monkeypatch.chdir(tmp_path)
+        with LocalPool("cpu", Limits(), 1) as third:
+            assert third.ask(os.getppid) == server
+            assert third.ask(os.getcwd) == str(tmp_path)
+        monkeypatch.setenv("CONFORMANCE_OTHER", "1")
+        with LocalPool("cpu", Limits(), 1) as other:
+            assert other.ask(os.getppid) != server
+            assert other.ask(os.getenv, "CONFORMANCE_OTHER") == "1"
 
     def test_without_forks_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each worker then imports torch, but no task waits for it."""
@@ -193,6 +209,7 @@ class TestSpare:
 
     def test_the_spare_is_no_second_job(self, tmp_path: Path, shared: LocalPool) -> None:
         """At most `jobs` tasks run at a time."""
+        shared.ask(tasks.pid)
         until_ready(shared, 2)
         for number in range(4):
             shared.submit(Task(str(number), tasks.alone, (str(tmp_path),)))
@@ -217,7 +234,8 @@ class TestForks:
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
         with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"], preload) as pool:
             assert pool.ask(tasks.looked) == {"targets": [], "devices": [], "tinygrad": False}
-            assert pool.counters == Counters(started=1, waited=1)
+            until_ready(pool, 1)
+            assert replace(pool.counters, started=0) == Counters(waited=1)
             assert threads(pool.ask(os.getppid)) == 1
             assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
 
@@ -229,7 +247,7 @@ class TestForks:
         with LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", module]) as pool:
             assert pool.ask(os.getppid) == os.getpid()
             assert why in pool.counters.lost
-            assert replace(pool.counters, lost="") == Counters(started=1, waited=1, restarted=1)
+            assert replace(pool.counters, lost="", started=0) == Counters(waited=1, restarted=1)
 
     def test_a_server_that_dies(self) -> None:
         """Its workers are ended, and the task runs again in one that needs no server."""

@@ -1,0 +1,120 @@
+"""Whether a campaign and op_db give the same answers wherever they run: on one local worker, on two, on one Ray node,
+and on a Ray cluster of three nodes, with the programs/s or seconds of each.
+
+Every place is compared with one local worker. Of a campaign: the kind, signatures, numbers and minimal program of each
+finding, and all that was counted. Of op_db: the result file, byte for byte but for times, dates and the command. The
+targets are lies of `conformance mutants`, so that there is something to find. Exit code 1 where two differ.
+
+    python scripts/same_answers.py [--programs 10000] [--samples 2] [--places local1 ray] [--reports FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LIES = {"fuzz": "mutant:slice drops the offset", "opinfo": "mutant:arithmetic results are contiguous"}
+PLACES = {"local1": ["-n", "1"], "local2": ["-n", "2"], "ray": ["--pool", "ray", "-n", "2"], "nodes": ["-n", "3"]}
+STORE = 80 * 2**20
+"""Bytes of shared memory of a node."""
+TIMES = {"seconds", "started", "calibration", "command"}
+
+
+@contextlib.contextmanager
+def options(place: str) -> Iterator[list[str]]:
+    """What to tell the command; for `nodes` a cluster stands as long as the block, whose head runs no worker."""
+    if place != "nodes":
+        yield PLACES[place]
+        return
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
+    try:
+        for _ in range(3):
+            cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        yield [*PLACES[place], "--pool", cluster.address]
+    finally:
+        cluster.shutdown()
+
+
+def run(command: str, *words: str) -> float:
+    """Seconds that the command took; it has to find something, and to say so."""
+    began = time.monotonic()
+    line = [sys.executable, "-m", "conformance", command, "--target", LIES[command], *words]
+    done = subprocess.run(line, capture_output=True, check=False)
+    if done.returncode != 1:
+        sys.exit(f"conformance {command} {' '.join(words)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+    return time.monotonic() - began
+
+
+def of_campaign(reports: Path) -> dict[str, Any]:
+    """What a campaign found, by file, and what it counted."""
+    keys = ("kind", "signature", "found_as", "numbers", "program", "shrunk")
+    found = {path.name: json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")}
+    drawn = json.loads((reports / "fuzz.json").read_text())["drawn"]
+    return {**{name: {key: one[key] for key in keys} for name, one in found.items()}, "drawn": drawn}
+
+
+def of_op_db(reports: Path) -> dict[str, Any]:
+    """The result file without what the clock says: all but the results by name, and each result by its place."""
+    data = json.loads((reports / "opinfo.json").read_text())
+    results = [{key: value for key, value in one.items() if key not in TIMES} for one in data.pop("results")]
+    rest = {key: value for key, value in data.items() if key not in TIMES}
+    return {**rest, **{str(number): one for number, one in enumerate(results)}}
+
+
+def main() -> int:
+    """Print a row for each place. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--programs", type=int, default=10_000, help="0: no campaign")
+    parser.add_argument("--samples", type=int, default=2, help="of each op of op_db; 0: no op_db")
+    parser.add_argument("--op", action="append", default=[], metavar="GLOB", help="only these ops of op_db")
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
+    parser.add_argument("--reports", type=Path, help="keep what the commands write here")
+    given = parser.parse_args()
+    first: dict[str, dict[str, Any]] = {}
+    failed = False
+    with tempfile.TemporaryDirectory() as temporary:
+        for place in given.places:
+            folder = (given.reports or Path(temporary)) / place
+            with options(place) as words:
+                parts = {}
+                if given.programs:
+                    at = folder / "fuzz"
+                    seconds = run("fuzz", "--programs", str(given.programs), *words, "--reports", str(at))
+                    found = of_campaign(at)
+                    parts["campaign"] = found, f"{len(found) - 1} findings", seconds
+                if given.samples:
+                    at, ops = folder / "opinfo", [word for op in given.op for word in ("--op", op)]
+                    chosen = [
+                        "--layout",
+                        "transposed",
+                        "--samples",
+                        str(given.samples),
+                        *ops,
+                        *words,
+                        "--reports",
+                        str(at),
+                    ]
+                    seconds = run("opinfo", *chosen)
+                    found = of_op_db(at)
+                    parts["op_db"] = found, f"{found['totals']}", seconds
+            for name, (found, said, seconds) in parts.items():
+                usual = first.setdefault(name, found)
+                other = sorted(key for key in usual.keys() | found.keys() if usual.get(key) != found.get(key))
+                failed = failed or bool(other)
+                same = "the same" if not other else f"DIFFERENT in {len(other)}: {', '.join(other[:5])}"
+                print(f"{name} {place}: {said}, {seconds:.0f} s, {same}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
