@@ -75,11 +75,13 @@ def main() -> int:
     """Print a row for each place. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--programs", type=int, default=10_000, help="0: no campaign")
-    parser.add_argument("--samples", type=int, default=2, help="of each op of op_db; 0: no op_db")
+    parser.add_argument("--samples", type=int, default=6, help="of each op of op_db; 0: no op_db")
     parser.add_argument("--op", action="append", default=[], metavar="GLOB", help="only these ops of op_db")
     parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
     parser.add_argument("--reports", type=Path, help="keep what the commands write here")
     given = parser.parse_args()
+    if given.reports is not None and given.reports.exists():
+        parser.error(f"{given.reports} is there already, and its findings would count: name a new folder")
     first: dict[str, dict[str, Any]] = {}
     failed = False
     with tempfile.TemporaryDirectory() as temporary:
