@@ -48,6 +48,12 @@ class Trend:
     values: tuple[float, ...]
     better: int
 
+    @property
+    def last(self) -> str:
+        """The newest value in digits, a count without a fraction."""
+        value = self.values[-1]
+        return f"{value:,.0f}" if value.is_integer() else f"{value:,.1f}"
+
     def points(self, width: int = 160, height: int = 28) -> str:
         """The line as an SVG polyline's points, the largest value at the top; a line that never changes is level."""
         low, high = min(self.values), max(self.values)

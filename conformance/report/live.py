@@ -22,12 +22,15 @@ from conformance.core.files import write_atomic
 from conformance.report.history import Trend
 from conformance.report.rendering import rendered
 
-NAME, PAGE = "fuzz-live.jsonl", "fuzz-live.html"
+NAME, PAGE, FAILURES = "fuzz-live.jsonl", "fuzz-live.html", "failures"
 EVERY = 5.0
 """Seconds between two samples, and two looks at them."""
 
 POINTS = 120
 """Of a line over the whole campaign."""
+
+SHOWN = 100
+"""Causes on the page."""
 
 STILL = 60.0
 """Seconds without a sample, after which a campaign that has not ended must have been killed."""
@@ -77,8 +80,35 @@ def read(path: Path) -> tuple[str, list[Sample]]:
         raise ReportError(f"{path} has no samples of a campaign ({error}); start one with conformance fuzz.") from None
 
 
-def page(target: str, samples: Sequence[Sample], now: float) -> str:
-    """The page of a campaign that is here at `now`."""
+@dataclass(frozen=True)
+class Cause:
+    """The saved findings of one property and op, as the report groups them; `script` is that of the first program,
+    relative to the page."""
+
+    kind: str
+    name: str
+    programs: int
+    script: str
+
+
+def causes(folder: Path) -> list[Cause]:
+    """What lies in a campaign's folder of failures, those with the most programs first. A file that is no finding, or
+    is gone meanwhile, is passed over: the campaign that runs may shrink it just now."""
+    groups: dict[tuple[str, str], list[tuple[int, Path, int]]] = {}
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            one = json.loads(path.read_text(encoding="utf-8"))
+            key = (str(one["kind"]), f"{one['property']} / {one['op']}")
+            groups.setdefault(key, []).append((int(one["number"]), path, len(one["numbers"])))
+    found = []
+    for (kind, name), members in groups.items():
+        first = min(members)[1].with_suffix(".py").relative_to(folder.parent)
+        found.append(Cause(kind, name, sum(programs for _, _, programs in members), str(first)))
+    return sorted(found, key=lambda cause: (-cause.programs, cause.name))
+
+
+def page(target: str, samples: Sequence[Sample], now: float, found: Sequence[Cause] = ()) -> str:
+    """The page of a campaign that is here at `now`, and has saved these findings."""
     last = samples[-1]
     thin = [samples[round(at * (len(samples) - 1) / (POINTS - 1))] for at in range(POINTS)]
     thin = list(samples) if len(samples) <= POINTS else thin
@@ -102,6 +132,7 @@ def page(target: str, samples: Sequence[Sample], now: float) -> str:
     }
     still = "" if last.ended or now - last.at < STILL else f"No sample for {now - last.at:,.0f} s: was it killed?"
     shown: dict[str, Any] = {"target": target, "facts": facts, "lines": lines, "last": last, "still": still}
+    shown |= {"causes": found[:SHOWN], "more": len(found) - SHOWN}
     return rendered("live.html.j2", verdicts=[], every=int(EVERY), **shown)
 
 
@@ -116,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while True:
             target, samples = read(given.reports / NAME)
             if samples:
-                write_atomic(given.reports / PAGE, page(target, samples, time.time()))
+                found = causes(given.reports / FAILURES)
+                write_atomic(given.reports / PAGE, page(target, samples, time.time(), found))
                 if not told:
                     print(given.reports / PAGE, flush=True)
                 told = True

@@ -108,7 +108,8 @@ def _connect(place: Place, target: str) -> None:
         with stop.sigint_blocked():  # Ctrl-C is answered by this process alone
             ray.init(**settings)
     except Exception as error:
-        raise UsageError(f"no Ray cluster answers at --pool {place.address} ({_last(error)})") from None
+        token = "" if own else "; one that takes tokens needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
+        raise UsageError(f"no Ray cluster answers at --pool {place.address} ({_last(error)}{token})") from None
     finally:
         shutil.rmtree(settings.get("runtime_env", {}).get("working_dir", ""), ignore_errors=True)  # it was sent
         if own:

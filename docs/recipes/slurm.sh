@@ -17,7 +17,9 @@ port=6379
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
-address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --all-ip-addresses | awk '{print $1}')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')  # of this job's cluster alone; srun passes it on
 
 # Ray starts a worker's supervisor for each CPU; what the subjects run is limited by --per-worker.
 srun --nodes=1 --ntasks=1 --nodelist="$head" \

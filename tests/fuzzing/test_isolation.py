@@ -101,7 +101,7 @@ def findings(reports: Path) -> list[dict]:
 class TestDeaths:
     @pytest.mark.parametrize(("name", "kind", "limit"), [
         ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"),
-        ("Sleeps", "TIMEOUT", "5"),
+        ("Sleeps", "TIMEOUT", "3"),
     ])  # fmt: skip
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
@@ -229,7 +229,8 @@ class TestMinutes:
 class TestReplay:
     @pytest.mark.parametrize(("name", "kind", "limit"), [
         ("Aborts", "CRASH", "60"),
-        pytest.param("Leaves", "CRASH", "60", marks=pytest.mark.slow), ("Sleeps", "TIMEOUT", "5")])  # fmt: skip
+        pytest.param("Leaves", "CRASH", "60", marks=pytest.mark.slow),
+        pytest.param("Sleeps", "TIMEOUT", "5", marks=pytest.mark.slow)])  # fmt: skip
     def test_a_program_that_ends_its_process(self, name, kind, limit, targets, tmp_path, monkeypatch, capsys):
         """Replayed and minimized it is a finding: it ended the command itself, `sys.exit(0)` as if it agreed. What is
         saved knows its target, which need not be named again."""

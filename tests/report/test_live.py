@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,20 @@ class TestPage:
         """No sample for a minute, and no end."""
         assert "was it killed?" in page("cpu", samples(3), 1100.0)
         assert "was it killed?" not in page("cpu", [replace(FIRST, ended=True)], 9000.0)
+
+    def test_causes_are_named(self, tmp_path: Path) -> None:
+        """The most frequent first, with its script; what is no finding is passed over, and a name is text."""
+        (tmp_path / "failures").mkdir()
+        for file, op, numbers in (("a", "rare <b>", [1]), ("c", "often", [2, 5]), ("b", "often", [3])):
+            saved = {"kind": "FAIL", "property": "value", "op": op, "number": numbers[0], "numbers": numbers}
+            (tmp_path / "failures" / f"{file}.json").write_text(json.dumps(saved))
+        (tmp_path / "failures" / "half.json").write_text('{"kind":')
+        found = live.causes(tmp_path / "failures")
+        assert [(cause.name, cause.programs) for cause in found] == [("value / often", 3), ("value / rare <b>", 1)]
+        said = page("cpu", samples(3), 1010.0, found)
+        assert '<a href="failures/c.py">value / often</a>' in said
+        assert "rare &lt;b&gt;" in said and "rare <b>" not in said
+        assert "And 1 more." in page("cpu", samples(3), 1010.0, [found[0]] * (live.SHOWN + 1))
 
     def test_a_name_is_text(self) -> None:
         """What a target is called cannot become markup."""
