@@ -14,6 +14,7 @@ JOBS = {
     "init": ("conformance.profile", "find out what a target has and lacks, and write its profile, conformance.toml"),
     "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
     "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),
+    "mutants": ("conformance.mutants", "measure how soon the fuzzer finds each planted fault"),
     "accuracy": ("conformance.accuracy", "measure the errors of a target and of torch CPU, side by side"),
     "watch": ("conformance.report.live", "renew a page on a campaign while it runs"),
     "sizes": ("conformance.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'conformance[ray]', as `nox -s slow` does")
 
-from tests.run.clusters import started
+from tests.run.clusters import CLIENT, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WORDS = ("--target", "mutant:copy_ into gaps is lost", "--programs", "160", "--only", "copy")
@@ -83,6 +83,35 @@ class TestTheSameAnswers:
         done = run(tmp_path, "--pool", three.address, "-n", "3")
         assert done.returncode == 1, done.stderr
         same(undisturbed, tmp_path)
+
+    def test_the_client(self, undisturbed: Path, tmp_path: Path, three: Any) -> None:
+        """From a machine that is no part of the cluster, through ray://."""
+        done = run(tmp_path, "--pool", f"ray://127.0.0.1:{CLIENT}", "-n", "2")
+        assert done.returncode == 1, done.stderr
+        same(undisturbed, tmp_path)
+
+    def test_op_db(self) -> None:
+        """The result file, byte for byte but for what the clock says, with its failures in it."""
+        words = ["--programs", "0", "--samples", "6", "--op", "mul", "--op", "add*", "--op", "sort"]
+        done = subprocess.run(
+            [sys.executable, "scripts/same_answers.py", *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("the same") == 4
+        assert "'FAIL'" in done.stdout
+
+    def test_faults(self, three: Any) -> None:
+        """`conformance mutants` hunts there too."""
+        words = ["--fault", "select is stale", "--fault", "neg loses the sign of zero", "--programs", "300"]
+        places = (["-n", "1"], ["-n", "2", "--pool", three.address])
+        tables = []
+        for place in places:
+            line = [sys.executable, "-m", "conformance", "mutants", *words, *place]
+            done = subprocess.run(line, check=False, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            assert "2 of 2 found" in done.stdout
+            tables.append(done.stdout.splitlines()[-1])
+        assert tables[0] == tables[1]
 
 
 class TestNothingLost:

@@ -13,13 +13,19 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # a process reads it once; the token w
 SMALL = 80 * 2**20
 """Bytes of shared memory of a node."""
 
+CLIENT = 10_017
+"""The port at which a cluster's head listens for Ray's client."""
+
 
 @contextlib.contextmanager
 def started(nodes: int) -> Iterator[Any]:
     """A cluster with so many nodes of one CPU each; it ends with the block, whatever is left of it."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": SMALL})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "object_store_memory": SMALL, "ray_client_server_port": CLIENT},
+    )
     try:
         for _ in range(nodes):
             cluster.add_node(num_cpus=1, object_store_memory=SMALL)
