@@ -79,10 +79,10 @@ class TestStrategy:
             Drawing(dtypes=(dtype,), biased=False),
             Drawing(only=("empty_strided",), dtypes=(dtype,)),
         ):
-            drawn = [drawing.numbered(5, number) for number in range(60)]
+            drawn = [drawing.numbered(5, number) for number in range(20)]
             assert {storage.dtype for program in drawn for storage in program.storages} == {dtype}
-            assert sum(len(program.steps) for program in drawn) > 100
-            for program in drawn[:10]:
+            assert sum(len(program.steps) for program in drawn) > 30
+            for program in drawn[:5]:
                 reference(program)
 
     def test_a_family_that_needs_another_first_can_be_drawn(self):
