@@ -14,8 +14,8 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import fallback, metadata
-from ..dispatch.metadata import MetaRejected
+from ..dispatch import fallback, metadata, overlap
+from ..dispatch.metadata import MetaRejected, tensors_in
 from ..dispatch.registry import Context, value
 from ..dispatch.tensors import Spec, assign, cast, check_writable, constant, make, read
 from ..lazy.dtypes import COMPUTED, opmath
@@ -140,10 +140,14 @@ def _with_update(out: Spec, x: Any, weight: Any, bias: Any, mean: Any, var: Any,
 
 
 def _into(functional: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """The out= kernel of a functional one. Evaluation saves no statistics, and what was given for them stays."""
+    """The out= kernel of a functional one. Evaluation saves no statistics, and what was given for them stays. Where an
+    out overlaps an input the CPU decides: it refuses some, and reads what it has written in others."""
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        targets = tuple(kwargs.pop(n) for n in names)
+        targets = tuple(kwargs[n] for n in names)
+        kwargs = {name: value for name, value in kwargs.items() if name not in names}
+        if overlap.undecided(targets, tensors_in([*args, *kwargs.values()]), elementwise=False):
+            raise MetaRejected("the written tensor overlaps itself or an input")
         for target, result in zip(targets, functional(*args, **kwargs), strict=True):
             if target is not targets[0] and not result.numel() and targets[0].numel():
                 continue

@@ -154,6 +154,22 @@ class TestNorms:
         x = torch.randn(3, 2, 3, 4).mul(5).bfloat16()
         both(lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 0.5)[1:], x, rtol=0, atol=0)
 
+    def test_an_out_that_overlaps_the_input(self):
+        """What torch CPU refuses is refused, and what it reads after it has written it is so read: the device took an
+        out= over its input for one of its own."""
+
+        def run(device):
+            base, stats = torch.arange(40.0, device=device), torch.zeros(2, 3, device=device)
+            x = base[:24].view(2, 3, 4)
+            words = (x, None, None, None, None, True, 0.1, 1e-5)
+            with pytest.raises(RuntimeError, match="single memory location"):
+                out = base[:24].view(3, 2, 4).transpose(0, 1)
+                torch.native_batch_norm(*words, out=(out, stats[0], stats[1]))
+            torch.native_batch_norm(*words, out=(base[4:28].view(2, 3, 4), stats[0], stats[1]))
+            return base.cpu(), stats.cpu()
+
+        torch.testing.assert_close(run("tiny"), run("cpu"))
+
 
 class TestResampling:
     @pytest.mark.parametrize("mode", MODES)
