@@ -162,8 +162,8 @@ class TestNorms:
             base, stats = torch.arange(40.0, device=device), torch.zeros(2, 3, device=device)
             x = base[:24].view(2, 3, 4)
             words = (x, None, None, None, None, True, 0.1, 1e-5)
+            out = base[:24].view(3, 2, 4).transpose(0, 1)
             with pytest.raises(RuntimeError, match="single memory location"):
-                out = base[:24].view(3, 2, 4).transpose(0, 1)
                 torch.native_batch_norm(*words, out=(out, stats[0], stats[1]))
             torch.native_batch_norm(*words, out=(base[4:28].view(2, 3, 4), stats[0], stats[1]))
             return base.cpu(), stats.cpu()
