@@ -12,6 +12,7 @@ import pytest
 
 from conformance.core import result as model
 from conformance.core.drawn import Drawn
+from conformance.core.lacking import Lacking
 from conformance.core.result import Outcome, Run
 from conformance.report import machine
 from tests.report.runs import campaign, failed, found, result, run
@@ -40,6 +41,15 @@ class TestMachine:
         text = machine.markdown(run(*(failed(f"{i}" * 300) for i in range(9_000))), None)
         assert len(text.encode()) < 1 << 20
         assert "more failures are in the HTML report" in text
+
+    def test_what_is_lacking(self) -> None:
+        """The table of the page is in the summary too, its names as text; it was a sentence with two counts."""
+        rows = (Lacking("aten::a|b", 3, (), 4, 10, 0.25), Lacking("aten::c", 0, ("roll", "flip"), 0, 10))
+        text = machine.markdown(run(result(), lacking=rows), None)
+        assert "| `aten::a b` | 3 |  | 4 of 10 programs, 25.0% of calls |" in text
+        assert "| `aten::c` |  | roll, flip | none of 10 programs |" in text
+        many = tuple(Lacking(f"aten::{number}", 1) for number in range(machine.LISTED_FINDINGS + 2))
+        assert "2 more operators are lacking." in machine.markdown(run(result(), lacking=many), None)
 
     def test_a_campaign(self) -> None:
         """Each finding is a test, and so are all programs without one; the worst comes first, also in the summary."""
