@@ -80,6 +80,8 @@ class _Call:
             for t, host in [*self.moved, *self.sparse]:
                 if host is x:
                     return t
+            if x.is_nested:
+                refuse_layout("NestedTensor")
             if sparse.is_sparse(x):
                 return sparse.assembled(x, [upload(piece, self.index) for piece in sparse.parts(x)])
             for t, host in self.moved:
@@ -146,6 +148,19 @@ NESTED_CONSTRUCTORS = ("_nested_tensor_from_tensor_list", "_nested_view_from_buf
 def refuse_layout(layout: str, /, *args: Any, **kwargs: Any) -> Any:
     """Raise NotImplementedError for a layout that the device has no tensors of."""
     raise NotImplementedError(f"tiny: there are no {MISSING_LAYOUTS[layout]}")
+
+
+def nested_tensor_from_list(
+    list: Sequence[torch.Tensor], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> torch.Tensor:
+    """aten::_nested_tensor_from_tensor_list of CPU tensors, which may ask for another device."""
+    if device is not None and device.type == "tiny":
+        refuse_layout("NestedTensor")
+    op = torch.ops.aten._nested_tensor_from_tensor_list.default
+    made: torch.Tensor = op._op_dk(
+        torch_compat.DispatchKey.CompositeExplicitAutograd, list, dtype, layout, device, pin_memory
+    )
+    return made
 
 
 def refuse_packing(op: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -108,10 +108,20 @@ default_generator: Any = found("torch:default_generator")
 # Registration
 DeviceGuard: Any = found("torch._C:_acc.DeviceGuard")
 DeviceType: Any = found("torch._C:_autograd.DeviceType")
+ImperativeEngine: Any = found("torch._C:_ImperativeEngine")
 PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
 set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
 tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
 module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
+
+# Nested tensors in the jagged layout
+NestedTensor: Any = found("torch.nested._internal.nested_tensor:NestedTensor")
+jagged_attention: Callable[..., Any] = found("torch.nested._internal.sdpa:jagged_scaled_dot_product_attention")
+jagged_attention_in_autocast: Callable[..., Any] = found("torch.nested._internal.sdpa:_autocast")
+check_jagged_attention: Callable[..., None] = found("torch.nested._internal.sdpa:_validate_sdpa_input")
+nested_from_padded: Callable[..., Any] = found("torch.nested._internal.nested_tensor:nested_from_padded")
+_OF_ENGINE = found("torch.autograd:Variable._execution_engine")
+_OF_ATTENTION = found("torch.nested._internal.ops:jagged_scaled_dot_product_attention")
 
 
 inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
@@ -127,6 +137,13 @@ def make_storage_methods(name: str) -> None:
 def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
     """Let torch format the text of a tensor by this function."""
     torch._tensor_str._tensor_str = function
+
+
+def replace_jagged_attention(function: Callable[..., Any]) -> None:
+    """Let scaled_dot_product_attention of jagged tensors be this function."""
+    for module in ("sdpa", "ops"):
+        imported = importlib.import_module(f"torch.nested._internal.{module}")
+        imported.jagged_scaled_dot_product_attention = function  # type: ignore[attr-defined]
 
 
 def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ..lazy.dtypes import COMPUTED, PAIRS
 from ..runtime import torch_compat
-from . import amp, device_memory, devices, generators, legacy_types, storages, streams
+from . import amp, device_memory, devices, generators, legacy_types, nested, pending_errors, storages, streams
 
 
 def _module() -> ModuleType:
@@ -31,6 +31,7 @@ def _module() -> ModuleType:
 
 class _Guard(torch_compat.DeviceGuard):  # type: ignore[misc]
     def type_(self) -> Any:
+        pending_errors.set_aside()
         return torch_compat.DeviceType.PrivateUse1
 
 
@@ -53,6 +54,8 @@ def register() -> None:
     streams.install()
     device_memory.install()
     legacy_types.install()
+    nested.install()
+    pending_errors.install()
     _serve_accelerator()
     _print_on_host()
     _keep_shared_parameters()

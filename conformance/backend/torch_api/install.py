@@ -79,6 +79,7 @@ def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library
                 aten.impl(op, functools.partial(serve, op), "PrivateUse1")
     for name, function in FUNCTIONAL.items():
         aten.impl(name, function, "PrivateUse1")
+    aten.impl("_nested_tensor_from_tensor_list", fallback.nested_tensor_from_list, "CPU")
     for layout in fallback.MISSING_LAYOUTS:
         everything.fallback(functools.partial(fallback.refuse_layout, layout), f"{layout}PrivateUse1")
 

@@ -86,17 +86,14 @@ class TestMissingLayouts:
         [
             lambda: torch.nested.nested_tensor([torch.rand(2, 3, device="tiny")]),
             lambda: torch.nested.nested_tensor([torch.rand(2, 3)]).to("tiny"),
+            lambda: torch.nested.nested_tensor([[1.0, 2.0], [3.0]], device="tiny"),
+            lambda: torch.nested.as_nested_tensor([torch.rand(2, 3)], device="tiny"),
+            lambda: torch._nested_tensor_from_mask(torch.rand(1, 2, 3).to("tiny"), torch.ones(1, 2).bool().to("tiny")),
         ],
     )
     def test_strided_nested(self, make: Callable[[], torch.Tensor]) -> None:
         with pytest.raises(NotImplementedError, match=r"tiny: there are no nested tensors in the strided layout"):
             make()
-
-    def test_jagged_nested(self) -> None:
-        pieces = [torch.rand(2, 3), torch.rand(4, 3)]
-        made = torch.nested.nested_tensor([p.to("tiny") for p in pieces], layout=torch.jagged)
-        for ours, expected in zip((made.sin() * 2).unbind(), pieces, strict=True):
-            torch.testing.assert_close(ours.cpu(), expected.sin() * 2)
 
     def test_mkldnn(self) -> None:
         """It raised KeyError: 'torch._mkldnn'."""
