@@ -139,6 +139,11 @@ def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
     torch._tensor_str._tensor_str = function
 
 
+def replace_engine(engine: Any) -> None:
+    """Let backward passes that Python starts run in this autograd engine."""
+    torch.autograd.Variable._execution_engine = engine  # type: ignore[attr-defined]
+
+
 def replace_jagged_attention(function: Callable[..., Any]) -> None:
     """Let scaled_dot_product_attention of jagged tensors be this function."""
     for module in ("sdpa", "ops"):

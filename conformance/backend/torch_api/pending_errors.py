@@ -11,8 +11,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import torch
-
 from ..runtime import torch_compat
 
 # ctypes raises the error that is set after a call of Python's own library, also if it was set before.
@@ -45,4 +43,4 @@ class Engine(torch_compat.ImperativeEngine):  # type: ignore[misc]
 
 def install() -> None:
     """Let backward passes run in this engine."""
-    torch.autograd.Variable._execution_engine = Engine()  # type: ignore[attr-defined]
+    torch_compat.replace_engine(Engine())
