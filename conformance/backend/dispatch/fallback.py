@@ -16,7 +16,7 @@ from ..lazy import access, layout
 from ..lazy.storage import lazy_storage
 from ..runtime import torch_compat
 from ..runtime.stats import count_fallback
-from . import sparse, transfer
+from . import sparse, transfer, widening
 from .tensors import SET, Spec, is_tiny, new_tensor, tensor_on
 
 
@@ -200,9 +200,9 @@ def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         with torch.enable_grad():
             tensors = [x.requires_grad_() if x.is_floating_point() else x for x in _tensors(given)]
             return call.to_tiny(tuple(x.detach() for x in op(*tensors, *given[len(tensors) :])))
-    result = callable_with_numbers(op, args)(*given, **named)
     schema = op._schema.arguments
     every = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
-    written = [x for a, x in zip(schema, every, strict=False) if a.alias_info is not None and a.alias_info.is_write]
-    call.write_back(_tensors(written))
+    written = _tensors(x for a, x in zip(schema, every, strict=False) if a.alias_info and a.alias_info.is_write)
+    result = widening.run(callable_with_numbers(op, args), given, named, call.to_cpu(written))
+    call.write_back(written)
     return call.to_tiny(result)

@@ -46,7 +46,7 @@ BORROWED: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (
             aten.crow_indices.default, aten.col_indices.default, aten.ccol_indices.default, aten.row_indices.default,
             aten.values.default, aten._nnz.default, aten.sparse_dim.default, aten.dense_dim.default,
-            aten.empty.memory_format, aten.clone.default,
+            aten.empty.memory_format, aten.clone.default, aten.resize_as_sparse_.default, aten.zero_.default,
         ),
     ),
 }  # fmt: skip
@@ -91,11 +91,8 @@ def refill(target: torch.Tensor, pieces: Sequence[torch.Tensor], like: torch.Ten
             aten.copy_sparse_to_sparse_.default(target, assembled(like, pieces))
             aten._coalesced_.default(target, like.is_coalesced())
         return
-    old = parts(target)
-    if any(a.shape != b.shape for a, b in zip(old, pieces, strict=True)):
-        raise RuntimeError(
-            f"tiny: a tensor of layout {target.layout} cannot take another number of elements in place; use the "
-            "operator's functional form"
-        )
-    for a, b in zip(old, pieces, strict=True):
+    if any(a.shape != b.shape for a, b in zip(parts(target), pieces, strict=True)):
+        with torch_compat.below_autograd():
+            aten.resize_as_sparse_.default(target, assembled(like, pieces))
+    for a, b in zip(parts(target), pieces, strict=True):
         a.copy_(b)

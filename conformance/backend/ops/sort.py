@@ -208,9 +208,11 @@ def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = Fal
 def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0) -> UOp:
     """Counts of elements in equal bins over [min, max], or over the data's range where both are equal."""
     _affordable(x, bins)
-    if 0 in x.shape or dtypes.is_int(x.dtype):
+    if 0 in x.shape:
         raise Declined
     flat = x.reshape((math.prod(x.shape),)).contiguous()
+    if dtypes.is_int(x.dtype):
+        return _integer_histc(flat.cast(dtypes.int64), bins, int(min), int(max))
     low, high = UOp.const(float(min), x.dtype), UOp.const(float(max), x.dtype)
     if min == max:
         low, high = (order.extreme(flat, (0,), largest=which).reshape(()) for which in (False, True))
@@ -218,7 +220,22 @@ def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0)
         same = low.eq(high)
         low, high = same.where(subtract(low, 1.0), low), same.where(high + 1.0, high)
     place = divide(subtract(flat, low) * float(bins), subtract(high, low)).cast(dtypes.int64)
+    return _counted(place, ((flat < low) | (flat > high) | flat.ne(flat)).logical_not(), bins)
+
+
+def _integer_histc(x: UOp, bins: int, min: int, max: int) -> UOp:
+    """As on CUDA, which divides integers: the CPU takes none."""
+    low, high = UOp.const(min, x.dtype), UOp.const(max, x.dtype)
+    if min == max:
+        low, high = (order.extreme(x, (0,), largest=which).reshape(()) for which in (False, True))
+        same = low.eq(high)
+        low, high = same.where(low - 1, low), same.where(high + 1, high)
+    inside = ((x < low) | (high < x)).logical_not()
+    return _counted(inside.where((x - low) * bins, 0) // (high - low), inside, bins)
+
+
+def _counted(place: UOp, inside: UOp, bins: int) -> UOp:
+    """How many elements that are inside lie in each bin; the upper edge is the last one's."""
     place = place.eq(bins).where(bins - 1, place)
-    inside = ((flat < low) | (flat > high) | flat.ne(flat)).logical_not()
     hit = inside.unsqueeze(0) & place.unsqueeze(0).eq(UOp.arange(bins).cast(dtypes.int64).reshape((bins, 1)))
     return hit.cast(dtypes.int64).sum(-1, dtype=dtypes.int64)

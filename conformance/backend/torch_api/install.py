@@ -24,6 +24,10 @@ DIFFERENTIATED: dict[str, Callable[..., Any]] = {
 FUNCTIONAL: dict[str, Callable[..., Any]] = {
     "_saturate_weight_to_fp16": lambda weight: weight.clamp(-torch.finfo(torch.half).max, torch.finfo(torch.half).max)
 }
+# Transforms that torch's composite kernels refuse in float16 to all devices but CUDA's, whatever device has them.
+TRANSFORMS = tuple(
+    f"fft_{direction}{kind}fft{dims}" for direction in ("", "i") for kind in ("", "r", "h") for dims in ("", "2", "n")
+)
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
 
@@ -57,6 +61,8 @@ def install() -> None:
         aten.impl(op, kernel, "PrivateUse1")
     for name, function in DIFFERENTIATED.items():
         aten.impl(name, function, "AutogradPrivateUse1")
+    for name in TRANSFORMS:
+        aten.impl(name, functools.partial(_transformed, schema_kernels.find(name)), "AutogradPrivateUse1")
     everything.fallback(_boxed, "PrivateUse1")
     _keep_off_host_memory(aten, everything)
     for key, (source, overloads) in sparse.BORROWED.items():
@@ -65,6 +71,15 @@ def install() -> None:
         for op in _computed_on(source.name, overloads):
             aten.impl(op, functools.partial(_boxed, op), key)
         everything.fallback(_boxed, key)
+
+
+def _transformed(op: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A Fourier transform; one of 16 bits is computed in 32 and rounded once."""
+    if self.dtype not in (torch.float16, torch.complex32):
+        made: torch.Tensor = op._op_dk(torch_compat.DispatchKey.CompositeImplicitAutograd, self, *args, **kwargs)
+        return made
+    made = op(self.to(torch.complex64 if self.dtype.is_complex else torch.float32), *args, **kwargs)
+    return made.to(torch.complex32 if made.dtype.is_complex else torch.float16)
 
 
 def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library.Library) -> None:

@@ -1,0 +1,76 @@
+"""Calls in 16 bits that torch CPU has no kernel for: computed on the CPU in a wider dtype, and rounded.
+
+Defines `run`. The key insight: accelerators compute in 16 bits by computing in 32 and rounding, so what a device with
+such a kernel answers is known without one. The CPU refuses such a call by a message that names the dtype, and only then
+is it made again; the meta kernel, which has no kernels to miss, says the dtypes of the results.
+Must not know tensors of the device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+_NO_KERNEL = re.compile(r"not implemented for '(Half|BFloat16|ComplexHalf)'")
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+def run(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]
+) -> Any:
+    """`call` of CPU tensors, of which it writes some; raises what it raises in the dtypes that it was given."""
+    try:
+        return call(*args, **kwargs)
+    except RuntimeError as error:  # NotImplementedError is one
+        if not _NO_KERNEL.search(str(error)):
+            raise
+        refused = error
+    wide: dict[int, torch.Tensor] = {}
+
+    def widened(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return wide.setdefault(id(x), x.to(_WIDER[x.dtype])) if x.dtype in _WIDER else x
+        return _WIDER.get(x, x) if isinstance(x, torch.dtype) else x
+
+    try:
+        kinds = [t.dtype for t in _tensors(call(*_mapped(args, _meta), **_mapped(kwargs, _meta)))]
+        result = call(*_mapped(args, widened), **_mapped(kwargs, widened))
+    except (RuntimeError, TypeError):  # the answer to the call as it was made is the better one
+        raise refused from None
+    for own in written:
+        if id(own) in wide:
+            own.resize_(wide[id(own)].size()).copy_(wide[id(own)])
+    given = {id(w): own for own in written if (w := wide.get(id(own))) is not None}
+    dtypes = iter(kinds)
+
+    def rounded(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        dtype = next(dtypes)
+        return given[id(x)] if id(x) in given else x.to(dtype)
+
+    return _mapped(result, rounded)
+
+
+def _meta(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+    return torch.device("meta") if isinstance(x, torch.device) else x
+
+
+def _mapped(xs: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(xs, Mapping):
+        return {k: _mapped(x, change) for k, x in xs.items()}
+    if isinstance(xs, (list, tuple)):
+        made = [_mapped(x, change) for x in xs]
+        return made if isinstance(xs, list) else tuple(made)
+    return change(xs)
+
+
+def _tensors(xs: Any) -> list[torch.Tensor]:
+    if isinstance(xs, (list, tuple)):
+        return [t for x in xs for t in _tensors(x)]
+    return [xs] if isinstance(xs, torch.Tensor) else []

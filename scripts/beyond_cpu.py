@@ -1,0 +1,186 @@
+"""What CUDA accepts and torch CPU refuses: how much of it tiny takes, and whether the numbers are right.
+
+    python scripts/beyond_cpu.py [--op GLOB] [--samples N] [--write]
+
+op_db says of each OpInfo which dtypes CUDA takes (`dtypesIfCUDA`, `backward_dtypesIfCUDA`) and which the CPU takes; this
+runs the samples of the difference on tiny. The reference is torch CPU in float64, complex128 or a wider integer,
+rounded to the dtype of the result. Prints a line for each OpInfo, dtype and direction that is refused or wrong, then
+the counts; exits with 1 where one is wrong. With --write, renews the table in docs/device.md.
+
+The key insight: no device in the process has to accept such a call but the one that is judged, since a wider dtype is
+the better reference anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import conformance.backend  # noqa: F401 - before op_db, which asks for the registered devices
+from conformance.core.arbitration import widened
+from conformance.core.moving import leaves, map_leaves, storage_key
+from conformance.core.torch_compat import nondeterministic
+from conformance.opinfo import catalog, seeding
+from conformance.opinfo.sampling import Sample, samples
+
+PAGE = Path(__file__).parents[1] / "docs" / "device.md"
+BEGIN, END = "<!-- table: python scripts/beyond_cpu.py --write -->", "<!-- end of that table -->"
+WORDS = ("accepted and right", "refused", "wrong")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """An OpInfo in a dtype that CUDA takes and the CPU does not, forward or backward."""
+
+    name: str
+    op: Any
+    dtype: torch.dtype
+    backward: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {str(self.dtype)[6:]} {'backward' if self.backward else 'forward'}"
+
+
+def cases() -> Iterator[Case]:
+    """All of op_db's; a dtype without gradients has no backward."""
+    for (name, rest), op in sorted(catalog.by_name().items()):
+        whole = f"{name}.{rest}".removesuffix(".")
+        for backward, cuda, cpu in (
+            (False, op.dtypesIfCUDA, op.dtypes),
+            (True, op.backward_dtypesIfCUDA, op.backward_dtypes),
+        ):
+            for dtype in sorted(set(cuda) - set(cpu), key=str):
+                if not backward or (op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):
+                    yield Case(whole, op, dtype, backward)
+
+
+def judged(case: Case, limit: int) -> tuple[str, str]:
+    """One of WORDS, and what was said or found of the first sample that is not right."""
+    tried = 0
+    for sample in samples(case.op, "backward" if case.backward else "forward", case.dtype, "as_sampled", limit):
+        tried += 1
+        try:
+            found = list(_run(case, sample, _on_tiny(sample)))
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            return "refused", f"sample {sample.index}: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        expected = list(_run(case, sample, _wide(case)))
+        said = _compared(case, sample, found, expected)
+        if said:
+            return "wrong", f"sample {sample.index}: {said}"
+    return (WORDS[0], "") if tried else ("refused", "there is no sample")
+
+
+def _on_tiny(sample: Sample) -> Any:
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and storage_key(leaf) not in sample.kept:
+            return leaf.detach().to("tiny").requires_grad_(leaf.requires_grad)
+        return torch.device("tiny") if isinstance(leaf, torch.device) else leaf
+
+    return change
+
+
+def _wide(case: Case) -> Any:
+    # Of integers the one operator that the CPU takes as floats alone is histc.
+    integers = {case.dtype: torch.float64} if case.op.name == "histc" else {torch.bool: torch.int64}
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            wide = integers.get(leaf.dtype) if leaf.dtype is case.dtype else None
+            return leaf.detach().to(wide or widened(leaf.dtype)).requires_grad_(leaf.requires_grad)
+        return widened(leaf) if isinstance(leaf, torch.dtype) else leaf
+
+    return change
+
+
+def _run(case: Case, sample: Sample, change: Any) -> Iterator[Any]:
+    """The results, or the gradients that belong to ones, of a sample whose leaves are changed."""
+    known: dict[int, Any] = {}
+    tree = map_leaves(sample.tree, lambda leaf: known.setdefault(id(leaf), change(leaf)))
+    seeding.seed()
+    result = case.op(tree["input"], *tree["args"], **tree["kwargs"])
+    if sample.process is not None:
+        result = sample.process(result)
+    results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+    if not case.backward:
+        yield from results
+        return
+    inputs = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    outputs = [one for one in results if one.requires_grad]
+    yield from torch.autograd.grad(outputs, inputs, [torch.ones_like(one) for one in outputs], allow_unused=True)
+
+
+def _compared(case: Case, sample: Sample, found: list[Any], expected: list[Any]) -> str:
+    """What differs; random results are compared in their geometry alone."""
+    if len(found) != len(expected):
+        return f"{len(found)} results, not {len(expected)}"
+    rtol, atol = catalog.tolerances(case.op, case.dtype)
+    for ours, wide in zip(found, expected, strict=True):
+        if ours is None or wide is None:
+            if ours is not wide:
+                return "a gradient that is there on one side only"
+            continue
+        inexact = ours.dtype.is_floating_point or ours.dtype.is_complex
+        if inexact and case.dtype.is_floating_point and ours.dtype != case.dtype:
+            return f"a result of {ours.dtype}"
+        if ours.shape != wide.shape or ours.dtype.is_complex != wide.dtype.is_complex:
+            return f"a result of {tuple(ours.shape)} {ours.dtype}, not {tuple(wide.shape)} {wide.dtype}"
+        if nondeterministic(case.op) or case.op.name == "nn.functional.rrelu":
+            continue
+        if ours.layout is not torch.strided:
+            ours, wide = ours.to_dense(), wide.to_dense()
+        try:
+            torch.testing.assert_close(ours.detach().cpu(), wide.detach().to(ours.dtype), rtol=rtol, atol=atol,
+                                       equal_nan=True)  # fmt: skip
+        except AssertionError as error:
+            return " ".join(str(error).split())[:160]
+    return ""
+
+
+def table(found: dict[Case, tuple[str, str]]) -> list[str]:
+    """The Markdown of the counts by dtype and direction, and what is not right."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for case, (word, _) in found.items():
+        counts[str(case.dtype)[6:], "backward" if case.backward else "forward"][word] += 1
+    lines = [f"| dtype | direction | {' | '.join(WORDS)} |", "| --- | --- | --- | --- | --- |"]
+    for (dtype, direction), words in sorted(counts.items()):
+        lines.append(f"| {dtype} | {direction} | {' | '.join(str(words[w] or '') for w in WORDS)} |")
+    total = Counter(word for word, _ in found.values())
+    return [*lines, f"| all | | {' | '.join(str(total[w]) for w in WORDS)} |"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", default="*", help="OpInfos by a glob of their name")
+    parser.add_argument("--samples", type=int, default=20, help="the most samples of each case")
+    parser.add_argument("--write", action="store_true", help="renew the table in docs/device.md")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found = {}
+    for case in cases():
+        if fnmatch.fnmatch(case.name, options.op):
+            found[case] = judged(case, options.samples)
+            if found[case][1]:
+                print(f"{found[case][0]}: {case}: {found[case][1]}", flush=True)
+    lines = table(found)
+    print(*lines, sep="\n")
+    if options.write:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        beside = PAGE.with_suffix(".new")
+        beside.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]))
+        os.replace(beside, PAGE)
+    return int(any(word == "wrong" for word, _ in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
