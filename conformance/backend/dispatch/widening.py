@@ -36,7 +36,7 @@ def run(
         return _WIDER.get(x, x) if isinstance(x, torch.dtype) else x
 
     try:
-        kinds = [t.dtype for t in _tensors(call(*_mapped(args, _meta), **_mapped(kwargs, _meta)))]
+        kinds = _result_dtypes(call, args, kwargs)
         result = call(*_mapped(args, widened), **_mapped(kwargs, widened))
     except (RuntimeError, TypeError):  # the answer to the call as it was made is the better one
         raise refused from None
@@ -45,14 +45,22 @@ def run(
             own.resize_(wide[id(own)].size()).copy_(wide[id(own)])
     given = {id(w): own for own in written if (w := wide.get(id(own))) is not None}
     dtypes = iter(kinds)
+    narrow = {_WIDER[t.dtype]: t.dtype for t in _tensors([*args, *kwargs.values()]) if t.dtype in _WIDER}
 
     def rounded(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        dtype = next(dtypes)
+        dtype = next(dtypes, narrow.get(x.dtype, x.dtype))
         return given[id(x)] if id(x) in given else x.to(dtype)
 
     return _mapped(result, rounded)
+
+
+def _result_dtypes(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.dtype]:
+    try:
+        return [t.dtype for t in _tensors(call(*_mapped(args, _meta), **_mapped(kwargs, _meta)))]
+    except (RuntimeError, TypeError):
+        return []
 
 
 def _meta(x: Any) -> Any:
