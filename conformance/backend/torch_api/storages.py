@@ -24,6 +24,7 @@ def install() -> None:
     """Serve storages on tiny; those of other devices keep torch's methods."""
     _serve_constructor()
     methods: dict[str, Callable[..., Any]] = {"resize_": _resize, "new": _new, "byteswap": _byteswap}
+    _refuse_slices()
     for name, method in methods.items():
         _replace(name, method)
     torch_compat.make_storage_methods("tiny")
@@ -60,6 +61,18 @@ def _replace(name: str, method: Callable[..., Any]) -> None:
 
     chosen.__name__, chosen.__doc__ = name, original.__doc__
     setattr(torch.UntypedStorage, name, chosen)
+
+
+def _refuse_slices() -> None:
+    """A slice of a storage is one that begins inside of it, of which there are none: it is refused where it is made."""
+    original: Any = torch.UntypedStorage.__getitem__
+
+    def getitem(self: torch.UntypedStorage, index: Any) -> Any:
+        if isinstance(index, slice) and self.device.type == "tiny":
+            raise NotImplementedError("tiny: a storage has no slices: slice a tensor over it, or its copy from .cpu()")
+        return original(self, index)
+
+    torch.UntypedStorage.__getitem__ = getitem  # type: ignore[method-assign,assignment]
 
 
 def _checked(nbytes: int) -> int:

@@ -64,6 +64,14 @@ PROGRAMS: dict[str, Callable[[str], Tensor]] = {
     "add": lambda d: DENSE.to(d).to_sparse() + DENSE.to(d).to_sparse(),
     "mul_": lambda d: DENSE.to(d).to_sparse().mul_(2),
     "zero_": lambda d: DENSE.to(d).to_sparse().zero_(),
+    "zero_ csr": lambda d: DENSE.to(d).to_sparse_csr().zero_(),
+    "add_ csr": lambda d: DENSE.to(d).to_sparse_csr().add_((DENSE + 1).to(d).to_sparse_csr()),
+    "resize_as_sparse_": lambda d: (
+        torch.zeros(2, 3).to(d).to_sparse_csr().resize_as_sparse_(DENSE.to(d).to_sparse_csr()).zero_()
+    ),
+    "sspaddmm": lambda d: torch.sspaddmm(torch.eye(2).to(d).to_sparse(), DENSE.to(d).to_sparse(), ONES.to(d), beta=2),
+    "sum": lambda d: torch.sparse.sum(DENSE.to(d).to_sparse(), 0),
+    "index_select": lambda d: DENSE.to(d).to_sparse().index_select(0, torch.tensor([1]).to(d)),
     "clone": lambda d: DENSE.to(d).to_sparse().clone(),
     "into dense": lambda d: DENSE.to(d).clone().add_(DENSE.to(d).to_sparse()),
     "mm": lambda d: torch.sparse.mm(DENSE.to(d).to_sparse(), ONES.to(d)),

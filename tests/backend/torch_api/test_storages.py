@@ -62,6 +62,12 @@ class TestUntyped:
         held[0] = 9
         assert made[0] == 0
 
+    def test_slices_are_refused(self) -> None:
+        """It made a storage that nothing could be read from: KeyError, with an address."""
+        with pytest.raises(NotImplementedError, match="tiny: a storage has no slices"):
+            storage()[2:4]
+        assert storage().cpu()[2:4].tolist() == [2, 3]
+
     def test_other_devices_keep_torchs_methods(self) -> None:
         held = torch.arange(4, dtype=torch.uint8).untyped_storage()
         held.byteswap(torch.int16)
