@@ -112,8 +112,7 @@ PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
 set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
 tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
 module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
-
-
+data_parallel_device: Callable[[], str | None] = found("torch.nn.parallel.data_parallel:_get_available_device_type")
 inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
 aot_inductor_wrapper: Any = found("torch:_TorchCompileAOTInductorWrapper")
 
@@ -132,6 +131,24 @@ def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
 def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:
     """Let a module's `to`, `float` and the like change its tensors by this method."""
     torch.nn.Module._apply = function  # type: ignore[method-assign]
+
+
+def replace_data_parallel_device(function: Callable[[], str | None]) -> None:
+    """Let DataParallel take this function's answer for the kind of device that it serves."""
+    importlib.import_module("torch.nn.parallel.data_parallel")._get_available_device_type = function  # type: ignore[attr-defined]
+
+
+def wait_for(work: Any) -> None:
+    """Wait for a collective, given as the dispatcher passes it; None is one that is done."""
+    if work is not None:
+        found("torch._C._distributed_c10d:Work.unbox")(work).wait()
+
+
+def finished_work(result: list[torch.Tensor]) -> Any:
+    """A collective that is done and whose future has `result`, in the form in which the dispatcher passes it."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return found("torch._C._distributed_c10d:_create_work_from_future")(future).boxed()
 
 
 # Dynamo's C half, which is there before Dynamo is imported

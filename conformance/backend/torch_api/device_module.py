@@ -14,7 +14,7 @@ import torch
 
 from ..lazy.dtypes import COMPUTED, PAIRS
 from ..runtime import torch_compat
-from . import amp, device_memory, devices, generators, legacy_types, storages, streams
+from . import amp, device_memory, devices, distributed, generators, legacy_types, processes, storages, streams
 
 
 def _module() -> ModuleType:
@@ -53,6 +53,8 @@ def register() -> None:
     streams.install()
     device_memory.install()
     legacy_types.install()
+    processes.install()
+    distributed.install()
     _serve_accelerator()
     _print_on_host()
     _keep_shared_parameters()

@@ -15,6 +15,7 @@ import torch
 from .. import ops
 from ..dispatch import fallback, schema_kernels, sparse, transfer, views
 from ..runtime import torch_compat
+from ..runtime.lock import locked
 
 # What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
@@ -54,7 +55,7 @@ def install() -> None:
             raise RuntimeError(
                 f"tiny: a kernel for {op} would cut autograd, which torch derives from its composite form"
             )
-        aten.impl(op, kernel, "PrivateUse1")
+        aten.impl(op, kernel if op in views.BORROWED else locked(kernel), "PrivateUse1")
     for name, function in DIFFERENTIATED.items():
         aten.impl(name, function, "AutogradPrivateUse1")
     everything.fallback(_boxed, "PrivateUse1")
@@ -112,5 +113,6 @@ def decomposes(op: Any, function: Callable[..., Any]) -> bool:
     return inner.__module__ == "torch._decomp.decompositions" or op._schema.name.split("::")[1] in ops.REFERENCES
 
 
+@locked
 def _boxed(op: Any, *args: Any, **kwargs: Any) -> Any:
     return fallback.on_cpu(op, args, kwargs)
