@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import conformance.backend as backend
 from conformance.backend.torch_api.compile import tiny as tiny_compiler
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2]))  # where it is run as a script
 from tests.clients.models import BY_NAME, MODELS, Model
 
 STEPS, MEASURED = 3, 3

@@ -8,6 +8,7 @@ Imports no client package before a model is made, so that the table can be read 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tests.clients import packages
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and nothing is asked for
 
@@ -92,7 +95,7 @@ def hugging(kind: str, config: str, inputs: Callable[[], Inputs], name: str = ""
     ours = {key: options.pop(key) for key in ("loss", "lr", "prompt") if key in options}
 
     def make() -> nn.Module:
-        without_libraries()
+        without_operators()
         import transformers
 
         made: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**options))
@@ -105,7 +108,7 @@ def of_timm(name: str, size: int, make: Callable[[Any], nn.Module], lr: float = 
     """A model of timm, made from its `models`."""
 
     def from_package() -> nn.Module:
-        without_libraries()
+        beside()
         import timm
 
         return make(timm.models)
@@ -117,7 +120,7 @@ def of_torchvision(name: str, size: int, make: Callable[[Any], nn.Module], lr: f
     """A model of torchvision, made from its `models`."""
 
     def from_package() -> nn.Module:
-        without_libraries()
+        beside()
         import torchvision
 
         return make(torchvision.models)
@@ -128,13 +131,21 @@ def of_torchvision(name: str, size: int, make: Callable[[Any], nn.Module], lr: f
 _stand_ins: list[torch.library.Library] = []
 
 
-def without_libraries() -> None:
+def beside() -> None:
+    """Make the packages importable that are installed beside the environment, where it has them not itself."""
+    if any(importlib.util.find_spec(name) is None for name in ("timm", "torchvision", "diffusers")):
+        sys.path.append(str(packages.install("models.txt")))
+    without_operators()
+
+
+def without_operators() -> None:
     """Let torchvision be imported where its compiled operators do not fit this torch.
 
     The wheels in the registry are built for torch with CUDA, and beside another build they load no operator; importing
-    torchvision then fails at `torchvision::nms`, of which it describes the results. No model of the table calls one.
+    torchvision then fails at `torchvision::nms`, of which it describes the results, and so does importing a model of
+    transformers, which looks for torchvision. No model of the table calls one of its operators.
     """
-    if "torchvision" in sys.modules or _stand_ins:
+    if "torchvision" in sys.modules or _stand_ins or importlib.util.find_spec("torchvision") is None:
         return
     try:
         import torchvision  # noqa: F401
@@ -154,7 +165,7 @@ def _whisper() -> Inputs:
 
 
 def _unet() -> nn.Module:
-    without_libraries()
+    beside()
     import diffusers
 
     made: nn.Module = diffusers.UNet2DModel(
@@ -166,7 +177,7 @@ def _unet() -> nn.Module:
 
 
 def _autoencoder() -> nn.Module:
-    without_libraries()
+    beside()
     import diffusers
 
     made: nn.Module = diffusers.AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=2)

@@ -206,18 +206,28 @@ def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = Fal
 
 @value("histc")
 def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0) -> UOp:
-    """Counts of elements in equal bins over [min, max], or over the data's range where both are equal."""
+    """Counts of elements in equal bins over [min, max], or over the data's range where both are equal.
+
+    Of integers, which the CPU refuses, it is what CUDA computes: counts in their dtype, of bins that integer division
+    finds.
+    """
     _affordable(x, bins)
-    if 0 in x.shape or dtypes.is_int(x.dtype):
+    if 0 in x.shape:
         raise Declined
+    whole = dtypes.is_int(x.dtype)
     flat = x.reshape((math.prod(x.shape),)).contiguous()
-    low, high = UOp.const(float(min), x.dtype), UOp.const(float(max), x.dtype)
+    flat = flat.cast(dtypes.int64) if whole else flat
+    low, high = (UOp.const(int(bound) if whole else float(bound), flat.dtype) for bound in (min, max))
     if min == max:
         low, high = (order.extreme(flat, (0,), largest=which).reshape(()) for which in (False, True))
-        require(ctx, (e.absolute(low) < e.INF) & (e.absolute(high) < e.INF))
+        if not whole:
+            require(ctx, (e.absolute(low) < e.INF) & (e.absolute(high) < e.INF))
         same = low.eq(high)
-        low, high = same.where(subtract(low, 1.0), low), same.where(high + 1.0, high)
-    place = divide(subtract(flat, low) * float(bins), subtract(high, low)).cast(dtypes.int64)
+        low, high = same.where(subtract(low, 1), low), same.where(high + 1, high)
+    if whole:
+        place = (subtract(flat, low) * bins) // subtract(high, low)
+    else:
+        place = divide(subtract(flat, low) * float(bins), subtract(high, low)).cast(dtypes.int64)
     place = place.eq(bins).where(bins - 1, place)
     inside = ((flat < low) | (flat > high) | flat.ne(flat)).logical_not()
     hit = inside.unsqueeze(0) & place.unsqueeze(0).eq(UOp.arange(bins).cast(dtypes.int64).reshape((bins, 1)))
