@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from . import torch_compat
+
 LOCK = threading.RLock()
 """Held while nodes, schedules and buffers are used, which are state of the process in tinygrad."""
 
@@ -22,14 +24,21 @@ _dropped: list[Any] = []  # by threads that did not have the lock
 
 
 def locked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run by one thread at a time."""
+    """The function, run by one thread at a time, and without torch.jit.trace, for which sizes are tensors."""
 
     @functools.wraps(function)
     def alone(*args: Any, **kwargs: Any) -> Any:
         with LOCK:
             if _dropped:
                 _dropped.clear()
-            return function(*args, **kwargs)
+            tracing = torch_compat.tracing_state()
+            if tracing is None:
+                return function(*args, **kwargs)
+            torch_compat.set_tracing_state(None)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                torch_compat.set_tracing_state(tracing)
 
     return alone
 

@@ -99,6 +99,10 @@ suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = found(
 )
 _OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_")
 
+# torch.jit.trace
+tracing_state: Callable[[], Any] = found("torch._C:_get_tracing_state")
+set_tracing_state: Callable[[Any], None] = found("torch._C:_set_tracing_state")
+
 # Random numbers, streams and events
 Event: Any = found("torch:Event")
 Generator: Any = found("torch._C:Generator")
@@ -113,6 +117,7 @@ set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseon
 tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
 module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
 data_parallel_device: Callable[[], str | None] = found("torch.nn.parallel.data_parallel:_get_available_device_type")
+validate_flex_device: Callable[..., None] = found("torch.nn.attention.flex_attention:_validate_device")
 inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
 aot_inductor_wrapper: Any = found("torch:_TorchCompileAOTInductorWrapper")
 
@@ -131,6 +136,11 @@ def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
 def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:
     """Let a module's `to`, `float` and the like change its tensors by this method."""
     torch.nn.Module._apply = function  # type: ignore[method-assign]
+
+
+def replace_flex_device_check(function: Callable[..., None]) -> None:
+    """Let flex_attention ask this function whether it serves the device of its tensors."""
+    importlib.import_module("torch.nn.attention.flex_attention")._validate_device = function  # type: ignore[attr-defined]
 
 
 def replace_data_parallel_device(function: Callable[[], str | None]) -> None:

@@ -55,7 +55,8 @@ def install() -> None:
             raise RuntimeError(
                 f"tiny: a kernel for {op} would cut autograd, which torch derives from its composite form"
             )
-        aten.impl(op, kernel if op in views.BORROWED else locked(kernel), "PrivateUse1")
+        kernel = kernel if op in views.BORROWED else locked(kernel)
+        aten.impl(op, _noted(kernel) if op is torch.ops.aten.convolution.default else kernel, "PrivateUse1")
     for name, function in DIFFERENTIATED.items():
         aten.impl(name, function, "AutogradPrivateUse1")
     everything.fallback(_boxed, "PrivateUse1")
@@ -66,6 +67,17 @@ def install() -> None:
         for op in _computed_on(source.name, overloads):
             aten.impl(op, functools.partial(_boxed, op), key)
         everything.fallback(_boxed, key)
+
+
+def _noted(convolution: Callable[..., Any]) -> Callable[..., Any]:
+    """A convolution that torch.jit.trace notes: it leaves that to `_convolution`, which composite kernels call."""
+
+    def kernel(*args: Any) -> Any:
+        if torch_compat.tracing_state() is None:
+            return convolution(*args)
+        return torch.ops.aten._convolution.default(*args, False, False, True, True)
+
+    return kernel
 
 
 def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library.Library) -> None:
