@@ -98,15 +98,14 @@ def _refuse_unused_parameters() -> None:
     original = parallel.__init__
 
     @functools.wraps(original)
-    def init(
-        self: Any, module: torch.nn.Module, *args: Any, find_unused_parameters: bool = False, **kwargs: Any
-    ) -> None:
-        if find_unused_parameters and any(map(is_tiny, module.parameters())):
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        asked = [name for name in ("find_unused_parameters", "static_graph") if kwargs.get(name)]
+        if asked and any(map(is_tiny, module.parameters())):
             raise RuntimeError(
-                "tiny: DistributedDataParallel(find_unused_parameters=True) needs an allocator of pinned memory, which "
-                "torch has for devices written in C++ alone: let every parameter take part in the loss"
+                f"tiny: DistributedDataParallel({asked[0]}=True) needs an allocator of pinned memory, which torch has "
+                "for devices written in C++ alone: let every parameter take part in the loss, and leave it out"
             )
-        original(self, module, *args, find_unused_parameters=find_unused_parameters, **kwargs)
+        original(self, module, *args, **kwargs)
 
     parallel.__init__ = init
 

@@ -74,10 +74,10 @@ class TestSending:
             torch.ones(2, device="tiny").share_memory_()
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_a_worker_makes_tensors_on_the_device(method):
     """Batches arrive on the device, in order, whether the workers were forked or started anew."""
-    context = multiprocessing.get_context(method)
-    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=context, timeout=100)
+    context, seconds = multiprocessing.get_context(method), 100 if method == "fork" else 500
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=context, timeout=seconds)
     found = [(rows.device.type, rows.tolist(), numbers.tolist()) for rows, numbers in loader]
     assert found == [("tiny", [[0, 0], [2, 2]], [0, 1]), ("tiny", [[4, 4], [6, 6]], [2, 3])]
