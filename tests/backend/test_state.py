@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import warnings
 
@@ -128,6 +129,38 @@ class TestFork:
             assert self.of_child(lambda: (given * 2).sum().item()) == "999000.0"
         finally:
             torch.set_num_threads(count)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+    def test_what_a_child_writes_is_its_own(self):
+        """Buffers of before the fork are copies. (They were one memory for all processes.)"""
+        given = torch.ones(10_000).to("tiny")
+        assert given.add_(1).sum().item() == 20_000
+        assert self.of_child(lambda: given.add_(1).sum().item()) == "30000.0"
+        assert given.sum().item() == 20_000
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+    def test_what_children_make_is_their_own(self):
+        """Memory that was kept for reuse at the fork is nobody else's. (A loader's workers made the same batch.)"""
+        torch.ones(10_000).to("tiny").sum().item()  # its buffer is free now
+        made = torch.full((10_000,), 2.0)
+        reads, writes = os.pipe()
+        here: list[torch.Tensor] = []
+
+        def in_child() -> float:
+            found = made.to("tiny")
+            os.write(writes, b"made")
+            time.sleep(0.5)
+            return found.sum().item()
+
+        def in_parent() -> None:
+            os.read(reads, 4)
+            here.append((made * 3).to("tiny"))
+
+        thread = threading.Thread(target=in_parent)
+        thread.start()
+        assert self.of_child(in_child) == "20000.0"
+        thread.join()
+        assert here[0].sum().item() == 60_000
 
     @staticmethod
     def of_child(call, seconds: float = 60.0) -> str:

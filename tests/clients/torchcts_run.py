@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+sys.path.insert(0, str(Path(__file__).parents[2]))  # where it is run as a script
+from tests.clients import packages
 
 ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ROOT / "requirements" / "torchcts.txt"
 NOT_JUDGED = Path(__file__).with_name("torchcts.toml")
 
 SUITES = (
@@ -30,10 +30,6 @@ SUITES = (
     "stress", "operators",
 )  # fmt: skip
 LIMIT_S = 3000
-
-
-class NotHad(RuntimeError):
-    """The package could not be installed; says why."""
 
 
 @dataclass
@@ -60,28 +56,15 @@ class Outcome:
 
 
 def install() -> Path:
-    """The folder with the package in it, made on first use. Raises NotHad where it cannot be installed."""
-    folder = ROOT / ".nox" / "torchcts"
-    folder.parent.mkdir(exist_ok=True)
-    stamp = folder / "installed"
-    with FileLock(f"{folder}.lock"):
-        wanted = REQUIREMENTS.read_text()
-        if not stamp.exists() or stamp.read_text() != wanted:
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
-            done = subprocess.run(
-                [*pip, "--target", str(folder), "--requirement", str(REQUIREMENTS)],
-                check=False,
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                raise NotHad(f"TorchCTS cannot be installed from {REQUIREMENTS.name}: {done.stderr.strip()[-500:]}")
-            stamp.write_text(wanted)
-    return folder
+    """The folder with the package in it, made on first use. Raises packages.NotHad where it cannot be installed."""
+    return packages.install("torchcts.txt")
 
 
 def run(suite: str, device: str = "tiny") -> Outcome:
-    """Run a suite in a process of its own. Raises NotHad, and RuntimeError where it ended before its last test."""
+    """Run a suite in a process of its own.
+
+    Raises packages.NotHad, and RuntimeError where it ended before its last test.
+    """
     package = install()
     declared = tomllib.loads(NOT_JUDGED.read_text())
     with tempfile.TemporaryDirectory() as name:
@@ -161,7 +144,7 @@ def main() -> int:
     for suite in given.suite:
         try:
             outcome = run(suite, given.device)
-        except (NotHad, RuntimeError, subprocess.TimeoutExpired) as error:
+        except (packages.NotHad, RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{suite:12}{error}", flush=True)
             judged += 1
             continue

@@ -6,10 +6,12 @@ offsets, while nothing may ever be read through them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
-import threading
+
+from ..runtime.lock import LOCK
 
 
 class AddressSpace:
@@ -23,14 +25,14 @@ class AddressSpace:
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = {}
         self._next = self._end = 0
-        self._lock = threading.Lock()
 
     def reserve(self, nbytes: int) -> tuple[int, int]:
         """(address, size class) of `nbytes` bytes that nothing else has; the class is what `release` wants back."""
         size = max(64, 1 << (max(nbytes, 1) - 1).bit_length())
-        with self._lock:
-            if self._free.get(size):
-                return self._free[size].pop(), size
+        if freed := self._free.get(size):
+            with contextlib.suppress(IndexError):  # another thread was faster
+                return freed.pop(), size
+        with LOCK:
             if self._next + size > self._end:
                 self._next, length = _map_unreadable(size, self.REGION)
                 self._end = self._next + length
@@ -39,9 +41,8 @@ class AddressSpace:
             return address, size
 
     def release(self, address: int, size: int) -> None:
-        """Give an address back for reuse."""
-        with self._lock:
-            self._free.setdefault(size, []).append(address)
+        """Give an address back for reuse; finalizers do, so it waits for no lock."""
+        self._free.setdefault(size, []).append(address)
 
 
 def _map_unreadable(least: int, most: int) -> tuple[int, int]:

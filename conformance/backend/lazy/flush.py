@@ -20,6 +20,7 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from ..runtime import expressions, memory, recording, scheduler
+from ..runtime.lock import LOCK
 from . import layout
 from .constant_writes import Number, NumberWrite, replayed
 from .dtypes import TORCH
@@ -47,7 +48,7 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     `why` is the reason that a trace reports.
     """
     recording.check_closed("it needs a value before it ends")
-    with memory.LOCK:
+    with LOCK:
         for storage in list(LOOPING.values()):
             end_loop(storage)
         wanted = list(dict.fromkeys([*storages, *(list(DIRTY.values()) if dirty else ())]))

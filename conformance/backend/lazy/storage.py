@@ -22,6 +22,7 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from ..runtime import allocations, expressions, memory, recording, torch_compat
+from ..runtime.lock import clear
 from . import layout
 from .addresses import ADDRESSES
 from .constant_writes import Number, NumberWrite
@@ -82,6 +83,7 @@ class LazyStorage:
     def __del__(self) -> None:
         for address, size in self.addresses:
             ADDRESSES.release(address, size)
+        clear(self, ("flat", "view", "donor", "loop"))
 
     @property
     def dtype(self) -> DType:

@@ -1,6 +1,6 @@
-"""Buffers: host memory in, host memory out, and the lock around both.
+"""Buffers: host memory in, host memory out.
 
-Defines `LOCK`, `open_device`, `from_host`, `to_host`, `host_view`, and `generation`, which dates what is known of
+Defines `open_device`, `from_host`, `to_host`, `host_view`, and `generation`, which dates what is known of
 contents.
 
 The key insight: where the host can address the device's memory, reading it copies nothing; so what a read returns may
@@ -10,7 +10,7 @@ Must not know torch, storages or schedules.
 
 from __future__ import annotations
 
-import threading
+import os
 from typing import Any
 
 from tinygrad.device import Buffer, Device
@@ -18,12 +18,10 @@ from tinygrad.dtype import DType
 from tinygrad.helpers import DEV
 from tinygrad.uop.ops import UOp
 
-from . import allocations, trace
+from . import allocations, private_memory, trace
 from .counters import COUNTERS
+from .lock import LOCK
 from .toolchain import ensure_compiler
-
-# Schedules and buffers are process-wide state in tinygrad, which does no locking of its own.
-LOCK = threading.RLock()
 
 
 def device_name(index: int = 0) -> str:
@@ -33,12 +31,35 @@ def device_name(index: int = 0) -> str:
 
 
 _opened: set[str] = set()
+LOST: set[str] = set()
+"""Devices that were opened before this process was forked, and whose drivers do not work in a fork."""
+
+
+def check_fork() -> None:
+    """Raise RuntimeError in a process that was forked after a GPU had been opened."""
+    if LOST:
+        raise RuntimeError(
+            f"tiny: {', '.join(sorted(LOST))} was opened before this process was forked, and no GPU driver works in a "
+            'fork: start processes with torch.multiprocessing\'s "spawn"'
+        )
+
+
+def _after_fork() -> None:
+    LOST.update(device for device in _opened if device.split(":")[0] not in ("CPU", "PYTHON"))
+    _opened.difference_update(LOST)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_device(device: str) -> None:
     """Open tinygrad's device once; its CPU device starts a C compiler when it opens. Raises ToolchainError."""
     if device not in _opened:
+        check_fork()
         ensure_compiler()
+        if host_addressable(device):
+            private_memory.install()
         allocations.watch(device, Device[device].allocator)
         _opened.add(device)
 

@@ -13,6 +13,7 @@ Must not know what the kernels compute.
 from __future__ import annotations
 
 import pickle
+import time
 from typing import Any
 
 from tinygrad import codegen
@@ -24,6 +25,7 @@ from tinygrad.uop.ops import UOp
 from ..tinygrad_patches.patch import Patch
 from . import disk_cache
 from .counters import COUNTERS
+from .progress import PROGRESS
 
 TABLE = "conformance_programs"
 Key = tuple[Any, ...]
@@ -97,6 +99,7 @@ def generate(graph: UOp, renderer: Any) -> UOp:
     that does not compile is no such failure: it says that the renderer wrote something else than was meant, and C may
     take the same expression, written once more, for another one (`- -x` and `--x`).
     """
+    start = time.perf_counter()
     try:
         program = _generate(graph, renderer)
     except CompileError:
@@ -105,6 +108,7 @@ def generate(graph: UOp, renderer: Any) -> UOp:
         with Context(NOOPT=1):
             program = _generate(graph, renderer)  # what fails here too is an error
         COUNTERS.unoptimized += 1
+    PROGRESS.add(time.perf_counter() - start)
     return _ready(program)
 
 

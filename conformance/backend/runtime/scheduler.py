@@ -24,8 +24,9 @@ from tinygrad.uop.ops import UOp
 from . import trace
 from .counters import COUNTERS
 from .expressions import is_rearranged, shaped_like, strip_reshapes
+from .lock import LOCK
 from .materialization import read_by_all, remaining
-from .memory import LOCK, open_device
+from .memory import check_fork, open_device
 from .replay import Graph, Replay, canonical, kernel_names, recorded
 from .schedule_cache import Schedules, Subject, subject
 from .subnormals import Subnormals
@@ -151,6 +152,7 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
 def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
     """Run a schedule over realized buffers; its results as flat buffers."""
     with LOCK, Subnormals():
+        check_fork()
         before, start = GlobalCounters.kernel_count, time.perf_counter()
         slots = replay.run(buffers)
         results = [slots[i] for i in replay.results]

@@ -99,6 +99,10 @@ suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = found(
 )
 _OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_")
 
+# torch.jit.trace
+tracing_state: Callable[[], Any] = found("torch._C:_get_tracing_state")
+set_tracing_state: Callable[[Any], None] = found("torch._C:_set_tracing_state")
+
 # Random numbers, streams and events
 Event: Any = found("torch:Event")
 Generator: Any = found("torch._C:Generator")
@@ -113,6 +117,10 @@ PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
 set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
 tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
 module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
+data_parallel_device: Callable[[], str | None] = found("torch.nn.parallel.data_parallel:_get_available_device_type")
+validate_flex_device: Callable[..., None] = found("torch.nn.attention.flex_attention:_validate_device")
+inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
+aot_inductor_wrapper: Any = found("torch:_TorchCompileAOTInductorWrapper")
 
 # Nested tensors in the jagged layout
 NestedTensor: Any = found("torch.nested._internal.nested_tensor:NestedTensor")
@@ -122,10 +130,6 @@ check_jagged_attention: Callable[..., None] = found("torch.nested._internal.sdpa
 nested_from_padded: Callable[..., Any] = found("torch.nested._internal.nested_tensor:nested_from_padded")
 _OF_ENGINE = found("torch.autograd:Variable._execution_engine")
 _OF_ATTENTION = found("torch.nested._internal.ops:jagged_scaled_dot_product_attention")
-
-
-inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
-aot_inductor_wrapper: Any = found("torch:_TorchCompileAOTInductorWrapper")
 
 
 def make_storage_methods(name: str) -> None:
@@ -154,6 +158,29 @@ def replace_jagged_attention(function: Callable[..., Any]) -> None:
 def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:
     """Let a module's `to`, `float` and the like change its tensors by this method."""
     torch.nn.Module._apply = function  # type: ignore[method-assign]
+
+
+def replace_flex_device_check(function: Callable[..., None]) -> None:
+    """Let flex_attention ask this function whether it serves the device of its tensors."""
+    importlib.import_module("torch.nn.attention.flex_attention")._validate_device = function  # type: ignore[attr-defined]
+
+
+def replace_data_parallel_device(function: Callable[[], str | None]) -> None:
+    """Let DataParallel take this function's answer for the kind of device that it serves."""
+    importlib.import_module("torch.nn.parallel.data_parallel")._get_available_device_type = function  # type: ignore[attr-defined]
+
+
+def wait_for(work: Any) -> None:
+    """Wait for a collective, given as the dispatcher passes it; None is one that is done."""
+    if work is not None:
+        found("torch._C._distributed_c10d:Work.unbox")(work).wait()
+
+
+def finished_work(result: list[torch.Tensor]) -> Any:
+    """A collective that is done and whose future has `result`, in the form in which the dispatcher passes it."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return found("torch._C._distributed_c10d:_create_work_from_future")(future).boxed()
 
 
 # Dynamo's C half, which is there before Dynamo is imported

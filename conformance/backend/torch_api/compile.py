@@ -27,6 +27,7 @@ from ..lazy import buffer_donation, flush
 from ..lazy.dtypes import element
 from ..lazy.storage import LazyStorage, allocate, lazy_storage
 from ..runtime import expressions, memory, recording, replay, scheduler, torch_compat
+from ..runtime.lock import locked
 
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
@@ -102,6 +103,7 @@ class _Compiled:
         outputs: Any = graph.graph.output_node().args[0]
         self.returns_host = [_is_host(getattr(node, "meta", {}).get("val")) for node in outputs]
 
+    @locked
     def __call__(self, *inputs: Any) -> Any:
         hosts = [i for i, x in enumerate(inputs) if _is_host(x)]
         moved = list(inputs)

@@ -14,7 +14,19 @@ import torch
 
 from ..lazy.dtypes import COMPUTED, PAIRS
 from ..runtime import torch_compat
-from . import amp, device_memory, devices, generators, legacy_types, nested, pending_errors, storages, streams
+from . import (
+    amp,
+    device_memory,
+    devices,
+    distributed,
+    generators,
+    legacy_types,
+    nested,
+    pending_errors,
+    processes,
+    storages,
+    streams,
+)
 
 
 def _module() -> ModuleType:
@@ -56,6 +68,8 @@ def register() -> None:
     legacy_types.install()
     nested.install()
     pending_errors.install()
+    processes.install()
+    distributed.install()
     _serve_accelerator()
     _print_on_host()
     _keep_shared_parameters()

@@ -150,7 +150,8 @@ def ipc_collect() -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return False
+    """Whether this process was forked from one that had opened a device which does not work in a fork."""
+    return bool(memory.LOST)
 
 
 PUBLIC = (

@@ -15,6 +15,7 @@ import torch
 from .. import ops
 from ..dispatch import fallback, schema_kernels, sparse, transfer, views
 from ..runtime import torch_compat
+from ..runtime.lock import locked
 
 # What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
@@ -58,7 +59,8 @@ def install() -> None:
             raise RuntimeError(
                 f"tiny: a kernel for {op} would cut autograd, which torch derives from its composite form"
             )
-        aten.impl(op, kernel, "PrivateUse1")
+        kernel = kernel if op in views.BORROWED else locked(kernel)
+        aten.impl(op, _noted(kernel) if op is torch.ops.aten.convolution.default else kernel, "PrivateUse1")
     for name, function in DIFFERENTIATED.items():
         aten.impl(name, function, "AutogradPrivateUse1")
     for name in TRANSFORMS:
@@ -80,6 +82,17 @@ def _transformed(op: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torc
         return made
     made = op(self.to(torch.complex64 if self.dtype.is_complex else torch.float32), *args, **kwargs)
     return made.to(torch.complex32 if made.dtype.is_complex else torch.float16)
+
+
+def _noted(convolution: Callable[..., Any]) -> Callable[..., Any]:
+    """A convolution that torch.jit.trace notes: it leaves that to `_convolution`, which composite kernels call."""
+
+    def kernel(*args: Any) -> Any:
+        if torch_compat.tracing_state() is None:
+            return convolution(*args)
+        return torch.ops.aten._convolution.default(*args, False, False, True, True)
+
+    return kernel
 
 
 def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library.Library) -> None:
@@ -128,5 +141,6 @@ def decomposes(op: Any, function: Callable[..., Any]) -> bool:
     return inner.__module__ == "torch._decomp.decompositions" or op._schema.name.split("::")[1] in ops.REFERENCES
 
 
+@locked
 def _boxed(op: Any, *args: Any, **kwargs: Any) -> Any:
     return fallback.on_cpu(op, args, kwargs)

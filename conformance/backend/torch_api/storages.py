@@ -15,6 +15,7 @@ import torch
 from ..lazy import access
 from ..lazy.storage import allocate
 from ..runtime import torch_compat
+from ..runtime.lock import locked
 from .devices import index_of
 
 _pinning = torch.library.Library("aten", "IMPL")
@@ -53,6 +54,7 @@ def _serve_constructor() -> None:
 
 def _replace(name: str, method: Callable[..., Any]) -> None:
     original: Any = getattr(torch.UntypedStorage, name)
+    method = locked(method)
 
     def chosen(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if self.device.type == "tiny":

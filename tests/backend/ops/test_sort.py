@@ -19,3 +19,13 @@ def test_a_histogram_over_no_finite_range(element):
     with backend.no_fallback():
         assert torch.histc(x.to("tiny"), 4, 0, 1).tolist() == [0, 1, 1, 0]
         assert torch.histc(x[::2].to("tiny"), 4).tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_a_histogram_of_integers(dtype):
+    """What CUDA computes: counts in their dtype. It was refused as on the CPU, and mixtures of experts did not run."""
+    x = torch.tensor([0, 3, 1, 1, 2, 7], dtype=dtype).to("tiny")
+    with backend.no_fallback():
+        given, own, one = torch.histc(x, 4, 0, 3), torch.histc(x, 3), torch.histc(x[2:4], 2)
+    assert given.dtype is dtype
+    assert [given.tolist(), own.tolist(), one.tolist()] == [[1, 2, 1, 1], [4, 1, 1], [0, 2]]

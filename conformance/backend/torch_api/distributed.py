@@ -1,0 +1,132 @@
+"""`torch.distributed` on tensors of tiny, by way of the CPU; and DataParallel, which cannot work, refused.
+
+Defines `install`. The key insight: torch dispatches a collective like any operator, by the device of its tensors. So
+each one is a kernel that runs the same collective on CPU copies, over whichever backend the process group has for the
+CPU (gloo), waits, and carries back what was received. DistributedDataParallel asks for no more.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..dispatch.tensors import is_tiny
+from ..runtime import torch_compat
+
+# Of every other collective the first argument holds the tensors that it fills.
+FILLS_NOTHING = frozenset({"send", "barrier"})
+_libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
+
+REFUSED = (
+    "tiny: DataParallel and the functions it is made of (scatter, gather, replicate, broadcast) are written for CUDA "
+    "devices: use one tiny device, or torch.nn.parallel.DistributedDataParallel with a process each over gloo"
+)
+
+
+def install() -> None:
+    """Serve collectives of tensors on tiny, and refuse DataParallel of modules there."""
+    if torch.distributed.is_available():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel")
+            _serve_collectives()
+    _refuse_data_parallel()
+    _refuse_unused_parameters()
+
+
+def _serve_collectives() -> None:
+    """Replace torch's kernels for the device, which look for a process group's backend for it: none can be made."""
+    collectives = torch.library.Library("c10d", "IMPL")
+    _libraries.append(collectives)
+    for name in torch_compat.all_op_names():
+        namespace, _, op = name.partition("::")
+        if namespace == "c10d" and torch_compat.has_kernel(name, "PrivateUse1"):
+            kernel = functools.partial(_on_cpu, getattr(torch.ops.c10d, op).default)
+            collectives.impl(op, kernel, "PrivateUse1")
+
+
+def _on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a collective on copies in the CPU's memory, and put what they received into the tensors that were given."""
+    hosts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    moved = [_moved(x, hosts) for x in args]
+    result = op(*moved, **kwargs)
+    work = result[-1] if isinstance(result, tuple) else result
+    torch_compat.wait_for(work)
+    filled = args[0]
+    if op._schema.name.removeprefix("c10d::") not in FILLS_NOTHING:
+        given = {id(t) for t in _tensors(filled)}
+        for tensor, host in hosts:
+            if id(tensor) in given:
+                tensor.detach().copy_(host)
+    finished = torch_compat.finished_work(_tensors(filled))
+    return (filled, finished) if isinstance(result, tuple) else finished
+
+
+def _moved(x: Any, hosts: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    if isinstance(x, list):
+        return [_moved(y, hosts) for y in x]
+    if not is_tiny(x):
+        return x
+    host = next((host for tensor, host in hosts if tensor is x), None)
+    if host is None:
+        host = x.detach().cpu()
+        hosts.append((x, host))
+    return host
+
+
+def _tensors(x: Any) -> list[torch.Tensor]:
+    return [t for y in x for t in _tensors(y)] if isinstance(x, list) else [x]
+
+
+def _refuse_data_parallel() -> None:
+    """torch takes any accelerator for one that DataParallel serves, and fails inside, also for modules on the CPU."""
+    available = torch_compat.data_parallel_device
+    torch_compat.replace_data_parallel_device(lambda: None if available() == "tiny" else available())
+    parallel: Any = torch.nn.parallel
+    parallel.DataParallel.__init__ = _refusing(parallel.DataParallel.__init__)
+    parallel.data_parallel = _refusing(parallel.data_parallel)
+    for name in ("broadcast", "broadcast_coalesced", "reduce_add", "reduce_add_coalesced", "scatter", "gather"):
+        setattr(parallel.comm, name, _refusing(getattr(parallel.comm, name)))
+
+
+def _refuse_unused_parameters() -> None:
+    """To note which parameters were used torch pins memory in C++, by an allocator that the device has not."""
+    parallel: Any = torch.nn.parallel.DistributedDataParallel
+    original = parallel.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        asked = [name for name in ("find_unused_parameters", "static_graph") if kwargs.get(name)]
+        if asked and any(map(is_tiny, module.parameters())):
+            raise RuntimeError(
+                f"tiny: DistributedDataParallel({asked[0]}=True) needs an allocator of pinned memory, which torch has "
+                "for devices written in C++ alone: let every parameter take part in the loss, and leave it out"
+            )
+        original(self, module, *args, **kwargs)
+
+    parallel.__init__ = init
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises RuntimeError where a tensor on tiny, or a module with one, is among its arguments."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if any(map(is_tiny, _inside([*args, *kwargs.values()]))):
+            raise RuntimeError(REFUSED)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _inside(x: Any) -> Iterator[Any]:
+    if isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _inside(y)
+    elif isinstance(x, torch.nn.Module) and not isinstance(x, torch.nn.DataParallel):  # that one is being made
+        yield from (*x.parameters(), *x.buffers())
+    else:
+        yield x

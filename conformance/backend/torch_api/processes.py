@@ -1,0 +1,70 @@
+"""Tensors on tiny between processes: what a queue or a DataLoader's worker sends arrives as a copy.
+
+Defines `install`. The key insight: a process sends a tensor by saying how the other one makes it. A storage on tiny is
+memory of one process, so what is sent is a CPU tensor, which torch puts into shared memory, and the words "move it to
+tiny". Aliasing ends there: two views of one storage arrive as two tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+from torch.utils.hooks import warn_if_has_hooks
+
+from ..runtime.lock import locked
+
+
+def install() -> None:
+    """Let tensors and storages on tiny be sent to other processes; those of other devices are sent as before."""
+    for sent in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(sent, _reduce_tensor)
+    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+    share: Any = torch.UntypedStorage.share_memory_
+
+    def share_memory_(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+        if self.device.type == "tiny":
+            raise RuntimeError(
+                "tiny: a storage cannot be shared between processes; a tensor that is sent to another process "
+                "arrives there as a copy, and `.cpu()` gives a tensor that can be shared"
+            )
+        return share(self, *args, **kwargs)
+
+    share_memory_.__doc__ = share.__doc__
+    torch.UntypedStorage.share_memory_ = share_memory_  # type: ignore[method-assign]
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    of_result = tensor.requires_grad and not tensor.is_leaf  # torch's function refuses those
+    if tensor.device.type != "tiny" or tensor.layout is not torch.strided or of_result:
+        reduced: Any = reductions.reduce_tensor(tensor)
+        return reduced
+    warn_if_has_hooks(tensor)
+    return _tensor, (type(tensor), tensor.detach().cpu(), tensor.device, tensor.requires_grad)
+
+
+def _tensor(kind: type, host: torch.Tensor, device: torch.device, requires_grad: bool) -> torch.Tensor:
+    made = host.to(device)
+    return torch.nn.Parameter(made, requires_grad) if kind is torch.nn.Parameter else made.requires_grad_(requires_grad)
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if storage.device.type != "tiny":
+        reduced: Any = reductions.reduce_storage(storage)
+        return reduced
+    return _storage, (_on_host(storage), storage.device)
+
+
+@locked
+def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage.cpu()
+
+
+@locked
+def _storage(host: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    made = torch.UntypedStorage(host.nbytes(), device=device)
+    made.copy_(host)
+    return made

@@ -1,0 +1,156 @@
+"""Several threads on the device, and what a fork leaves of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+
+import pytest
+import torch
+
+from conformance.backend.runtime import lock, memory
+
+
+@pytest.fixture
+def hurried():
+    """Threads take turns as often as Python lets them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+class TestThreads:
+    @pytest.mark.parametrize(
+        ("count", "steps"), [pytest.param(2, 5, id="few"), pytest.param(4, 40, id="many", marks=pytest.mark.slow)]
+    )
+    def test_values_of_threads_at_once(self, hurried, count, steps):
+        """Each thread builds, drops and reads graphs of the same nodes. (Terms of a sum were lost, or it hung.)"""
+        wrong = []
+
+        def work(number: int) -> None:
+            try:
+                for step in range(steps):
+                    x = torch.tensor([number, step, 2.0]).to("tiny")
+                    given = ((x * x + x).sum() + (x[:, None] * x).sum()).item()
+                    x[1:] += x[0]
+                    total = number + step + 2
+                    wanted = number**2 + step**2 + 4 + total + total**2, total + 2 * number
+                    if (given, x.sum().item()) != wanted:
+                        wrong.append((number, step, given, wanted))
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert wrong == []
+
+    def test_gradients_of_two_threads(self):
+        """Each thread differentiates its own graph."""
+        found = {}
+
+        def work(number: int) -> None:
+            w = torch.ones(3, 3, device="tiny", requires_grad=True)
+            for _ in range(3):
+                (w @ w * number).sum().backward()
+            found[number] = w.grad.sum().item()
+
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == {1: 162.0, 2: 324.0}
+
+
+class TestClear:
+    class Holder:
+        def __init__(self) -> None:
+            self.held = object()
+
+    def test_is_at_once_in_the_thread_that_has_the_lock(self):
+        """Nothing is kept for later."""
+        lock.locked(lambda: None)()
+        holder = self.Holder()
+        with lock.LOCK:
+            lock.clear(holder, ("held",))
+        assert holder.held is None
+        assert lock._dropped == []
+
+    def test_never_waits(self):
+        """A finalizer of a thread without the lock leaves what it held to the next that takes it."""
+        lock.locked(lambda: None)()
+        holder = self.Holder()
+        with lock.LOCK:
+            other = threading.Thread(target=lock.clear, args=(holder, ("held",)), daemon=True)
+            other.start()
+            other.join(10)
+            assert not other.is_alive()
+            assert holder.held is None
+            assert len(lock._dropped) == 1
+        lock.locked(lambda: None)()
+        assert lock._dropped == []
+
+    def test_a_storage_that_dies_elsewhere_is_cleared(self):
+        """The nodes of a tensor which another thread drops die in the thread that has the lock, or later."""
+        held = [torch.ones(3, device="tiny") + 1]
+        lock.locked(lambda: None)()
+        with lock.LOCK:
+            other = threading.Thread(target=held.clear, daemon=True)
+            other.start()
+            other.join(10)
+            assert held == []
+            assert lock._dropped
+
+
+class TestFork:
+    def test_a_gpu_that_was_open_is_refused(self, monkeypatch):
+        """No GPU's driver works in a fork; the sentence names the start method that does."""
+        monkeypatch.setattr(memory, "_opened", {"CPU", "CUDA", "CUDA:1"})
+        assert _in_child(memory.check_fork).startswith("RuntimeError: tiny: CUDA, CUDA:1 was opened before")
+        assert not memory.LOST
+
+    def test_the_cpu_works(self, monkeypatch):
+        """What is memory of the process is the child's own."""
+        monkeypatch.setattr(memory, "_opened", {"CPU"})
+        assert _in_child(lambda: str((torch.arange(3.0, device="tiny") + 1).tolist())) == "[1.0, 2.0, 3.0]"
+
+    def test_a_child_is_made_while_another_thread_computes(self):
+        """The lock is not taken for ever in the child. (It was, by a thread that the child does not have.)"""
+        computing, done = threading.Event(), threading.Event()
+
+        def compute() -> None:
+            with lock.LOCK:
+                computing.set()
+                done.wait(0.2)
+
+        thread = threading.Thread(target=compute, daemon=True)
+        thread.start()
+        computing.wait(10)
+        assert _in_child(lambda: str((torch.ones(2, device="tiny") * 2).tolist())) == "[2.0, 2.0]"
+        done.set()
+        thread.join(10)
+
+
+def _in_child(call, seconds: float = 60.0) -> str:
+    """What a call gives in a forked child, or what it raises, as text."""
+    context = multiprocessing.get_context("fork")
+    reads, writes = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            writes.send(str(call()))
+        except BaseException as error:
+            writes.send(f"{type(error).__name__}: {error}")
+
+    child = context.Process(target=run, daemon=True)
+    child.start()
+    said = reads.recv() if reads.poll(seconds) else "nothing"
+    child.join(1)
+    child.kill()
+    return said

@@ -1,0 +1,65 @@
+"""Lines about a first compilation that takes long: it looked like a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+
+import pytest
+import torch
+
+import conformance.backend  # noqa: F401 - registers the device
+from conformance.backend.runtime import program_cache, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said(seconds: list[float], stream: io.StringIO) -> list[str]:
+    """The lines on stderr while kernels are compiled that take these times."""
+    counted = progress.Progress()
+    with contextlib.redirect_stderr(stream):
+        for time in seconds:
+            counted.add(time)
+    return stream.getvalue().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _not_turned_off(monkeypatch):
+    monkeypatch.delenv(progress.SETTING, raising=False)
+
+
+def test_lines_come_as_the_time_doubles():
+    """At 5, 10 and 20 seconds; with what was compiled since the process began."""
+    lines = said([1.0] * 22, Terminal())
+    assert [line.split(",")[0] for line in lines] == [f"tiny: {n} kernels compiled in {n} s" for n in (5, 10, 20)]
+
+
+def test_none_below_five_seconds():
+    assert said([4.9], Terminal()) == []
+
+
+def test_none_where_it_is_turned_off(monkeypatch):
+    monkeypatch.setenv(progress.SETTING, "0")
+    assert said([100], Terminal()) == []
+
+
+def test_none_where_nobody_looks():
+    """A log file or a pipe gets none."""
+    assert said([100], io.StringIO()) == []
+
+
+def test_a_fresh_kernel_is_told_of(monkeypatch):
+    """One that was compiled before is not."""
+    x, number = torch.arange(5.0).to("tiny"), random.random()
+    x.sum().item()  # the device compiles some of its own when it is opened
+    counted = progress.Progress()
+    monkeypatch.setattr(program_cache, "PROGRESS", counted)
+    (x * number).sum().item()
+    assert counted.kernels == 1
+    assert counted.seconds > 0
+    (x * number).sum().item()
+    assert counted.kernels == 1

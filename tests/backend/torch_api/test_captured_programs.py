@@ -1,0 +1,122 @@
+"""Programs captured by torch.jit.trace, torch.export and flex_attention, run on tiny."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import conformance.backend  # noqa: F401 - registers the device
+from conformance.backend.torch_api.compile import tiny
+
+
+class Text(nn.Module):
+    """Embeddings, a residual layer and a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner = nn.Embedding(16, 8), nn.Linear(8, 8)
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.embedding(x)
+        return self.out(self.norm(torch.relu(self.inner(y)) + y))
+
+
+class Image(nn.Module):
+    """A convolution, batch norm and a maximum over places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.norm(self.conv(x))).amax((2, 3)))
+
+
+def drawn(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
+    """A module on the CPU and on the device, its input there, and its result."""
+    torch.manual_seed(0)
+    module = kind().eval()
+    x = torch.randint(16, (2, 5)) if kind is Text else torch.randn(2, 3, 6, 6)
+    return module, copy.deepcopy(module).to("tiny"), x, module(x).detach()
+
+
+@pytest.mark.parametrize("kind", [Text, Image])
+def test_a_traced_module(kind):
+    """It is run, saved, loaded and run. (A size was a tensor inside of a kernel; a convolution was a constant.)"""
+    _, module, x, expected = drawn(kind)
+    traced = torch.jit.trace(module, x.to("tiny"))
+    other = x.flip(0)
+    torch.testing.assert_close(traced(other.to("tiny")).cpu(), expected.flip(0))
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.jit.load(file, map_location="tiny")(x.to("tiny")).cpu(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Text, Image])
+def test_an_exported_module(kind):
+    """Exported on the device with a batch size that is left open, saved, loaded, decomposed."""
+    _, module, x, expected = drawn(kind)
+    program = torch.export.export(module, (x.to("tiny"),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    for found in (program, torch.export.load(file), program.run_decompositions()):
+        torch.testing.assert_close(found.module()(x.to("tiny")).cpu(), expected)
+    one = torch.cat([x, x, x])
+    torch.testing.assert_close(program.module()(one.to("tiny")).cpu(), torch.cat([expected] * 3))
+
+
+@pytest.mark.slow
+def test_a_program_exported_on_the_cpu():
+    """Moved by torch's own pass."""
+    from torch.export.passes import move_to_device_pass
+
+    module, _, x, expected = drawn(Image)
+    program = move_to_device_pass(torch.export.export(module, (x,)), "tiny")
+    torch.testing.assert_close(program.module()(x.to("tiny")).cpu(), expected)
+
+
+def bias(score, batch, head, i, j):
+    return score + (i - j) * 0.1
+
+
+def causal(batch, head, i, j):
+    return i >= j
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("compiler", [None, tiny, "inductor"], ids=["eager", "tiny", "default"])
+def test_flex_attention(compiler, masked):
+    """A score function and a mask, with gradients, which torch CPU does not have: against attention written out."""
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 2, 8, 4, generator=draw).requires_grad_() for _ in range(3)]
+    there = [x.detach().to("tiny").requires_grad_() for x in given]
+    call = flex_attention if compiler is None else torch.compile(flex_attention, backend=compiler)
+    mask = create_block_mask(causal, None, None, 8, 8, device="tiny") if masked else None
+    found = call(*there, score_mod=bias, block_mask=mask)
+    i = torch.arange(8)
+    scores = given[0] @ given[1].transpose(-1, -2) / 2 + (i[:, None] - i) * 0.1
+    scores = scores.masked_fill(i[:, None] < i, -torch.inf) if masked else scores
+    expected = scores.softmax(-1) @ given[2]
+    torch.testing.assert_close(found.cpu(), expected)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    for x, y in zip(given, there, strict=True):
+        torch.testing.assert_close(y.grad.cpu(), x.grad)
+
+
+def test_flex_attention_elsewhere():
+    """Devices other than tiny are judged by torch."""
+    x = torch.randn(1, 1, 2, 2, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        flex_attention(x, x, x)

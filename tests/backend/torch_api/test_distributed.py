@@ -1,0 +1,203 @@
+"""torch.distributed on tiny: each process computes on its own device, and what goes between them is gloo's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import conformance.backend  # noqa: F401 - registers the device
+
+RANKS = 2
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo to send tensors with"
+)
+
+
+def by_rank(call: Callable[[int], Any], folder: Path, method: str = "fork", seconds: float = 100) -> list[Any]:
+    """What `call` returns in each of two processes that are one gloo group."""
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    processes = [context.Process(target=_rank, args=(call, rank, str(folder), queue)) for rank in range(RANKS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(seconds)
+        process.kill()
+    found = dict(queue.get() for _ in processes if not queue.empty())
+    assert all(type(x) is not str for x in found.values()), found
+    return [found[rank] for rank in range(RANKS)]
+
+
+def _rank(call: Callable[[int], Any], rank: int, folder: str, queue: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+        queue.put((rank, call(rank)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        queue.put((rank, traceback.format_exc()))
+
+
+def collectives(rank: int, device: str) -> dict[str, Any]:
+    """What each collective leaves in the tensors that it fills."""
+    row = torch.arange(4.0, device=device) * (rank + 1)
+    found: dict[str, Any] = {}
+
+    summed, largest = row.clone(), row.clone()
+    dist.all_reduce(summed)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    found["all_reduce"] = summed, largest
+    later = row.clone()
+    work = dist.all_reduce(later, async_op=True)
+    work.wait()
+    found["all_reduce, asynchronous"] = later, *work.get_future().value()
+    view = torch.zeros(2, 4, device=device)
+    view[1] = rank + 1.0
+    dist.all_reduce(view[1])
+    found["all_reduce of a view"] = view
+    found["broadcast"] = row.clone()
+    dist.broadcast(found["broadcast"], 1)
+    found["reduce"] = row.clone()
+    dist.reduce(found["reduce"], 0)
+    if rank:
+        del found["reduce"]  # only the root's is defined
+    found["all_gather"] = [torch.empty_like(row) for _ in range(RANKS)]
+    dist.all_gather(found["all_gather"], row)
+    found["all_gather_single"] = torch.empty(8, device=device)
+    dist.all_gather_single(found["all_gather_single"], row)
+    found["gather"] = [torch.empty_like(row) for _ in range(RANKS)] if not rank else None
+    dist.gather(row, found["gather"])
+    found["scatter"] = torch.empty(2, device=device)
+    dist.scatter(found["scatter"], None if rank else list(row.view(2, 2) + 1))
+    found["reduce_scatter"] = torch.empty(2, device=device)
+    dist.reduce_scatter(found["reduce_scatter"], list(row.view(2, 2)))
+    found["reduce_scatter_single"] = torch.empty(2, device=device)
+    dist.reduce_scatter_single(found["reduce_scatter_single"], row)
+    found["all_to_all_single"] = torch.empty(4, device=device)
+    dist.all_to_all_single(found["all_to_all_single"], row)
+    found["send and recv"] = row.clone()
+    dist.recv(found["send and recv"], 0) if rank else dist.send(row, 1)
+    dist.barrier()
+    return found
+
+
+def _listed(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.tolist()
+    return [_listed(y) for y in x] if isinstance(x, (list, tuple)) else x
+
+
+def _both(rank: int) -> list[dict[str, Any]]:
+    found = collectives(rank, "tiny")
+    assert all(t.device.type == "tiny" for x in found.values() if x is not None for t in _flat(x))
+    return [{name: _listed(x) for name, x in f.items()} for f in (found, collectives(rank, "cpu"))]
+
+
+def _flat(x: Any) -> list[torch.Tensor]:
+    return [t for y in x for t in _flat(y)] if isinstance(x, (list, tuple)) else [x]
+
+
+def test_collectives(tmp_path):
+    """Every collective of gloo leaves on the device what it leaves on the CPU, asynchronous ones and views too."""
+    for found, expected in by_rank(_both, tmp_path):
+        assert len(found) >= 12
+        assert found == expected
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to("tiny")
+
+
+def trained(model: nn.Module, rows: slice, steps: int = 3) -> None:
+    """Steps of SGD on some rows of the same data."""
+    draw = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(8, n, generator=draw)[rows].to("tiny") for n in (4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+
+def _distributed(rank: int) -> list[list[float]]:
+    found = []
+    for options in ({}, {"gradient_as_bucket_view": True}):
+        model = network()
+        trained(DistributedDataParallel(model, **options), slice(rank, None, RANKS))
+        found.append(torch.cat([p.flatten() for p in model.parameters()]).tolist())
+    hooked = DistributedDataParallel(network())
+    hooked.register_comm_hook(None, _averaged)
+    trained(hooked, slice(rank, None, RANKS))
+    found.append(torch.cat([p.flatten() for p in hooked.parameters()]).tolist())
+    return found
+
+
+def _averaged(state, bucket):
+    """A communication hook of a user; torch refuses annotations that are text."""
+    given = bucket.buffer().div(RANKS)
+    return dist.all_reduce(given, async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_data_parallel_training(tmp_path):
+    """An MLP trained by two processes on half of the rows each is one that a process trains on all of them."""
+    alone = network()
+    trained(alone, slice(None))
+    wanted = torch.cat([p.flatten() for p in alone.parameters()]).cpu()
+    assert not torch.equal(wanted, torch.cat([p.flatten() for p in network().parameters()]).cpu())
+    for found in by_rank(_distributed, tmp_path, "spawn", 500):
+        for parameters in found:
+            torch.testing.assert_close(torch.tensor(parameters), wanted.detach())
+
+
+def _unused(rank: int) -> list[str]:
+    module, said = nn.Linear(2, 2).to("tiny"), []
+    for option in ("find_unused_parameters", "static_graph"):
+        with pytest.raises(RuntimeError, match="needs an allocator of pinned memory") as refused:
+            DistributedDataParallel(module, **{option: True})
+        said.append(str(refused.value))
+    return said
+
+
+def test_unused_parameters_are_refused(tmp_path):
+    """Where the module is wrapped, not in the middle of its first step out of torch's C++."""
+    for said in by_rank(_unused, tmp_path):
+        assert ["find_unused_parameters" in said[0], "static_graph" in said[1]] == [True, True]
+
+
+class TestDataParallel:
+    """It is refused, in one sentence. (It was an AttributeError of torch._C.)"""
+
+    def test_of_a_module_on_the_device(self):
+        with pytest.raises(RuntimeError, match="tiny: DataParallel and the functions it is made of"):
+            nn.DataParallel(nn.Linear(2, 2).to("tiny"))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x: nn.parallel.data_parallel(nn.Linear(2, 2).to("tiny"), x),
+            lambda x: nn.parallel.scatter(x, [0]),
+            lambda x: nn.parallel.gather([x, x], 0),
+            lambda x: nn.parallel.replicate(nn.Linear(2, 2).to("tiny"), [0]),
+        ],
+    )
+    def test_its_functions(self, call):
+        with pytest.raises(RuntimeError, match="tiny: DataParallel and the functions it is made of"):
+            call(torch.ones(2, 2, device="tiny"))
+
+    def test_of_a_module_on_the_cpu(self):
+        """It is that module, as without the device. (It took tiny for the device to move to.)"""
+        module = nn.Linear(2, 2)
+        assert nn.DataParallel(module)(torch.ones(1, 2)).tolist() == module(torch.ones(1, 2)).tolist()

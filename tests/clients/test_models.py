@@ -1,0 +1,78 @@
+"""Published architectures on tiny: trained, and asked for text, as on the CPU, eagerly and compiled."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from tests.clients import model_runs
+from tests.clients.models import BY_NAME, MODELS, Model
+
+slow = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def each(models: list[Model]) -> list[object]:
+    return [pytest.param(model, id=model.name, marks=slow) for model in models]
+
+
+@pytest.fixture(autouse=True)
+def _has_its_package(request: pytest.FixtureRequest) -> None:
+    if "model" in request.fixturenames and find_spec("transformers") is None:
+        pytest.skip("the extra `clients` is not installed")
+
+
+@pytest.mark.parametrize("model", each(MODELS))
+def test_training(model: Model) -> None:
+    """The losses of three steps are those of the CPU, dropout included."""
+    expected = model_runs.train(model, "cpu")
+    assert len(set(expected.losses.tolist())) == model_runs.STEPS, "the steps do not change the loss"
+    found = model_runs.train(model, "tiny")
+    assert found.kernels > 0
+    torch.testing.assert_close(found.losses, expected.losses)
+
+
+@pytest.mark.parametrize("model", each(MODELS))
+def test_compiled_training(model: Model) -> None:
+    """The same with the model compiled; without dropout, for which a compiled graph would run eagerly."""
+    expected = model_runs.train(model, "cpu", dropout=False)
+    found = model_runs.train(model, "tiny", compile=True, dropout=False)
+    assert found.kernels > 0
+    torch.testing.assert_close(found.losses, expected.losses)
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("model", each([model for model in MODELS if model.prompt]))
+def test_generation(model: Model, compile: bool) -> None:
+    """New tokens and the logits they were chosen by, with a key-value cache that grows."""
+    words, logits = model_runs.generate(model, "cpu")
+    found, found_logits = model_runs.generate(model, "tiny", compile=compile)
+    assert torch.equal(found, words)
+    torch.testing.assert_close(found_logits, logits)
+
+
+class TestTable:
+    """docs/models.md, without running a model."""
+
+    def test_there_are_thirty(self) -> None:
+        assert len(BY_NAME) == len(MODELS) >= 30
+
+    def test_rows_are_of_models(self) -> None:
+        """A row of a model that is no more is stale."""
+        rows = model_runs.rows_of_page(model_runs.PAGE.read_text())
+        assert rows
+        assert set(rows) <= set(BY_NAME)
+
+    def test_rows_are_replaced_in_order(self) -> None:
+        """Those that were not run again stay."""
+        first, second = list(BY_NAME)[:2]
+        page = f"before\n{model_runs.BEGIN}\n{model_runs.END}\nafter\n"
+        page = model_runs.written(page, {second: f"| {second} | 1 |"})
+        page = model_runs.written(page, {first: f"| {first} | 2 |"})
+        assert list(model_runs.rows_of_page(page).items()) == [
+            (first, f"| {first} | 2 |"),
+            (second, f"| {second} | 1 |"),
+        ]
+        assert page.startswith("before\n")
+        assert page.endswith("\nafter\n")
