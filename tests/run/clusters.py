@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,21 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # a process reads it once; the token w
 SMALL = 80 * 2**20
 """Bytes of shared memory of a node."""
 
-CLIENT = 10_017
-"""The port at which a cluster's head listens for Ray's client."""
-
 
 @contextlib.contextmanager
 def started(nodes: int) -> Iterator[Any]:
-    """A cluster with so many nodes of one CPU each; it ends with the block, whatever is left of it."""
+    """A cluster with so many nodes of one CPU each, whose head listens for Ray's client at `client`; it ends with the
+    block, whatever is left of it."""
     from ray.cluster_utils import Cluster
 
+    with socket.socket() as free:  # the server of an earlier cluster may still listen
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "object_store_memory": SMALL, "ray_client_server_port": CLIENT},
+        head_node_args={"num_cpus": 0, "object_store_memory": SMALL, "ray_client_server_port": port},
     )
+    cluster.client = f"ray://127.0.0.1:{port}"
     try:
         for _ in range(nodes):
             cluster.add_node(num_cpus=1, object_store_memory=SMALL)
