@@ -17,7 +17,7 @@ from . import installation  # noqa: F401 - first: what is missing is one sentenc
 from .dispatch import tensors
 from .dispatch.registry import reset_state
 from .lazy import flush
-from .lazy.storage import lazy_storage
+from .lazy.storage import storage_of
 from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
 from .runtime.toolchain import Compiler, ToolchainError, ensure_compiler
 from .torch_api import autocast, default_compiler, device_module, skip_dynamo
@@ -35,7 +35,7 @@ forget_numbers = reset_state  # the earlier name
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:
     """Compute these tiny tensors in one schedule, with everything that was written in place; copies nothing."""
-    flush.flush([lazy_storage(t) for t in tensors_], why="realize")
+    flush.flush([storage_of(t) for t in tensors_], why="realize")
 
 
 __all__ = [

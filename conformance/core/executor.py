@@ -109,6 +109,8 @@ class Executor:
         transforms nothing, and what is not understood of the subject.
         """
         target = self.target
+        for _ in range(target.rehearsals):
+            self._rehearse(subject, each)
         target.reset_state()
         seen: list[Observation] = []
         failed: int | None = 0
@@ -149,6 +151,21 @@ class Executor:
         if counted is not None and counted.total is not None:
             seen[-1] = replace(seen[-1], kernels=counted.total)
         return Execution(tuple(seen), failed, capture, outcome, inputs)
+
+    def _rehearse(self, subject: Subject, each: bool) -> None:
+        """Run a subject for what the target learns of it; an error comes again in the run that counts."""
+        target = self.target
+        target.reset_state()
+        with target.entered(), contextlib.suppress(Exception):
+            tree, kept = subject.inputs()
+            inputs = moved(tree, target.send, target.device, () if target.device.type == "cpu" else kept)
+            running = subject.begin(inputs, target, None)
+            for number in range(1, running.count + 1):
+                with target.active():
+                    running.advance(number)
+                if each:
+                    running.observe(target)
+            running.observe(target)
 
     @contextlib.contextmanager
     def _captured(self) -> Any:

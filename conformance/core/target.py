@@ -73,6 +73,8 @@ class Target:
     """Whether a probe finds out what it lacks before a run; otherwise it says so itself."""
     lazy: bool = False
     """Whether it computes only when a value is read, so that the kernels that it builds follow from all steps since."""
+    rehearsals: int = 0
+    """How often a subject runs before the run that is observed, on a device that answers repeated ones another way."""
     profile: Profile | None = None
     """Where it is loaded by a profile, `conformance.toml`."""
     siblings: tuple[str, ...] = ()

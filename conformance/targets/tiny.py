@@ -120,3 +120,13 @@ class TinyTarget(Target):
         """The import that registers `tiny`."""
         chosen = f'import os\nos.environ["DEV"] = {RENDERERS[self.renderer]!r}\n' if self.renderer else ""
         return chosen + 'import conformance.backend\nDEVICE = "tiny"'
+
+
+class ReplayedTiny(TinyTarget):
+    """`tiny` where each subject's calls are replayed: the first runs teach the device what it answers the last one by.
+
+    The first meets each call's geometry, the second queues the calls, the third records what becomes of the queue, and
+    the fourth, which is the one observed, computes no graph where the queue is the same.
+    """
+
+    rehearsals = 3

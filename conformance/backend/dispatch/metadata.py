@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..lazy import layout
-from ..lazy.storage import lazy_storage
+from ..lazy.storage import storage_of
 from ..runtime import torch_compat
 from ..runtime.torch_compat import OpOverload
 from . import fallback
@@ -41,12 +41,11 @@ def global_settings() -> tuple[Any, ...]:
     where it is asked for strides, lays out what oneDNN computes in its own way. Autograd's and autocast's modes are
     settled before a call reaches the device.
     """
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch_compat.mkldnn_enabled(),
-    )
+    return _default_dtype(), _deterministic(), _warns_only(), _mkldnn()
+
+
+_default_dtype, _mkldnn = torch.get_default_dtype, torch_compat.mkldnn_enabled
+_deterministic, _warns_only = torch_compat.deterministic_algorithms, torch_compat.deterministic_algorithms_warn_only
 
 
 def specs(
@@ -71,6 +70,11 @@ def specs(
         for text, category in _said[key]:
             warnings.warn(text, category, stacklevel=2)
     return known
+
+
+def is_silent(op: OpOverload) -> bool:
+    """Whether no call of an operator is known that warns."""
+    return not any(key[0] is op for key in _said)
 
 
 _said: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
@@ -211,7 +215,7 @@ def _key(x: Any, aliases: dict[int, int], floats: bool) -> Any:
         if x.device.type != "tiny":
             # A wrapped number and a 0-dim CPU tensor promote differently and look alike: ask what they promote to.
             return ("host", x.dtype, x.dim(), torch.result_type(_INT8, x), torch.result_type(_FLOAT16, x))
-        lazy = id(lazy_storage(x))
+        lazy = id(storage_of(x))
         return (x.dtype, x.size(), x.stride(), x.storage_offset(), aliases.setdefault(lazy, len(aliases)))
     if isinstance(x, (list, tuple)):
         return tuple([_key(y, aliases, floats) for y in x])
@@ -224,7 +228,7 @@ def _meta(x: Any, metas: dict[int, torch.Tensor], name: str = "") -> Any:
     if isinstance(x, torch.Tensor):
         if x.device.type != "tiny":
             return x
-        lazy = lazy_storage(x)
+        lazy = storage_of(x)
         base = metas.get(id(lazy))
         if base is None:
             base = metas[id(lazy)] = torch.empty(lazy.nbytes, dtype=torch.uint8, device="meta")

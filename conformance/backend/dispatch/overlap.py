@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..lazy import layout
-from ..lazy.storage import lazy_storage
+from ..lazy.storage import storage_of
 
 REFUSED = (
     "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
@@ -39,7 +39,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> str:
         return "no"
     if not _dense(a) or not _dense(b):
         return "unknown"
-    if lazy_storage(a) is not lazy_storage(b):
+    if storage_of(a) is not storage_of(b):
         return "no"
     (low, high), (other_low, other_high) = _span(a), _span(b)
     if (low, high) == (other_low, other_high):
@@ -60,9 +60,9 @@ def undecided(written: Sequence[torch.Tensor], read: Iterable[Any], elementwise:
     for t in written:
         if layout.plan(tuple(t.size()), tuple(t.stride())).expanded:
             return True
-        lazy = lazy_storage(t)
+        lazy = storage_of(t)
         for other in read:
-            if other.device.type != "tiny" or lazy_storage(other) is not lazy:
+            if other.device.type != "tiny" or storage_of(other) is not lazy:
                 continue
             found = overlap(t, other)
             if found == "partial" or (found == "full" and not elementwise):

@@ -20,6 +20,7 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
+from ..lazy import calls
 from ..lazy.dtypes import COMPUTED, opmath
 from ..runtime import memory, recording
 from ..runtime.torch_compat import OpOverload
@@ -35,11 +36,13 @@ class Declined(Exception):
 class Context:
     """What a value function may ask about its call."""
 
-    __slots__ = ("args", "device", "index", "op", "outs")
+    __slots__ = ("_common", "args", "device", "index", "op", "outs", "rehearsed")
 
     def __init__(self, op: OpOverload, outs: Sequence[Spec], index: int, args: Sequence[Any]) -> None:
         self.op, self.outs, self.index, self.args = op, outs, index, args
         self.device = memory.device_name(index)
+        self._common: DType | None = None
+        self.rehearsed: list[np.ndarray] | None = None  # the data, where they are only to be known
 
     @property
     def out(self) -> Spec:
@@ -48,19 +51,27 @@ class Context:
 
     def common_dtype(self) -> DType:
         """What the tensor and number arguments promote to, in torch's rules (torch.result_type)."""
+        if self._common is not None:
+            return self._common
         operands = [a for a in self.args if isinstance(a, (torch.Tensor, bool, int, float))]
         if len(operands) == 1:
             operands *= 2
         promoted = functools.reduce(torch.promote_types, _pairwise_result_types(operands))
-        return COMPUTED[promoted]
+        self._common = COMPUTED[promoted]
+        return self._common
 
     def data(self, array: np.ndarray) -> UOp:
         """A host array as a realized value of the array's shape (dtype bool, int or float)."""
         array = np.ascontiguousarray(array)
+        if self.rehearsed is not None:
+            self.rehearsed.append(array)
         dtype = (
             COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array, device="cpu").dtype]
         )
+        if self.rehearsed is not None:
+            return UOp.new_buffer(self.device, array.size, dtype).reshape(array.shape)
         flat = memory.from_host(array.reshape(-1), dtype, self.device)
+        calls.note_data(flat)
         return flat.reshape(array.shape)
 
 
@@ -79,6 +90,11 @@ class Row:
     elementwise: bool  # whether each element depends on the operands' elements in its own place only
     accumulates: bool = False  # whether that holds of the first operand: an out= tensor may be that operand
     out_as_new: str = ""  # out= tensors laid out as a new result, as LAPACK by columns: "empty" or "resized" ones
+    deferrable: bool = False  # whether the function may run later: it raises nothing and looks at no element
+    number_dtype: Callable[[Context], DType] | None = None  # the dtype of numbers that go through `operand`
+    # Of a deferrable function that takes an index: checks its elements, False where they are not there yet.
+    index: Callable[[Context], bool] | None = None
+    reads_index: bool = False  # whether that function computes its graph and its data from the index's elements
 
 
 ROWS: dict[str, Row] = {}
@@ -91,6 +107,10 @@ def value(
     elementwise: bool = False,
     accumulates: bool = False,
     out_as_new: str = "",
+    deferrable: bool = False,
+    number_dtype: Callable[[Context], DType] | None = None,
+    index: Callable[[Context], bool] | None = None,
+    reads_index: bool = False,
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 
@@ -104,7 +124,10 @@ def value(
             if full_name(name) in ROWS:
                 raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
             of_complex = function if takes_complex else None
-            ROWS[full_name(name)] = Row(function, keep_floats, of_complex, elementwise, accumulates, out_as_new)
+            ROWS[full_name(name)] = Row(
+                function, keep_floats, of_complex, elementwise, accumulates, out_as_new, deferrable, number_dtype,
+                index, reads_index,
+            )  # fmt: skip
         return function
 
     return register
@@ -161,8 +184,10 @@ PROMOTE: dict[str, Callable[[Context], DType]] = {
 
 def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> None:
     """Register elementwise functions: tensors and numbers arrive as values in one dtype, already promoted."""
+    dtype_of = PROMOTE[promote]
     for name, function in table.items():
-        value(name, keep_floats=False, elementwise=True)(_pointwise(function, PROMOTE[promote]))
+        register = value(name, keep_floats=False, elementwise=True, deferrable=True, number_dtype=dtype_of)
+        register(_pointwise(function, dtype_of))
 
 
 def _pointwise(function: Callable[..., UOp], dtype_of: Callable[[Context], DType]) -> ValueFunction:
@@ -182,6 +207,12 @@ _CHANGING = 3  # distinct values after which a number counts as changing
 def reset_state() -> None:
     """Take every float argument for a constant until it is seen to change again, as a new process does."""
     _SEEN_NUMBERS.clear()
+
+
+def is_data(op: OpOverload, place: int | str, dtype: DType, number: float) -> bool:
+    """Whether `operand` takes a float argument of a call for data."""
+    seen = _SEEN_NUMBERS.get((op, place, dtype), ())
+    return len(seen) >= _CHANGING and number not in seen and dtypes.is_float(dtype)
 
 
 def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:

@@ -22,7 +22,8 @@ from ..runtime import recording, torch_compat
 from ..runtime.stats import STATS, FallbackError, count_fallback
 from ..runtime.torch_compat import OpOverload
 from . import fallback, overlap
-from .metadata import MetaRejected, check_devices, device_index, specs, tensors_in
+from .deferral import NOTED, Deferred, Prepared
+from .metadata import MetaRejected, check_devices, device_index, is_silent, specs, tensors_in
 from .registry import DECOMPOSITIONS, HELD_BY, ROWS, Context, Declined, Row, ValueFunction
 from .tensors import Spec, assign, cast, check_writable, elements, make
 
@@ -77,6 +78,7 @@ class Overload:
         made = [
             None if s is None or r is None else make(s, r, index) for s, r in zip(outs, results, strict=True)
         ]  # fmt: skip
+        self._note(function, outs, index, args, kwargs, [t is not None for t in made], structure)
         return made[0] if structure is None else structure(made)
 
     def inplace_kernel(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,6 +94,7 @@ class Overload:
         if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
         assign(target, _as_pair(target, outs[0], self._compute(function, outs, index, args, kwargs)[0]))
+        self._note(function, outs, index, args, kwargs, [True], None, [target])
         return target
 
     def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +116,8 @@ class Overload:
         if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
         results = self._compute(function, outs, index, args, inputs)
+        if not unlike and all(tuple(t.shape) == s.size for t, s in zip(targets, sized, strict=False)):
+            self._note(function, outs, index, args, inputs, [True] * len(targets), None, targets)
         for target, spec, own, result in zip(targets, sized, outs, results, strict=False):
             if tuple(target.shape) != spec.size:
                 as_new = self.out_as_new == "resized" or (self.out_as_new == "empty" and not target.numel())
@@ -123,6 +128,22 @@ class Overload:
                 result = cast(result, own.computed)
             assign(target, _as_pair(target, own, result))
         return targets[0] if self.returns == 1 else tuple(targets)
+
+    def _note(
+        self, function: ValueFunction, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any],
+        made: Sequence[bool], structure: Any, targets: Sequence[torch.Tensor] = (),
+    ) -> None:  # fmt: skip
+        """Note what this call is, where one with the same geometry may be queued next time."""
+        tensors = [*tensors_in([*args, *kwargs.values()]), *targets]
+        plain = self.row.deferrable and all(t.dtype in COMPUTED and t.device.type == "tiny" for t in tensors)
+        if not plain or any(s is not None and s.dtype not in COMPUTED for s in outs):
+            return
+        if not is_silent(self.op) or not is_silent(self.functional):
+            return
+        context = Context(self.functional, outs, index, args)
+        NOTED.prepared = lambda: Prepared(
+            self.name, self.row, function, context, args, kwargs, made, structure, targets
+        )  # fmt: skip
 
     def _check_overlap(self, targets: Sequence[torch.Tensor], others: Iterable[Any]) -> None:
         if overlap.undecided(targets, tensors_in(others), self.row.elementwise):
@@ -142,7 +163,10 @@ class Overload:
     def kernel(self) -> Callable[..., Any]:
         """The kernel for this overload's kind."""
         kernel = self.functional_kernel if not self.writes else self.out_kernel if self.is_out else self.inplace_kernel
-        return or_cpu(self.op, kernel)
+        served = or_cpu(self.op, kernel)
+        if not self.row.deferrable:
+            return served
+        return Deferred(served, self.name, self.row, self.out_names if self.is_out else self.writes).call
 
 
 def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:

@@ -18,9 +18,9 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
-from ..lazy import access, layout
+from ..lazy import access, calls, layout
 from ..lazy.dtypes import COMPUTED, PAIRS, element
-from ..lazy.storage import allocate, lazy_storage
+from ..lazy.storage import LazyStorage, allocate, lazy_storage, storage_of, storage_to_read, view_of
 from ..runtime import expressions, torch_compat
 from .empty_tensor import empty_tensor
 
@@ -105,10 +105,19 @@ def geometry(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def read(t: torch.Tensor) -> UOp:
-    """The elements of a tensor as a lazy value of its shape (complex: with a last dimension of 2)."""
+    """The elements of a tensor as a lazy value of its shape (complex: with a last dimension of 2).
+
+    All that is queued is done first: what it writes while an operator has other operands in hand would change them.
+    """
     if t.device.type != "tiny":
         return _read_host(t)
-    return access.read(lazy_storage(t), t.dtype, *geometry(t))
+    calls.settle()
+    return access.read(storage_of(t), t.dtype, *geometry(t))
+
+
+def peek(t: torch.Tensor) -> UOp:
+    """The same of one tensor on tiny that no queued call writes: what is queued stays so."""
+    return access.read(storage_to_read(t), t.dtype, *geometry(t))
 
 
 def elements(t: torch.Tensor) -> UOp:
@@ -136,14 +145,26 @@ def _read_host(t: torch.Tensor) -> UOp:
 
 def new_tensor(spec: Spec, index: int) -> torch.Tensor:
     """A tensor of this metadata on `tiny:index` with a storage of its own; it reads as zeros."""
-    real, _ = element(spec.dtype)
-    nbytes = layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
+    real, nbytes = content_of(spec)
     return SET(empty_tensor(spec.dtype, index), allocate(nbytes, index, real), 0, spec.size, spec.stride)
+
+
+@functools.lru_cache(maxsize=8192)
+def content_of(spec: Spec) -> tuple[DType, int]:
+    """The dtype in which a new tensor's storage holds its elements, and its bytes."""
+    return element(spec.dtype)[0], layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
 
 
 def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """A tensor with exactly this geometry on an existing storage."""
     return SET(empty_tensor(dtype, store.device.index or 0), store, offset, size, stride)
+
+
+def tensor_on_content(
+    lazy: LazyStorage, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor with this geometry on what some torch storage holds, or held: to be read only, and soon dropped."""
+    return tensor_on(view_of(lazy), dtype, size, stride, offset)
 
 
 CPU = torch_compat.CPU_KEY
@@ -157,8 +178,14 @@ def _stored_as(result: UOp, dtype: torch.dtype, real: DType) -> UOp:
 def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
     """A new tensor with this metadata and these elements."""
     t = new_tensor(spec, index)
+    place(lazy_storage(t), spec, result)
+    return t
+
+
+def place(lazy: LazyStorage, spec: Spec, result: UOp) -> None:
+    """Let a new storage hold these elements in the geometry of this metadata."""
     if 0 in spec.size:
-        return t
+        return
     real, parts = element(spec.dtype)
     size, stride = spec.size, spec.stride
     if parts == 2:
@@ -167,21 +194,28 @@ def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
     result = result.expand(size) if result.shape != size else result
     p = layout.plan(size, stride)
     if p.dense and not p.expanded:
-        access.hold(lazy_storage(t), size, stride, result)
+        access.hold(lazy, size, stride, result)
     else:
-        access.write(lazy_storage(t), spec.dtype, *geometry(t), result)
-    return t
+        access.write(lazy, spec.dtype, spec.size, spec.stride, 0, result)
 
 
 def assign(target: torch.Tensor, result: UOp) -> None:
     """Write elements into an existing tensor, through its geometry, in its dtype, and its conjugate or negative bit."""
-    lazy = lazy_storage(target)
-    size, stride, offset = geometry(target)
-    real, parts = element(target.dtype)
+    real, _ = element(target.dtype)
+    store(
+        lazy_storage(target), target.dtype, *geometry(target), _unread(target, _stored_as(result, target.dtype, real))
+    )
+
+
+def store(
+    lazy: LazyStorage, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int, result: UOp
+) -> None:
+    """Write elements to a view of a storage, in its dtype."""
+    real, parts = element(dtype)
     shape = (*size, 2) if parts == 2 else size
-    result = _unread(target, _stored_as(result, target.dtype, real))
+    result = _stored_as(result, dtype, real)
     result = result.expand(shape) if result.shape != shape else result
-    access.write(lazy, target.dtype, size, stride, offset, result)
+    access.write(lazy, dtype, size, stride, offset, result)
     lazy.mark_dirty()
 
 
@@ -192,8 +226,17 @@ def fill(target: torch.Tensor, number: float | int | bool) -> None:
     if target.is_neg():
         assign(target, constant(number, real))
     elif 0 not in size:
-        kind = bool if real is dtypes.bool else float if dtypes.is_float(real) else int
-        access.fill(lazy_storage(target), real, size, stride, offset, kind(number))
+        fill_storage(lazy_storage(target), target.dtype, size, stride, offset, number)
+
+
+def fill_storage(
+    lazy: LazyStorage, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int,
+    number: float | int | bool,
+) -> None:  # fmt: skip
+    """Write a number that the (real) dtype holds to a view of a storage."""
+    real = COMPUTED[dtype]
+    kind = bool if real is dtypes.bool else float if dtypes.is_float(real) else int
+    access.fill(lazy, real, size, stride, offset, kind(number))
 
 
 OVERLAP = (

@@ -16,9 +16,10 @@ from tinygrad.uop.ops import UOp
 
 from ..lazy import flush, layout
 from ..lazy.dtypes import COMPUTED, TORCH, element
-from ..lazy.storage import LazyStorage, lazy_storage
+from ..lazy.storage import LazyStorage, lazy_storage, storage_of, storage_to_read
 from ..runtime import memory, torch_compat
 from . import overlap
+from .queued_copies import queued
 from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
 
 
@@ -50,7 +51,7 @@ def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
 def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor, whose storage must have been flushed, on the host, only to be read: they may be the
     device's own memory, and where one number is known to be everywhere they are that number, expanded."""
-    lazy = lazy_storage(tensor)
+    lazy = storage_to_read(tensor)
     number = None if COMPUTED.get(tensor.dtype) != lazy.dtype or tensor.is_neg() else lazy.number()
     if number is not None:
         return torch.full((), number, dtype=tensor.dtype, device="cpu").expand(tensor.size())
@@ -60,10 +61,10 @@ def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """CPU tensors with the same geometry as these tiny ones, sharing storages where these do; one schedule for all."""
     tensors = list(tensors)
-    storages = {id(c): c for c in (lazy_storage(t) for t in tensors)}
+    storages = {id(c): c for c in (storage_of(t) for t in tensors)}
     flush.flush(storages.values())
     hosts = {key: host_bytes(lazy).clone() for key, lazy in storages.items()}
-    return [on_host(t, hosts[id(lazy_storage(t))]) for t in tensors]
+    return [on_host(t, hosts[id(storage_of(t))]) for t in tensors]
 
 
 def load(lazy: LazyStorage, host: torch.Tensor, dtype: torch.dtype) -> None:
@@ -87,13 +88,15 @@ def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
 
 def item(tensor: torch.Tensor) -> Any:
     """The Python number in a tensor of one element (aten::_local_scalar_dense)."""
-    lazy = lazy_storage(tensor)
+    lazy = storage_of(tensor)
     flush.flush([lazy])
     return on_host(tensor, host_bytes(lazy, tensor.element_size())).item()
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast."""
+    if queued(self, src):
+        return self
     if (not src.dim() or src.size() == self.size()) and _filled(self, src):
         return self
     if self.size() != src.size():
@@ -136,7 +139,7 @@ def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
 
 
 def _copy_out(self: torch.Tensor, src: torch.Tensor) -> None:
-    flush.flush([lazy_storage(src)])
+    flush.flush([storage_of(src)])
     self.copy_(on_host_to_read(src))
 
 
@@ -168,7 +171,7 @@ def _broadcast(value: UOp, size: tuple[int, ...], parts: int) -> UOp:
 def _same(self: torch.Tensor, src: torch.Tensor) -> bool:
     """Whether both are the same elements of one storage."""
     kinds = [(t.dtype, t.is_conj(), t.is_neg(), geometry(t)) for t in (self, src)]
-    return kinds[0] == kinds[1] and lazy_storage(self) is lazy_storage(src)
+    return kinds[0] == kinds[1] and storage_of(self) is storage_of(src)
 
 
 def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:

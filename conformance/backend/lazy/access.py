@@ -16,7 +16,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from ..runtime import expressions, torch_compat
-from . import flush, layout
+from . import calls, flush, layout
 from .addresses import ADDRESSES
 from .constant_writes import Number
 from .dtypes import TORCH, element
@@ -139,6 +139,8 @@ def resize(storage: Any, nbytes: int) -> None:
     size arrives in two swaps.
     """
     lazy: LazyStorage = storage._lazy
+    if lazy.queued:
+        calls.settle()
     if nbytes == lazy.nbytes:
         return
     index = storage.device.index or 0

@@ -21,7 +21,8 @@ from tinygrad.uop.ops import UOp
 
 from ..runtime import expressions, memory, recording, scheduler
 from ..runtime.lock import LOCK
-from . import layout
+from ..runtime.subnormals import Subnormals
+from . import calls, layout, steps
 from .constant_writes import Number, NumberWrite, replayed
 from .dtypes import TORCH
 from .evaluate import computed_along, evaluate
@@ -48,25 +49,37 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     `why` is the reason that a trace reports.
     """
     recording.check_closed("it needs a value before it ends")
-    with LOCK:
-        for storage in list(LOOPING.values()):
-            end_loop(storage)
-        wanted = list(dict.fromkeys([*storages, *(list(DIRTY.values()) if dirty else ())]))
-        if dirty:
-            DIRTY.clear()
-        by_device: dict[str, list[LazyStorage]] = {}
-        for storage in wanted:
-            content = flat(storage)
-            if expressions.constant_of(content) is None and not expressions.is_realized(content) and storage.nbytes:
-                by_device.setdefault(storage.device, []).append(storage)
-        for device, group in by_device.items():
-            along = computed_along(group, device)
-            for storage in along:
-                apply_pending(storage)
-            evaluate([*group, *along], device, why)
-        for storage in list(LAZY.values()):
-            if not storage.is_lazy():
-                LAZY.pop(storage.serial, None)
+    storages = list(storages)
+    with LOCK, Subnormals():
+        step = steps.begun(storages) if dirty else None
+        if step is not None:
+            if not steps.replay(step, why):
+                steps.recorded(step, lambda: _compute(storages, dirty, why))
+            return
+        if dirty or any(storage.queued == calls.WRITTEN for storage in storages):
+            calls.settle()
+        _compute(storages, dirty, why)
+
+
+def _compute(storages: Sequence[LazyStorage], dirty: bool, why: str) -> None:
+    for storage in list(LOOPING.values()):
+        end_loop(storage)
+    wanted = list(dict.fromkeys([*storages, *(list(DIRTY.values()) if dirty else ())]))
+    if dirty:
+        DIRTY.clear()
+    by_device: dict[str, list[LazyStorage]] = {}
+    for storage in wanted:
+        content = flat(storage)
+        if expressions.constant_of(content) is None and not expressions.is_realized(content) and storage.nbytes:
+            by_device.setdefault(storage.device, []).append(storage)
+    for device, group in by_device.items():
+        along = computed_along(group, device)
+        for storage in along:
+            apply_pending(storage)
+        evaluate([*group, *along], device, why)
+    for storage in list(LAZY.values()):
+        if not storage.is_lazy():
+            LAZY.pop(storage.serial, None)
 
 
 def flat(storage: LazyStorage) -> UOp:
@@ -124,6 +137,7 @@ def detach_readers(storages: Iterable[LazyStorage]) -> bool:
 
     Lazy values that read the buffers are computed, copies that share them become real ones. Whether there were any.
     """
+    calls.settle()
     written = {flat(storage).base: storage for storage in storages}
     readers = []
     for storage in set(BY_ADDRESS.values()):

@@ -14,6 +14,7 @@ import functools
 import itertools
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ from tinygrad.uop.ops import UOp
 
 from ..runtime import allocations, expressions, memory, recording, torch_compat
 from ..runtime.lock import clear
-from . import layout
+from . import calls, layout
 from .addresses import ADDRESSES
 from .constant_writes import Number, NumberWrite
 from .layout import Ints
@@ -44,6 +45,11 @@ BY_ADDRESS: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDic
 _serials = itertools.count()
 
 
+def _unknown_owner() -> bool:
+    """Stands where a weak reference does, of a storage that may be held by another that torch made."""
+    return True
+
+
 class LazyStorage:
     """The content of one storage: a value of shape (length,), and pending writes, which come after it.
 
@@ -62,6 +68,8 @@ class LazyStorage:
         "flat",
         "loop",
         "nbytes",
+        "owner",
+        "queued",
         "serial",
         "version",
         "view",
@@ -79,6 +87,8 @@ class LazyStorage:
         self.donor: UOp | None = None  # the buffer of the content before it was written, if there was one
         self.addresses: list[tuple[int, int]] = []  # (address, size class)
         self.version = 0  # counts changes of content
+        self.queued = calls.UNQUEUED  # whether calls that wait in the queue read or write it
+        self.owner: Callable[[], object] = _unknown_owner  # the torch storage, None where that is gone
 
     def __del__(self) -> None:
         for address, size in self.addresses:
@@ -197,6 +207,22 @@ class LazyStorage:
         self.version += 1
         LAZY[self.serial] = self
 
+    def restore(
+        self, flat: UOp | None, view: tuple[Ints, Ints, int, UOp] | None, donor: UOp | None,
+        number: tuple[DType, Number] | None = None,
+    ) -> None:  # fmt: skip
+        """Hold what a step that was computed before left behind."""
+        self._drop_pending_writes()
+        self.flat, self.view, self.donor = flat, view, donor
+        if number is not None:
+            self._fresh, self._number = number
+        self.version += 1
+        LAZY[self.serial] = self
+
+    def adopt(self, made: LazyStorage) -> None:
+        """Hold what another storage, which is dropped, holds."""
+        self.restore(made.flat, made.view, None, (made._fresh, made._number))
+
     def substitute_realized(self, value: UOp) -> None:
         """Hold an equal value instead: the same content, rewritten to read the buffers computed meanwhile."""
         if self.flat is not None:
@@ -253,15 +279,42 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
     device = torch.device("tiny", index)
     storage: Any = torch_compat.construct_storage(address, device, nbytes)
     storage._lazy = lazy = LazyStorage(nbytes, name, dtype)
+    lazy.owner = weakref.ref(storage)
     BY_ADDRESS[address] = lazy
     lazy.addresses.append((address, size_class))
     return storage
 
 
-def lazy_storage(tensor: torch.Tensor) -> LazyStorage:
-    """The content of a tiny tensor's storage."""
+def view_of(lazy: LazyStorage) -> torch.UntypedStorage:
+    """A torch storage with this content, beside the one that owns it."""
+    address, index = lazy.addresses[0][0], memory.device_index(lazy.device)
+    storage: Any = torch_compat.construct_storage(address, torch.device("tiny", index), lazy.nbytes)
+    storage._lazy = lazy
+    return storage
+
+
+def storage_of(tensor: torch.Tensor) -> LazyStorage:
+    """What a tiny tensor's storage holds, to tell it from others: its content may wait in the queue still."""
     storage: Any = tensor.untyped_storage()
     try:
-        return storage._lazy
+        lazy: LazyStorage = storage._lazy
     except AttributeError:
-        return BY_ADDRESS[storage.data_ptr()]  # a storage that torch made of a bare pointer, as when it writes a file
+        lazy = BY_ADDRESS[storage.data_ptr()]  # a storage that torch made of a bare pointer, as when it writes a file
+        lazy.owner = _unknown_owner
+    return lazy
+
+
+def storage_to_read(tensor: torch.Tensor) -> LazyStorage:
+    """The content of a tiny tensor's storage, only to be read: what is queued to write it is done."""
+    lazy = storage_of(tensor)
+    if lazy.queued == calls.WRITTEN:
+        calls.settle()
+    return lazy
+
+
+def lazy_storage(tensor: torch.Tensor) -> LazyStorage:
+    """The content of a tiny tensor's storage, to be read or written: what is queued to use it is done."""
+    lazy = storage_of(tensor)
+    if lazy.queued:
+        calls.settle()
+    return lazy

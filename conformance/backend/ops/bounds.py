@@ -9,6 +9,7 @@ Must not know operators: the CPU's kernel raises for them.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -17,9 +18,9 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch import fallback, transfer
 from ..dispatch.registry import Context
-from ..dispatch.tensors import is_tiny, read
-from ..lazy import flush
-from ..lazy.storage import lazy_storage
+from ..dispatch.tensors import is_tiny, peek, read
+from ..lazy import calls, flush
+from ..lazy.storage import storage_of, storage_to_read
 from ..runtime import memory, recording, scheduler
 
 # Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
@@ -34,17 +35,31 @@ def read_on_host(t: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
     if not is_tiny(t):
         return t
-    flush.flush([lazy_storage(t)], dirty=False, why="index check")
+    flush.flush([storage_to_read(t)], dirty=False, why="index check")
     return transfer.on_host_to_read(t)
 
 
-def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> UOp:
+def is_checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> bool:
+    """Check an index of a call that is going to be queued; False where a queued call has yet to write its elements.
+
+    Raises the CPU's error where one is wrong.
+    """
+    if not is_tiny(index) or storage_of(index).queued == calls.WRITTEN:
+        return False
+    checked(ctx, index, low, high, ignored, peek)
+    return True
+
+
+def checked(
+    ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None,
+    look: Callable[[torch.Tensor], UOp] = read,
+) -> UOp:  # fmt: skip
     """The value of an integer tensor whose elements lie in [low, high) or equal `ignored`.
 
     Raises the CPU's error where one does not. While a graph is recorded nothing can be looked at: then each run of the
     recording checks.
     """
-    value = read(index)
+    value = look(index)
     if not index.numel() or (value.vmin >= low and value.vmax < high):
         return value
     if recording.is_open():
@@ -59,7 +74,7 @@ def checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: i
     if ignored is not None:
         host = host[host != ignored]
     check(ctx, host, low, high)
-    value = read(index)  # realized by now
+    value = look(index)  # realized by now
     if host.numel():
         least, most = torch.aminmax(host)
         _LOOKED_AT.setdefault(value, {})[ignored] = (int(least), int(most), memory.generation())

@@ -111,7 +111,7 @@ def weight_gradient(x: UOp, grad: UOp, stride: Ints, padding: Ints, dilation: In
     return (patches * grad).sum(summed, dtype=x.dtype).reshape((out, c // groups, *kernel))
 
 
-@value("convolution")
+@value("convolution", deferrable=True)
 def convolution(
     ctx: Context, x: UOp, weight: UOp, bias: UOp | None, stride: Ints, padding: Ints, dilation: Ints,
     transposed: bool, output_padding: Ints, groups: int,
@@ -128,7 +128,7 @@ def convolution(
     return made if bias is None else made + cast(bias, dtype).reshape((1, -1, *[1] * len(size)))
 
 
-@value("convolution_backward")
+@value("convolution_backward", deferrable=True)
 def convolution_backward(
     ctx: Context, grad: UOp, x: UOp, weight: UOp, bias_sizes: Ints | None, stride: Ints, padding: Ints,
     dilation: Ints, transposed: bool, output_padding: Ints, groups: int, output_mask: Sequence[bool],

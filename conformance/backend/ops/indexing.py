@@ -16,7 +16,7 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch.registry import Context, value
 from ..lazy.layout import elements
-from .bounds import Size, checked
+from .bounds import Size, checked, is_checked
 
 
 def wrapped(index: UOp, size: Size) -> UOp:
@@ -44,6 +44,11 @@ def along(x: UOp, dim: int, index: UOp) -> UOp:
     return elements(flat, place.expand(index.shape))
 
 
+def _lines_chosen(ctx: Context) -> bool:
+    self, dim, index = ctx.args
+    return is_checked(ctx, index, 0, self.shape[dim] if self.dim() else 1)
+
+
 @value("gather")
 def gather(ctx: Context, self: UOp, dim: int, index: UOp, *, sparse_grad: bool = False) -> UOp:
     """self[..., index[...], ...] along one dimension."""
@@ -55,7 +60,7 @@ def gather(ctx: Context, self: UOp, dim: int, index: UOp, *, sparse_grad: bool =
     return along(self, dim, index).reshape(ctx.out.size)
 
 
-@value("index_select")
+@value("index_select", deferrable=True, index=_lines_chosen)
 def index_select(ctx: Context, self: UOp, dim: int, index: UOp) -> UOp:
     """Slices of `self` along one dimension, chosen by a 1-d index."""
     if not self.ndim:

@@ -6,6 +6,7 @@ Must not know strides: they are the caller's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import Context, value
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
-from .bounds import checked
+from .bounds import checked, is_checked
 from .elementary import divide, subtract
 from .reduction import total
 
@@ -63,7 +64,17 @@ def _chosen(
     return one_hot, counts, counts.where(weights, constant(0, scores.dtype))
 
 
-@value("nll_loss_forward", "nll_loss2d_forward")
+def _labels(place: int) -> Callable[[Context], bool]:
+    """A check of the labels, which stand behind the scores."""
+
+    def check(ctx: Context) -> bool:
+        scores, target = ctx.args[place - 1], ctx.args[place]
+        return is_checked(ctx, target, 0, scores.shape[0 if scores.dim() == 1 else 1], ctx.args[place + 3])
+
+    return check
+
+
+@value("nll_loss_forward", "nll_loss2d_forward", deferrable=True, index=_labels(1))
 def nll_loss_forward(
     ctx: Context, self: UOp, target: UOp, weight: UOp | None, reduction: int, ignore_index: int
 ) -> tuple[UOp, UOp]:
@@ -79,7 +90,7 @@ def nll_loss_forward(
     return (divide(whole, divisor) if reduction == MEAN else whole), divisor
 
 
-@value("nll_loss_backward", "nll_loss2d_backward")
+@value("nll_loss_backward", "nll_loss2d_backward", deferrable=True, index=_labels(2))
 def nll_loss_backward(
     ctx: Context, grad_output: UOp, self: UOp, target: UOp, weight: UOp | None, reduction: int, ignore_index: int,
     total_weight: UOp,

@@ -77,7 +77,7 @@ def blend(ctx: Context, self: UOp, product: UOp, beta: float, alpha: float) -> U
     return scaled + (base if beta == 1 else base * operand(ctx, "beta", beta, dtype))
 
 
-@value("mm", "bmm")
+@value("mm", "bmm", deferrable=True)
 def mm(ctx: Context, a: UOp, b: UOp) -> UOp:
     """Matrix product, batched or not."""
     return contract(ctx, a, b)
@@ -89,13 +89,13 @@ def int_mm(ctx: Context, a: UOp, b: UOp) -> UOp:
     return contract(ctx, a, b)
 
 
-@value("addmm", "baddbmm", accumulates=True)
+@value("addmm", "baddbmm", accumulates=True, deferrable=True)
 def addmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (a @ b)."""
     return blend(ctx, self, contract(ctx, a, b), beta, alpha)
 
 
-@value("addbmm", accumulates=True)
+@value("addbmm", accumulates=True, deferrable=True)
 def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch beside k.
 
@@ -113,13 +113,13 @@ def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: floa
     return blend(ctx, self, contract(ctx, rows, b.reshape((batch * k, b.shape[2]))), beta, alpha)
 
 
-@value("addmv", accumulates=True)
+@value("addmv", accumulates=True, deferrable=True)
 def addmv(ctx: Context, self: UOp, matrix: UOp, vector: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (matrix @ vector)."""
     return blend(ctx, self, contract(ctx, matrix, vector.unsqueeze(-1)).squeeze(-1), beta, alpha)
 
 
-@value("dot", "vdot")
+@value("dot", "vdot", deferrable=True)
 def dot(ctx: Context, a: UOp, b: UOp) -> UOp:
     """Sum of products of two vectors (real: vdot conjugates nothing)."""
     dtype = accumulate(ctx)
@@ -127,7 +127,7 @@ def dot(ctx: Context, a: UOp, b: UOp) -> UOp:
     return cast(cast(cast(a, dtype) * cast(b, dtype), summed).sum(dtype=summed), dtype)
 
 
-@value("addr", accumulates=True)
+@value("addr", accumulates=True, deferrable=True)
 def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * outer(a, b); for bool: or of and (aten/src/ATen/native/cpu/LinearAlgebraKernel.cpp)."""
     dtype = accumulate(ctx)

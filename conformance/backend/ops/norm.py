@@ -14,7 +14,7 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch import fallback, metadata, overlap
+from ..dispatch import deferral, fallback, metadata, overlap
 from ..dispatch.metadata import MetaRejected, tensors_in
 from ..dispatch.registry import Context, value
 from ..dispatch.tensors import Spec, assign, cast, check_writable, constant, make, read
@@ -159,7 +159,7 @@ def _into(functional: Callable[..., Any], names: Sequence[str]) -> Callable[...,
     return kernel
 
 
-@value("native_batch_norm_backward")
+@value("native_batch_norm_backward", deferrable=True)
 def batch_norm_backward(
     ctx: Context, grad: UOp, x: UOp, weight: UOp | None, running_mean: UOp | None, running_var: UOp | None,
     save_mean: UOp | None, save_inverse: UOp | None, train: bool, eps: float, output_mask: Sequence[bool],
@@ -202,7 +202,7 @@ def _layer_norm(
     return (out, result), (saved, mean), (saved, inverse)
 
 
-@value("native_layer_norm_backward")
+@value("native_layer_norm_backward", deferrable=True)
 def layer_norm_backward(
     ctx: Context, grad: UOp, x: UOp, normalized: Ints, mean: UOp, inverse: UOp, weight: UOp | None, bias: UOp | None,
     output_mask: Sequence[bool],
@@ -252,7 +252,7 @@ def suggested_format(x: torch.Tensor) -> torch.memory_format:
     return torch_compat.suggest_memory_format(x)
 
 
-@value("native_group_norm_backward")
+@value("native_group_norm_backward", deferrable=True)
 def group_norm_backward(
     ctx: Context, grad: UOp, x: UOp, mean: UOp, inverse: UOp, weight: UOp | None, n: int, channels: int, area: int,
     groups: int, output_mask: Sequence[bool],
@@ -272,8 +272,17 @@ def group_norm_backward(
     )
 
 
-_batch = _native(aten.native_batch_norm.default, _batch_norm)
-_legit = _native(aten._native_batch_norm_legit.default, _batch_norm)
+def _running(args: Sequence[Any]) -> Sequence[int]:
+    """The places of the running statistics where they are updated."""
+    return (3, 4) if args[5] else ()
+
+
+def _queued(op: Any, compute: Callable[..., Any], takes_empty: bool = False, writes: Any = lambda args: ()) -> Any:
+    return deferral.whole(_native(op, compute, takes_empty), str(op), writes)
+
+
+_batch = _queued(aten.native_batch_norm.default, _batch_norm, writes=_running)
+_legit = _queued(aten._native_batch_norm_legit.default, _batch_norm, writes=_running)
 _legit_no_stats = _native(aten._native_batch_norm_legit.no_stats, _no_stats)
 _OUT = ("out", "save_mean", "save_invstd")
 
@@ -285,6 +294,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_native_batch_norm_legit.no_stats": _legit_no_stats,
     "_native_batch_norm_legit.no_stats_out": _into(_legit_no_stats, _OUT),
     "_batch_norm_with_update": _native(aten._batch_norm_with_update.default, _with_update),
-    "native_layer_norm": _native(aten.native_layer_norm.default, _layer_norm, takes_empty=True),
+    "native_layer_norm": _queued(aten.native_layer_norm.default, _layer_norm, takes_empty=True),
     "native_group_norm": _native(aten.native_group_norm.default, _group_norm),
 }

@@ -296,7 +296,7 @@ def fill_tensor(ctx: Context, self: UOp, number: UOp) -> UOp:
     return cast(number, ctx.out.computed)
 
 
-@value("where.self", elementwise=True)
+@value("where.self", elementwise=True, deferrable=True)
 def where(ctx: Context, condition: UOp, a: UOp, b: UOp) -> UOp:
     """Elements of `a` where the condition holds, else of `b`."""
     dtype = ctx.out.computed

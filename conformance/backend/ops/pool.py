@@ -205,11 +205,11 @@ def _max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp]]:
 
 for _dims in (2, 3):
     _forward, _backward = _avg_pool(_dims)
-    value(f"avg_pool{_dims}d")(_forward)
-    value(f"avg_pool{_dims}d_backward")(_backward)
+    value(f"avg_pool{_dims}d", deferrable=True)(_forward)
+    value(f"avg_pool{_dims}d_backward", deferrable=True)(_backward)
     _forward, _backward = _max_pool(_dims)
-    value(f"max_pool{_dims}d_with_indices")(_forward)
-    value(f"max_pool{_dims}d_with_indices_backward")(_backward)
+    value(f"max_pool{_dims}d_with_indices", deferrable=True)(_forward)
+    value(f"max_pool{_dims}d_with_indices_backward", deferrable=True)(_backward)
 
 
 def _adaptive_max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp]]:

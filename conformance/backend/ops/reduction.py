@@ -68,7 +68,7 @@ def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
     return x.sum(tuple(dims), keepdim=True, dtype=x.dtype)
 
 
-@value("sum", "sum.dim_IntList", "nansum")
+@value("sum", "sum.dim_IntList", "nansum", deferrable=True)
 def sum_(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object) -> UOp:
     """The sum; of nansum without the nans."""
     x, dims = along(x, dim)
@@ -77,14 +77,14 @@ def sum_(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool =
     return total(x, dims, opmath(ctx.out.computed)).reshape(ctx.out.size)
 
 
-@value("mean", "mean.dim")
+@value("mean", "mean.dim", deferrable=True)
 def mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object) -> UOp:
     """The sum divided by the count; nan of nothing."""
     x, dims = along(x, dim)
     return divide(total(x, dims, opmath(ctx.out.computed)), float(count(x, dims))).reshape(ctx.out.size)
 
 
-@value("prod", "prod.dim_int")
+@value("prod", "prod.dim_int", deferrable=True)
 def prod(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False, **_: object) -> UOp:
     """The product; 1 of nothing."""
     x, dims = along(x, dim)
@@ -96,14 +96,14 @@ def prod(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False, **
     return cast(x, dtype).prod(dims, keepdim=True, dtype=dtype).reshape(ctx.out.size)
 
 
-@value("amax", "max")
+@value("amax", "max", deferrable=True)
 def amax(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
     """The largest element."""
     x, dims = along(x, dim)
     return order.extreme(x, dims, largest=True).reshape(ctx.out.size)
 
 
-@value("amin", "min")
+@value("amin", "min", deferrable=True)
 def amin(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
     """The smallest element."""
     x, dims = along(x, dim)
@@ -116,14 +116,14 @@ def aminmax(ctx: Context, x: UOp, *, dim: int | None = None, keepdim: bool = Fal
     return amin(ctx, x, dim), amax(ctx, x, dim)
 
 
-@value("max.dim")
+@value("max.dim", deferrable=True)
 def max_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, ...]:
     """The largest element along a dimension and its first index."""
     x, (d,) = along(x, dim)
     return tuple(r.reshape(ctx.out.size) for r in order.first_extreme(x, d, largest=True))
 
 
-@value("min.dim")
+@value("min.dim", deferrable=True)
 def min_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, ...]:
     """The smallest element along a dimension and its first index."""
     x, (d,) = along(x, dim)
@@ -135,19 +135,19 @@ def _index_of_extreme(ctx: Context, x: UOp, dim: int | None, largest: bool) -> U
     return order.first_extreme(x, dims[0], largest)[1].reshape(ctx.out.size)
 
 
-@value("argmax")
+@value("argmax", deferrable=True)
 def argmax(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False) -> UOp:
     """The first index of the largest element, of the flattened tensor where no dimension is given."""
     return _index_of_extreme(ctx, x, dim, largest=True)
 
 
-@value("argmin")
+@value("argmin", deferrable=True)
 def argmin(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False) -> UOp:
     """The first index of the smallest element, of the flattened tensor where no dimension is given."""
     return _index_of_extreme(ctx, x, dim, largest=False)
 
 
-@value("any", "any.dim", "any.dims")
+@value("any", "any.dim", "any.dims", deferrable=True)
 def any_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
     """Whether some element is not 0; `any.dims` with an empty list reduces nothing."""
     x, dims = along(x, dim)
@@ -158,7 +158,7 @@ def any_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: 
     return x.ne(0).max(dims, keepdim=True).reshape(ctx.out.size)
 
 
-@value("all", "all.dim", "all.dims")
+@value("all", "all.dim", "all.dims", deferrable=True)
 def all_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
     """Whether no element is 0; `all.dims` with an empty list reduces nothing."""
     x, dims = along(x, dim)
@@ -227,7 +227,7 @@ def norm(x: UOp, ord: float, dims: Sequence[int]) -> UOp:
     return e.power(total(powers, dims), UOp.const(1 / ord, x.dtype))
 
 
-@value("linalg_vector_norm")
+@value("linalg_vector_norm", deferrable=True)
 def vector_norm(ctx: Context, x: UOp, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False,
                 **_: object) -> UOp:  # fmt: skip
     """The vector norm along dimensions (torch.linalg.vector_norm)."""
@@ -267,7 +267,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.size() == b.size() and bool(torch.eq(a, b).all().item())
 
 
-@value("logsumexp")
+@value("logsumexp", deferrable=True)
 def logsumexp(ctx: Context, x: UOp, dim: Sequence[int], keepdim: bool = False) -> UOp:
     """log sum e**x, shifted by the maximum where that is finite."""
     x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
@@ -288,14 +288,14 @@ def _shifted(x: UOp, dim: int) -> tuple[UOp, UOp]:
     return shifted, total(shifted.exp(), dims)
 
 
-@value("_softmax")
+@value("_softmax", deferrable=True)
 def softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
     """e**(x - max) over its sum along a dimension."""
     shifted, s = _shifted(cast(x, opmath(ctx.out.computed)), dim)
     return divide(shifted.exp(), s).reshape(ctx.out.size)
 
 
-@value("_log_softmax")
+@value("_log_softmax", deferrable=True)
 def log_softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
     """x - max - log sum e**(x - max) along a dimension.
 
@@ -309,7 +309,7 @@ def log_softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
     return subtract(shifted, logarithm).reshape(ctx.out.size)
 
 
-@value("_softmax_backward_data")
+@value("_softmax_backward_data", deferrable=True)
 def softmax_backward(ctx: Context, grad: UOp, output: UOp, dim: int, input_dtype: object) -> UOp:
     """(grad - sum(grad * output)) * output."""
     dtype = opmath(output.dtype)
@@ -317,7 +317,7 @@ def softmax_backward(ctx: Context, grad: UOp, output: UOp, dim: int, input_dtype
     return (subtract(grad, total(grad * output, dims)) * output).reshape(ctx.out.size)
 
 
-@value("_log_softmax_backward_data")
+@value("_log_softmax_backward_data", deferrable=True)
 def log_softmax_backward(ctx: Context, grad: UOp, output: UOp, dim: int, input_dtype: object) -> UOp:
     """grad - e**output * sum(grad)."""
     dtype = opmath(output.dtype)

@@ -330,7 +330,7 @@ def masked_scatter(ctx: Context, self: UOp, mask: UOp, source: UOp) -> UOp:
     return placed(ctx, flat, place, cast(source, self.dtype).reshape((supply,))).reshape(size)
 
 
-@value("embedding_dense_backward")
+@value("embedding_dense_backward", deferrable=True, reads_index=True)
 def embedding_dense_backward(
     ctx: Context, grad_output: UOp, indices: UOp, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> UOp:

@@ -39,7 +39,7 @@ def joined(parts: Sequence[UOp], dim: int) -> UOp:
     return inside.where(left, high.pad(tuple(around)))
 
 
-@value("cat", takes_complex=True)
+@value("cat", takes_complex=True, deferrable=True)
 def cat(ctx: Context, tensors: Sequence[UOp], dim: int = 0) -> UOp:
     """Tensors one after the other; empty 1-d ones are left out, whatever the others' shape (a legacy rule of torch)."""
     real, parts = element(ctx.out.dtype)
@@ -55,7 +55,7 @@ def cat(ctx: Context, tensors: Sequence[UOp], dim: int = 0) -> UOp:
     return joined(kept, dim % rank)
 
 
-@value("flip", takes_complex=True)
+@value("flip", takes_complex=True, deferrable=True)
 def flip(ctx: Context, self: UOp, dims: Sequence[int]) -> UOp:
     """The order of elements reversed along some dimensions."""
     rank = len(ctx.out.size)
@@ -100,14 +100,14 @@ def _triangle(ctx: Context, self: UOp, mask: UOp) -> UOp:
     return mask.expand(self.shape).where(self, self.const_like(0))
 
 
-@value("triu", takes_complex=True)
+@value("triu", takes_complex=True, deferrable=True)
 def triu(ctx: Context, self: UOp, diagonal: int = 0) -> UOp:
     """Zeros below a diagonal of each matrix."""
     rows, columns = ctx.out.size[-2:]
     return _triangle(ctx, self, upper(rows, columns, _diagonal(diagonal, rows, columns)))
 
 
-@value("tril", takes_complex=True)
+@value("tril", takes_complex=True, deferrable=True)
 def tril(ctx: Context, self: UOp, diagonal: int = 0) -> UOp:
     """Zeros above a diagonal of each matrix."""
     rows, columns = ctx.out.size[-2:]
@@ -135,7 +135,7 @@ def narrow_copy(ctx: Context, self: UOp, dim: int, start: int, length: int) -> U
     return self.shrink(tuple((start, start + length) if d == dim else None for d in range(self.ndim)))
 
 
-@value("zero", takes_complex=True)
+@value("zero", takes_complex=True, deferrable=True)
 def zero(ctx: Context, self: UOp) -> UOp:
     """Zeros."""
     return UOp.const(0, element(ctx.out.dtype)[0]).expand(self.shape)
@@ -166,7 +166,7 @@ def pixel_unshuffle(ctx: Context, self: UOp, downscale_factor: int) -> UOp:
     return squares.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3)).reshape(ctx.out.size)
 
 
-@value("masked_fill.Scalar", "masked_fill.Tensor", keep_floats=False, elementwise=True)
+@value("masked_fill.Scalar", "masked_fill.Tensor", keep_floats=False, elementwise=True, deferrable=True)
 def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
     """One number where the mask holds, else `self`."""
     dtype = ctx.out.computed

@@ -21,6 +21,9 @@ class Counters:
     copies_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    prepared: int = 0  # calls whose metadata were looked up the long way
+    recorded: int = 0  # queues of calls that are computed without their graph when they come again
+    replayed: int = 0  # queues that were
     unoptimized: int = 0  # kernels that tinygrad's optimizer could not take
 
 

@@ -30,6 +30,12 @@ def device_name(index: int = 0) -> str:
     return base if index == 0 else f"{base}:{index}"
 
 
+def device_index(name: str) -> int:
+    """The inverse of `device_name`."""
+    base = DEV.device or "CPU"
+    return 0 if name == base else int(name.rpartition(":")[2])
+
+
 _opened: set[str] = set()
 LOST: set[str] = set()
 """Devices that were opened before this process was forked, and whose drivers do not work in a fork."""

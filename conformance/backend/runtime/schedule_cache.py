@@ -42,9 +42,14 @@ class Subject(NamedTuple):
     settings: tuple[str, ...]  # tinygrad's, in the order of _SETTINGS
 
 
+def settings() -> tuple[str, ...]:
+    """tinygrad's settings now."""
+    return tuple([str(v.value) for v in _SETTINGS])
+
+
 def subject(graph: Key, device: str) -> Subject:
     """A graph to be scheduled now."""
-    return Subject(graph, device, tuple([str(v.value) for v in _SETTINGS]))
+    return Subject(graph, device, settings())
 
 
 class Schedules:

@@ -9,9 +9,10 @@ Must not know torch, storages or strides.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tinygrad.engine.realize import compile_linear, link_linear, run_linear
 from tinygrad.helpers import PARALLEL, Context, GlobalCounters
@@ -70,8 +71,10 @@ def realize(
             if trace.LISTENERS:
                 spent = found - start, 0.0, time.perf_counter() - found
                 trace.notify(trace.Schedule(why, replay.names, len(pending), origin, *spent))
+            _note((replay, graph.buffers, slots, device))
         else:
             done, becomes = _schedule(of, graph, pending, points.passing, why, begin)
+            _note(None)
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         finished = iter(done)
@@ -162,6 +165,40 @@ def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
         COUNTERS.kernels += GlobalCounters.kernel_count - before
         COUNTERS.schedules += 1
         return results
+
+
+def rerun(replay: Replay, buffers: Sequence[UOp], why: str, begin: Callable[[], None]) -> list[UOp]:
+    """Run a schedule over realized buffers as `realize` does; all its slots as flat buffers."""
+    with LOCK, Subnormals():
+        before, start = GlobalCounters.kernel_count, time.perf_counter()
+        begin()
+        slots = replay.run(buffers)
+        if trace.LISTENERS:
+            spent = 0.0, 0.0, time.perf_counter() - start
+            trace.notify(trace.Schedule(why, replay.names, len(replay.results), "memory", *spent))
+        COUNTERS.kernels += GlobalCounters.kernel_count - before
+        COUNTERS.schedules += 1
+        return slots
+
+
+Watched = tuple[Replay, Sequence[UOp], Sequence[UOp], str]
+_watched: list[Watched | None] | None = None
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Watched | None]]:
+    """Within the block: each schedule that `realize` runs, with its buffers, slots and device; None for a new one."""
+    global _watched
+    _watched = []
+    try:
+        yield _watched
+    finally:
+        _watched = None
+
+
+def _note(schedule: Watched | None) -> None:
+    if _watched is not None:
+        _watched.append(schedule)
 
 
 def _rewritten(others: Sequence[UOp], becomes: dict[UOp, UOp], calls: set[UOp]) -> list[UOp]:

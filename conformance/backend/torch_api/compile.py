@@ -23,7 +23,7 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch.metadata import global_settings
 from ..dispatch.tensors import geometry, is_tiny, tensor_on
-from ..lazy import buffer_donation, flush
+from ..lazy import buffer_donation, calls, flush
 from ..lazy.dtypes import element
 from ..lazy.storage import LazyStorage, allocate, lazy_storage
 from ..runtime import expressions, memory, recording, replay, scheduler, torch_compat
@@ -142,6 +142,7 @@ class _Compiled:
         return graph
 
     def _record(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Recording | None:
+        calls.settle()
         try:
             with recording.recording() as conditions:
                 return _record(graph, inputs, conditions)

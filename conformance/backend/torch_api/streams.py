@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..lazy import flush
+from ..lazy import calls, flush
 from ..lazy.storage import LAZY
 from ..runtime import torch_compat
 from .devices import device as device_context
@@ -75,6 +75,7 @@ class Event(_NativeEvent):  # type: ignore[misc]
     def record(self, stream: Any = None) -> None:
         """Mark this point; a stream that is given may be any of the device."""
         if self._timed:
+            calls.settle()
             flush.flush([s for s in list(LAZY.values()) if s.is_lazy()], why="event")
         self._at = time.perf_counter()
 

@@ -1,0 +1,399 @@
+"""Calls that are known by their geometry: found by one look-up, and queued instead of being turned into values.
+
+Defines `Deferred`, a kernel in front of another one that answers a call equal to an earlier one from what that one was
+found to be, and `Prepared`, which is what it was found to be.
+
+The key insight: the first call of an operator with some geometry of its arguments goes the long way: torch's meta
+kernel, the CPU's checks, the choice of the value function. The next one with the same geometry, under the same settings
+of torch, cannot be answered otherwise, so all that is left of it is to make the result's tensor.
+Must not know which operators there are: a row of the tables says whether its value function may run later.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tinygrad.uop.ops import UOp
+
+from ..lazy import access, calls
+from ..lazy.calls import Call
+from ..lazy.dtypes import COMPUTED
+from ..lazy.storage import LazyStorage, storage_of
+from ..runtime import recording
+from ..runtime.counters import COUNTERS
+from ..runtime.defer_sigint import DeferSigint
+from ..runtime.replay import canonical
+from ..runtime.stats import STATS
+from .metadata import global_settings
+from .registry import Context, Row, is_data
+from .tensors import Spec, geometry, new_tensor, place, read, store, tensor_on_content
+
+# Geometries of one overload that are remembered; where there are more they are forgotten together.
+MOST_PREPARED = 2048
+MOST_VARIANTS = 16  # of one geometry, by the graphs that indices make
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN = frozenset({int, bool, type(None), str, torch.dtype, torch.memory_format, torch.layout})
+
+
+class _NotPlain(Exception):
+    """A call with an argument that is no tensor of the device, no number and nothing else that is a key."""
+
+
+class Place:
+    """Where a tensor argument stands in a call's arguments, with its geometry."""
+
+    __slots__ = ("dtype", "number", "offset", "size", "stride")
+
+    def __init__(self, number: int, t: torch.Tensor) -> None:
+        self.number, self.dtype = number, t.dtype
+        self.size, self.stride, self.offset = tuple(t.size()), tuple(t.stride()), int(t.storage_offset())
+
+
+class Number:
+    """Where a float stands in a call's arguments."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Prepared:
+    """What a call of one overload with one geometry of its arguments was found to be: a `Kind` of queued calls."""
+
+    def __init__(
+        self, name: str, row: Row, function: Any, context: Context, args: Any, kwargs: Any, made: Sequence[bool],
+        structure: Any, targets: Sequence[torch.Tensor],
+    ) -> None:  # fmt: skip
+        """`made` says which of the context's results there are; `targets` are the tensors that get them, if not new."""
+        self.name, self.row, self.function = name, row, function
+        self.outs, self.made, self.structure = tuple(context.outs), tuple(made), structure
+        self.index = context.index
+        self.fresh = not targets
+        found = _Found()
+        self.args, self.kwargs = found.template(tuple(args)), {k: found.template(v, k) for k, v in kwargs.items()}
+        self.targets = [Place(i, t) for i, t in enumerate(targets)]
+        self.context = Context(context.op, self.outs, context.index, _stand_ins(tuple(args)))
+        if row.number_dtype is not None:
+            self.context.common_dtype()  # now: it depends on the default dtype, which may change before the call runs
+        self.number_dtype = row.number_dtype(self.context) if row.number_dtype is not None else None
+        self.number_places = found.number_places
+        self.variants: dict[Any, Prepared] = {}
+
+    def execute(self, call: Call) -> None:
+        """Read the operands, compute, and hold or write the results."""
+        if call.results is None:
+            context = self.context
+            args = _filled(self.args, call)
+            if self.row.index is not None or self.row.reads_index:  # an index is looked at again, in its tensor
+                context = Context(context.op, self.outs, self.index, _with_tensors(self.args, call))
+            results = self.function(context, *args, **{k: _filled(v, call) for k, v in self.kwargs.items()})
+            call.results = results if isinstance(results, (tuple, list)) else (results,)
+        if self.fresh:
+            storages = iter(call.written)
+            for spec, result, made in zip(self.outs, call.results, self.made, strict=True):
+                if made:
+                    place(next(storages), spec, result)
+        else:
+            for target, storage, result in zip(self.targets, call.written, call.results, strict=False):
+                store(storage, target.dtype, target.size, target.stride, target.offset, result)
+
+    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+        """The floats of a call as a key; those that its value function takes for data are appended to `data`."""
+        data.extend(call.arrays)
+        dtype, op = self.number_dtype, self.context.op
+        key: list[Any] = []
+        for at, number in zip(self.number_places, call.given, strict=True):
+            if dtype is not None and is_data(op, at, dtype, number):
+                key.append(dtype)
+                data.append((number, dtype))
+            else:
+                key.append(number if number and number == number else str(number))
+        return tuple(key)
+
+    def rehearsed(self, numbers: Sequence[float], args: Any) -> tuple[Prepared, list[Any]]:
+        """What a call is whose value function reads an index on the host, and the data that it makes of the index.
+
+        The graph over stand-ins says which: it may differ from index to index.
+        """
+        context = Context(self.context.op, self.outs, self.index, args)
+        context.rehearsed = []
+        results = self.function(context, *_stand_in_values(self.args, numbers, context.device))
+        key = canonical(results if isinstance(results, (tuple, list)) else [results]).key
+        found = self.variants.get(key)
+        if found is None:
+            if len(self.variants) >= MOST_VARIANTS:
+                self.variants.clear()
+            found = self.variants[key] = copy.copy(self)
+        return found, context.rehearsed
+
+
+class _Found:
+    """Templates of arguments, in which tensors and floats are numbered in the order in which a key meets them."""
+
+    def __init__(self) -> None:
+        self.tensors = 0
+        self.number_places: list[Any] = []
+
+    def template(self, x: Any, at: Any = None) -> Any:
+        """An argument with places instead of tensors and floats."""
+        if isinstance(x, torch.Tensor):
+            self.tensors += 1
+            return Place(self.tensors - 1, x)
+        if type(x) is float:
+            self.number_places.append(at)
+            return Number(len(self.number_places) - 1)
+        if type(x) in (list, tuple):
+            return type(x)([self.template(y, i if at is None else at) for i, y in enumerate(x)])
+        return x
+
+
+def _filled(x: Any, call: Call) -> Any:
+    """A template with the values and the numbers of a call."""
+    kind = type(x)
+    if kind is Place:
+        return access.read(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
+    if kind is Number:
+        return call.given[x.number]
+    if kind is tuple or kind is list:
+        return kind([_filled(y, call) for y in x])
+    return x
+
+
+def _stand_in_values(x: Any, numbers: Sequence[float], device: str) -> Any:
+    """A template with values that are buffers of no content."""
+    kind = type(x)
+    if kind is Place:
+        size, dtype = x.size, COMPUTED[x.dtype]
+        return UOp.new_buffer(device, max(math.prod(size), 1), dtype).reshape(size)
+    if kind is Number:
+        return numbers[x.number]
+    if kind is tuple or kind is list:
+        return kind([_stand_in_values(y, numbers, device) for y in x])
+    return x
+
+
+def _with_tensors(x: Any, call: Call) -> Any:
+    """A template with tensors on the storages of a call."""
+    kind = type(x)
+    if kind is Place:
+        return tensor_on_content(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
+    if kind is Number:
+        return call.given[x.number]
+    if kind is tuple or kind is list:
+        return kind([_with_tensors(y, call) for y in x])
+    return x
+
+
+def _stand_ins(x: Any) -> Any:
+    """Arguments with tensors of the same geometry that hold nothing."""
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+    if type(x) in (list, tuple):
+        return type(x)([_stand_ins(y) for y in x])
+    return x
+
+
+class Noted(threading.local):
+    """What the long way through an overload's kernel was, for the call that took it."""
+
+    prepared: Callable[[], Prepared] | None = None
+
+    def take(self) -> Callable[[], Prepared] | None:
+        """What was noted, once."""
+        found, self.prepared = self.prepared, None
+        return found
+
+
+NOTED = Noted()
+
+
+class Deferred:
+    """A kernel which answers a call that equals an earlier one from what that one was found to be."""
+
+    def __init__(self, kernel: Callable[..., Any], name: str, row: Row, targets: Sequence[int | str]) -> None:
+        """`targets` are the arguments, by place or name, that are written; none where results are new tensors."""
+        self.kernel, self.name, self.row = kernel, name, row
+        self.targets = targets
+        self.known: dict[Any, Prepared] = {}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The kernel that torch calls."""
+        if calls.is_settling() or recording.is_open():
+            return self.kernel(*args, **kwargs)
+        key: list[Any] = [*global_settings()]
+        storages: list[LazyStorage] = []
+        numbers: list[float] = []
+        try:
+            for x in args:
+                if type(x) in _TENSORS:
+                    _describe_tensor(x, key, storages)
+                else:
+                    _describe(x, key, storages, numbers)
+            for name, x in kwargs.items():
+                key.append(name)
+                _describe(x, key, storages, numbers)
+        except (_NotPlain, AttributeError, NotImplementedError):
+            return self.kernel(*args, **kwargs)
+        if not storages:
+            return self.kernel(*args, **kwargs)
+        if numbers and self.row.keep_floats:
+            key.extend(numbers)
+        found = tuple(key)
+        prepared = self.known.get(found)
+        if prepared is None:
+            return self._learnt(found, args, kwargs)
+        if self.row.index is not None and not self._takes_index(prepared, args):
+            return self.kernel(*args, **kwargs)
+        arrays: Sequence[Any] = ()
+        if self.row.reads_index:
+            if any(lazy.queued == calls.WRITTEN for i, lazy in enumerate(storages) if i):
+                return self.kernel(*args, **kwargs)
+            prepared, arrays = prepared.rehearsed(numbers, args)
+        STATS.native[self.name] += 1
+        return _queued(prepared, storages, numbers, args, kwargs, self.targets, arrays)
+
+    def _takes_index(self, prepared: Prepared, args: Any) -> bool:
+        """Check an index's elements now, as they are; False where a queued call has yet to write them."""
+        assert self.row.index is not None
+        return self.row.index(Context(prepared.context.op, prepared.outs, prepared.index, args))
+
+    def _learnt(self, key: Any, args: Any, kwargs: Any) -> Any:
+        """The kernel's own answer; what it was found to be is remembered."""
+        NOTED.prepared = None
+        result = self.kernel(*args, **kwargs)
+        COUNTERS.prepared += 1
+        noted = NOTED.take()
+        if noted is not None:
+            if len(self.known) >= MOST_PREPARED:
+                self.known.clear()
+            self.known[key] = noted()
+        return result
+
+
+def _queued(
+    prepared: Prepared, storages: list[LazyStorage], numbers: list[float], args: Any, kwargs: Any,
+    targets: Sequence[int | str], arrays: Sequence[Any],
+) -> Any:  # fmt: skip
+    if prepared.fresh:
+        made = [
+            new_tensor(s, prepared.index) if there else None
+            for s, there in zip(prepared.outs, prepared.made, strict=True)
+        ]
+        written = [storage_of(t) for t in made if t is not None]
+        call = Call(prepared, storages, written, numbers)
+        call.arrays = arrays
+        calls.defer(call)
+        return made[0] if prepared.structure is None else prepared.structure(made)
+    given = [args[t] if isinstance(t, int) else kwargs[t] for t in targets]
+    calls.defer(Call(prepared, storages, [storage_of(t) for t in given], numbers))
+    return given[0] if len(given) == 1 else tuple(given)
+
+
+def _describe_tensor(x: torch.Tensor, key: list[Any], storages: list[LazyStorage]) -> None:
+    lazy = x.untyped_storage()._lazy  # type: ignore[attr-defined]
+    if x.is_neg():
+        raise _NotPlain
+    key.append(x.dtype)
+    key.append(x.shape)
+    key.append(x.stride())
+    key.append(x.storage_offset())
+    if storages:  # which of the others shares its storage
+        key.append(storages.index(lazy) if lazy in storages else -1)
+    key.append(lazy.device)
+    storages.append(lazy)
+
+
+def _describe(x: Any, key: list[Any], storages: list[LazyStorage], numbers: list[float]) -> None:
+    kind = type(x)
+    if kind in _PLAIN:
+        key.append(kind)
+        key.append(x)
+    elif kind is float:
+        key.append(float)
+        numbers.append(x)
+    elif kind in _TENSORS:
+        _describe_tensor(x, key, storages)
+    elif kind is list or kind is tuple:
+        key.append(kind)
+        key.append(len(x))
+        for y in x:
+            _describe(y, key, storages, numbers)
+    else:
+        raise _NotPlain
+
+
+class Whole:
+    """A call of a kernel which is run whole, on stand-ins of its tensors, when the queue is emptied."""
+
+    fresh = True  # of what it writes besides, it is an operand
+
+    def __init__(self, name: str, kernel: Callable[..., Any], args: Any, results: Any, writes: Sequence[int]) -> None:
+        """`writes` are the places of the tensor arguments that it changes."""
+        found = _Found()
+        self.name, self.kernel, self.args, self.writes = name, kernel, found.template(tuple(args)), writes
+        self.outs = [Spec(t.dtype, tuple(t.size()), tuple(t.stride())) for t in results]
+        self.made, self.structure = [True] * len(self.outs), type(results)
+        self.index = results[0].device.index or 0
+
+    def execute(self, call: Call) -> None:
+        """Run the kernel, and let the storages that its results were promised hold them."""
+        with DeferSigint(True) as run:  # it cannot be done once more when it has changed something
+            run.begin()
+            results = self.kernel(*_with_tensors(self.args, call))
+            for made, spec, storage in zip(results, self.outs, call.written, strict=False):
+                if geometry(made)[:2] == spec[1:]:
+                    storage.adopt(storage_of(made))
+                else:  # torch's settings were others when it was called
+                    place(storage, spec, read(made))
+        STATS.native[self.name] -= 1  # counted when it was called
+
+    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+        """The floats of a call."""
+        return tuple([number if number and number == number else str(number) for number in call.given])
+
+
+def whole(
+    kernel: Callable[..., Any], name: str, writes: Callable[[Sequence[Any]], Sequence[int]]
+) -> Callable[..., Any]:
+    """A kernel that makes new tensors, and changes the arguments at the places that `writes` gives, as a deferred one.
+
+    It must look at no element, and raise only for what the geometry of its arguments says.
+    """
+    known: dict[Any, Whole] = {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or calls.is_settling() or recording.is_open():
+            return kernel(*args, **kwargs)
+        key: list[Any] = [*global_settings()]
+        storages: list[LazyStorage] = []
+        numbers: list[float] = []
+        try:
+            for x in args:
+                _describe(x, key, storages, numbers)
+        except (_NotPlain, AttributeError, NotImplementedError):
+            return kernel(*args)
+        found = (*key, *numbers)
+        prepared = known.get(found)
+        if prepared is None:
+            before = STATS.native[name]
+            results = kernel(*args)
+            COUNTERS.prepared += 1
+            if STATS.native[name] == before + 1 and all(t.dtype in COMPUTED for t in results):
+                if len(known) >= MOST_PREPARED:
+                    known.clear()
+                known[found] = Whole(name, kernel, args, results, [i for i in writes(args) if args[i] is not None])
+            return results
+        STATS.native[name] += 1
+        made = [new_tensor(spec, prepared.index) for spec in prepared.outs]
+        written = [storage_of(t) for t in made] + [storage_of(args[i]) for i in prepared.writes]
+        calls.defer(Call(prepared, storages, written, numbers))
+        return prepared.structure(made)
+
+    return call

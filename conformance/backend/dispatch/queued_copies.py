@@ -1,0 +1,81 @@
+"""Copies within the device that wait in the queue.
+
+Defines `queued`. The key insight: a copy between different storages of one device needs nothing but the two
+geometries, so it waits where what it reads or writes waits, instead of emptying the queue.
+Must not know other operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..lazy import access, calls, layout
+from ..lazy.calls import Call
+from ..lazy.dtypes import COMPUTED
+from ..lazy.storage import LazyStorage, storage_of
+from ..runtime import recording
+from .tensors import fill_storage, store
+
+MOST_KINDS = 4096
+
+_kinds: dict[Any, _Copy] = {}
+Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+
+
+class _Copy:
+    """Copies from one geometry to another."""
+
+    fresh = False
+
+    def __init__(self, target: Geometry, source: Geometry) -> None:
+        self.target, self.source = target, source
+
+    def execute(self, call: Call) -> None:
+        """Write the elements, or the number that all of them are known to be."""
+        source, target = call.read[0], call.written[0]
+        dtype = self.target[0]
+        number = source.number() if self.source[0] is dtype and source.dtype == COMPUTED[dtype] else None
+        if number is not None:
+            fill_storage(target, *self.target, number)
+        else:
+            store(target, *self.target, access.read(source, *self.source))
+
+    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+        """There are none."""
+        return ()
+
+
+def queued(self: torch.Tensor, src: torch.Tensor) -> bool:
+    """Put a copy into the queue where one of the two waits for calls in it; False where neither does, or it is no
+    plain copy: of another size, to elements that share memory, or within one storage."""
+    if not calls.pending() or calls.is_settling() or recording.is_open():
+        return False
+    try:
+        target, source = storage_of(self), storage_of(src)
+    except (AttributeError, KeyError, NotImplementedError):
+        return False
+    size, stride, offset = tuple(self.size()), tuple(self.stride()), int(self.storage_offset())
+    waits = target.queued or source.queued or _is_whole(target, self.dtype, size, stride, offset)
+    if not waits or target is source or target.device != source.device or src.size() != self.size():
+        return False
+    if self.dtype not in COMPUTED or src.dtype not in COMPUTED or self.is_neg() or src.is_neg() or 0 in size:
+        return False
+    if layout.plan(size, stride).expanded:
+        return False
+    of = (
+        (self.dtype, size, stride, offset),
+        (src.dtype, tuple(src.size()), tuple(src.stride()), int(src.storage_offset())),
+    )
+    kind = _kinds.get(of)
+    if kind is None:
+        if len(_kinds) >= MOST_KINDS:
+            _kinds.clear()
+        kind = _kinds[of] = _Copy(*of)
+    calls.defer(Call(kind, (source, target), (target,)))
+    return True
+
+
+def _is_whole(target: LazyStorage, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> bool:
+    return layout.covers(size, stride, offset, target.nbytes // dtype.itemsize)

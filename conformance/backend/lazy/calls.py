@@ -1,0 +1,151 @@
+"""Operator calls that wait to become values: a queue in program order, emptied before anything could see it.
+
+Defines `Call`, `defer` (put one into the queue), `settle` (turn all of them into values) and `pending`.
+
+The key insight: a lazy device need not build an expression when an operator is called, only before somebody asks for
+it; metadata are all that the caller sees until then. What is queued runs in its order, each call upon the contents that
+the calls before it left, so emptying the queue is what calling them one by one would have been; a storage knows
+whether the queue reads or writes it, and whoever wants its content empties the queue first. A call whose results are
+gone is left out, and a queue that equals an earlier one need not be turned into values at all (`steps`).
+Must not know operators, tensors or storages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from ..runtime.lock import LOCK
+from ..runtime.subnormals import Subnormals
+
+# What the queue does with a storage, as `LazyStorage.queued`.
+UNQUEUED, READ, WRITTEN = 0, 1, 2
+# Calls after which the queue is emptied, so that what it keeps is bounded.
+LONGEST = 4096
+
+
+class Kind(Protocol):
+    """What calls of one operator with one geometry of its arguments have in common."""
+
+    fresh: bool  # whether the call makes the storages that it writes
+
+    def execute(self, call: Call) -> None:
+        """Read the operands and hold or write the results; doing so once more after an interrupt changes nothing."""
+
+    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+        """The call's numbers as a key, those that are data to its kernels appended to `data` instead."""
+
+
+class Call:
+    """One call in the queue."""
+
+    __slots__ = ("arrays", "given", "kind", "read", "results", "written")
+
+    def __init__(self, kind: Any, read: Sequence[Any], written: Sequence[Any], given: Sequence[Any] = ()) -> None:
+        self.kind = kind
+        self.read, self.written = read, written  # storages
+        self.given = given  # its numbers, or the buffers of what it restores
+        self.arrays: Sequence[Any] = ()  # what its value function computes on the host, from an index
+        self.results: Any = None  # what was computed, in case that writing it was interrupted
+
+
+_queue: list[Call] = []
+_running = False
+
+
+def pending() -> list[Call]:
+    """The calls that have not been turned into values, in order."""
+    return _queue
+
+
+def is_settling() -> bool:
+    """Whether the queue is being emptied, so that nothing may be put into it."""
+    return _running
+
+
+def defer(call: Call) -> None:
+    """Put a call into the queue."""
+    with LOCK:
+        for storage in call.read:
+            if not storage.queued:
+                storage.queued = READ
+        for storage in call.written:
+            storage.queued = WRITTEN
+        _queue.append(call)
+        if len(_queue) >= LONGEST:
+            settle()
+
+
+def needed(calls: Sequence[Call]) -> list[Call]:
+    """The calls whose results somebody holds, or another one of them reads."""
+    kept: list[Call] = []
+    read: set[int] = set()
+    for call in reversed(calls):
+        if any(id(storage) in read or storage.owner() is not None for storage in call.written):
+            kept.append(call)
+            read.update([id(storage) for storage in call.read])
+    kept.reverse()
+    return kept
+
+
+def settle() -> None:
+    """Turn all calls into values, in order. An error leaves the call that raises it, and those after it, queued."""
+    global _running
+    if not _queue:
+        return
+    with LOCK, Subnormals():
+        if _running or not _queue:
+            return
+        _running = True
+        try:
+            take(needed(_queue))
+            uses = Counter([id(storage) for call in _queue for storage in (*call.read, *call.written)])
+            while _queue:
+                _queue[0].kind.execute(_queue[0])
+                call = _queue.pop(0)
+                for storage in (*call.read, *call.written):
+                    uses[id(storage)] -= 1
+                    if not uses[id(storage)]:
+                        storage.queued = UNQUEUED
+                del call, storage  # what nobody holds any more is not to be computed with what comes next
+        finally:
+            _running = False
+
+
+def take(instead: Sequence[Call]) -> None:
+    """Put others in the place of all calls that are queued, and let the storages know."""
+    states: dict[int, int] = {}
+    for call in instead:
+        for storage in call.read:
+            states.setdefault(id(storage), READ)
+        for storage in call.written:
+            states[id(storage)] = WRITTEN
+    for call in (*_queue, *instead):
+        for storage in (*call.read, *call.written):
+            storage.queued = states.get(id(storage), UNQUEUED)
+    _queue[:] = instead
+
+
+_data: list[Any] | None = None
+
+
+def note_data(buffer: Any) -> None:
+    """A value function has put numbers into a buffer."""
+    if _data is not None:
+        _data.append(buffer)
+
+
+@contextlib.contextmanager
+def watched_data() -> Iterator[list[Any]]:
+    """Within the block: the buffers into which value functions put numbers."""
+    global _data
+    _data = []
+    try:
+        yield _data
+    finally:
+        _data = None
+
+
+__all__ = ["Call", "Kind", "defer", "is_settling", "needed", "pending", "settle", "take"]

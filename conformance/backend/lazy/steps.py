@@ -1,0 +1,346 @@
+"""Steps that equal an earlier one: a queue of calls whose schedule runs without any of them becoming a value.
+
+Defines `replay`, which computes a queue as an equal one was computed before, and `recorded`, which remembers how one
+was.
+
+The key insight: between two moments at which the host looks, a program is a list of calls, and what becomes of the list
+is decided by the calls, by which of them reads what another one wrote, by what the storages hold at its beginning, and
+by which storages are still held at its end. All of that is known without building one node of a graph. Where it equals
+what was there before, the schedule is the same and so is what each storage holds afterwards; where anything differs, or
+cannot be told, the queue is turned into values as ever, which is always right.
+Must not know operators.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tinygrad.dtype import dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from ..runtime import expressions, memory, recording, scheduler
+from ..runtime.counters import COUNTERS
+from ..runtime.defer_sigint import DeferSigint
+from ..runtime.replay import Replay
+from ..runtime.schedule_cache import settings
+from . import calls
+from .calls import Call
+from .dtypes import COMPUTED
+from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage
+
+# Steps that are remembered, and how often one must have been seen before it is.
+MOST_STEPS = 64
+SEEN_BEFORE = 1
+# Whether steps are replayed at all.
+ENABLED = True
+
+Key = tuple[Any, ...]
+
+
+class _Unlike(Exception):
+    """A step of which too little is known to compare it with others."""
+
+
+class Begun(NamedTuple):
+    """A queue that is about to be computed."""
+
+    key: Key
+    storages: list[Any]  # all that its calls use, in the order in which they meet them
+    buffers: list[UOp]  # that these hold
+    data: list[Any]  # arrays, and numbers with their dtypes, that are data
+
+
+class Value(NamedTuple):
+    """What a storage holds after a step."""
+
+    flat: int | UOp | None  # of the step's buffers, or a value that reads none
+    view: tuple[Any, ...] | None  # likewise, its last element
+    number: tuple[Any, Any]
+    donor: int | None
+
+
+class Restored:
+    """A lazy value that a step left behind: a `Kind` of queued call, whose operands are the step's buffers."""
+
+    fresh = False
+
+    def __init__(self, flat: UOp | None, view: tuple[Any, ...] | None, reads: list[UOp], donor: int | None) -> None:
+        """`reads` are the buffers in the value, which stand for others; `donor` is one of them."""
+        self.flat, self.view, self.reads, self.donor = flat, view, reads, donor
+
+    def execute(self, call: Call) -> None:
+        """Let the storage hold the value over its buffers."""
+        value = self.flat if self.flat is not None else self.view[3]  # type: ignore[index]
+        made = value.substitute(dict(zip(self.reads, call.given, strict=True)), walk=True)
+        storage: LazyStorage = call.written[0]
+        storage.restore(
+            made if self.flat is not None else None,
+            None if self.flat is not None else (*self.view[:3], made),  # type: ignore[index]
+            None if self.donor is None else call.given[self.donor],
+        )
+
+    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+        """Its operands are buffers, and no numbers."""
+        return ()
+
+
+class Step(NamedTuple):
+    """How a queue was computed."""
+
+    schedule: Replay
+    sources: list[int]  # the schedule's buffers, among the step's
+    values: list[Value | Restored | None]  # what each storage holds afterwards, None where that is as before
+    reads: list[list[int]]  # of each Restored: its buffers among the step's
+    overwritten: list[int]  # storages into whose own buffers the schedule writes
+    device: str
+
+
+_known: OrderedDict[Key, Step | int | None] = OrderedDict()
+
+
+def reset_state() -> None:
+    """Remember no step."""
+    _known.clear()
+
+
+def begun(wanted: Sequence[LazyStorage]) -> Begun | None:
+    """The queue, which a flush of `wanted` and of all that was written in place computes; None where none is known."""
+    if not ENABLED or recording.is_open() or calls.is_settling() or LOOPING or LARGE_PENDING:
+        return None
+    calls.take(calls.needed(calls.pending()))
+    if not calls.pending():
+        return None
+    try:
+        return _described(calls.pending(), wanted)
+    except _Unlike:
+        return None
+
+
+def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
+    places: dict[int, int] = {}
+    storages: list[LazyStorage] = []
+    buffers: dict[UOp, int] = {}
+    data: list[Any] = []
+    key: list[Any] = []
+
+    def place(storage: LazyStorage, fresh: bool = False) -> int:
+        found = places.get(id(storage))
+        if found is None:
+            found = places[id(storage)] = len(storages)
+            storages.append(storage)
+            key.append("new" if fresh else _state(storage, buffers))
+            key.append((storage.nbytes, storage.device))
+        return found
+
+    for call in queue:
+        kind = call.kind
+        key.append(kind)
+        if type(kind) is Restored:
+            key.extend([buffers.setdefault(b, len(buffers)) for b in call.given])
+            place(call.written[0], True)
+            continue
+        key.extend([place(storage) for storage in call.read])
+        key.extend([place(storage, kind.fresh) for storage in call.written])
+        if call.given or call.arrays:
+            key.extend(kind.numbers(call, data))
+    key.append(tuple([storage.owner() is not None for storage in storages]))
+    key.append(tuple([storage.serial in DIRTY for storage in storages]))
+    for storage in wanted:
+        if id(storage) not in places:
+            raise _Unlike
+        key.append(places[id(storage)])
+    _check_others(places, buffers, key)
+    key.append(settings())
+    return Begun(tuple(key), storages, list(buffers), data)
+
+
+def _state(storage: LazyStorage, buffers: dict[UOp, int]) -> Any:
+    """What a storage holds at the beginning, as a key; its buffer is numbered."""
+    if storage.has_pending_writes or storage.donor is not None:
+        raise _Unlike
+    flat, view = storage.flat, storage.view
+    if flat is None and view is None:
+        number = storage.number()
+        return storage.dtype, type(number), str(number)
+    value = flat if flat is not None else view[3]  # type: ignore[index]
+    if value.op is Ops.BUFFER and expressions.is_realized(value):
+        return (
+            value.dtype,
+            value.shape,
+            buffers.setdefault(value, len(buffers)),
+            view[:3] if flat is None and view else None,
+        )
+    if not _buffers_of(value):
+        return flat, view
+    raise _Unlike
+
+
+def _buffers_of(value: UOp) -> set[UOp]:
+    return {node for node in value.toposort() if node.op in _OUTSIDE}
+
+
+_OUTSIDE = frozenset({Ops.BUFFER, Ops.CALL, Ops.AFTER, Ops.PARAM})
+
+
+def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
+    """Raise _Unlike where another storage may have a part in the step; values that read no buffer join the key."""
+    for storage in DIRTY.values():
+        if id(storage) not in places:
+            raise _Unlike
+    for storage in LAZY.values():
+        if id(storage) in places or not storage.is_lazy():
+            continue
+        value = storage.base_value()
+        reads = _buffers_of(value)
+        if not reads:
+            key.append(value)
+        elif any(b.op is not Ops.BUFFER or b in buffers for b in reads):
+            raise _Unlike
+    for storage in BY_ADDRESS.values():
+        if id(storage) not in places:
+            held = storage.base_buffer()
+            if held is not None and held in buffers:
+                raise _Unlike
+
+
+def replay(step: Begun, why: str) -> bool:
+    """Compute the queue as an equal one was computed before; False where none is known."""
+    known = _known.get(step.key)
+    if not isinstance(known, Step):
+        return False
+    _known.move_to_end(step.key)
+    table = list(step.buffers)
+    for one in step.data:
+        if not isinstance(one, np.ndarray):
+            number, dtype = one
+            one = np.array([number], dtype=np.float64 if dtype is dtypes.float64 else np.float32)
+        table.append(memory.from_host(one.reshape(-1), COMPUTED[torch.from_numpy(one).dtype], known.device))
+    with DeferSigint(bool(known.overwritten)) as run:
+        try:
+            slots = scheduler.rerun(known.schedule, [table[i] for i in known.sources], why, run.begin)
+        except BaseException:
+            if run.begun and known.overwritten:  # they must not be computed from themselves once more
+                held = [(step.storages[i], step.storages[i].flat) for i in known.overwritten]
+                calls.settle()
+                for storage, buffer in held:
+                    storage.replace(buffer, storage.nbytes)
+            raise
+        table += slots[len(known.sources) :]
+        left: list[Call] = []
+        for storage, value, reads in zip(step.storages, known.values, known.reads, strict=True):
+            if type(value) is Restored:
+                left.append(Call(value, (), (storage,), [table[i] for i in reads]))
+            elif isinstance(value, Value):
+                _hold(storage, value, table)
+        calls.take(left)
+        DIRTY.clear()
+        for i in known.overwritten:
+            step.storages[i].mark_overwritten()
+    COUNTERS.replayed += 1
+    return True
+
+
+def _hold(storage: LazyStorage, value: Value, table: list[UOp]) -> None:
+    flat = table[value.flat] if isinstance(value.flat, int) else value.flat
+    view = value.view
+    if view is not None and type(view[3]) is int:
+        view = (*view[:3], table[view[3]])
+    storage.restore(flat, view, None if value.donor is None else table[value.donor], value.number)
+    if type(value.flat) is int or (view is not None and type(value.view[3]) is int):  # type: ignore[index]
+        LAZY.pop(storage.serial, None)
+
+
+def recorded(step: Begun, compute: Callable[[], None]) -> None:
+    """Turn the queue into values and `compute` them, and remember how, where such a queue was seen before."""
+    count = _known.get(step.key, 0)
+    _known[step.key] = count + 1 if isinstance(count, int) else count
+    _known.move_to_end(step.key)
+    if len(_known) > MOST_STEPS:
+        _known.popitem(last=False)
+    # What nobody else holds must not be held here: it would be computed with the rest.
+    step.storages[:] = [s if s.owner() is not None else None for s in step.storages]
+    if not isinstance(count, int) or count < SEEN_BEFORE:
+        step.storages.clear()
+        calls.settle()
+        compute()
+        return
+    before = [s and (s.flat, s.view, s.version) for s in step.storages]
+    others = [(s, s.base_value()) for s in LAZY.values() if s not in step.storages]
+    copies, stored, generation = COUNTERS.copies_in, COUNTERS.stored, memory.generation()
+    with scheduler.watched() as schedules:
+        with calls.watched_data() as data:
+            calls.settle()
+        compute()
+    known = _known.get(step.key)
+    if not isinstance(known, int):
+        return
+    same = COUNTERS.stored == stored and COUNTERS.copies_in - copies == len(data) == len(step.data)
+    if len(schedules) == 1 and schedules[0] is not None and same and all(s.base_value() is v for s, v in others):
+        made = _step(step, before, schedules[0], data, memory.generation() - generation)
+        if made is not None:
+            _known[step.key] = made
+            COUNTERS.recorded += 1
+
+
+def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwrites: int) -> Step | None:
+    """How the queue was computed; None where that cannot be told."""
+    run, buffers, slots, device = schedule
+    if any(b.op is not Ops.BUFFER for b in slots):
+        return None
+    table = {b: i for i, b in enumerate([*step.buffers, *data])}
+    count = len(step.buffers) + len(data)
+    fresh = slots[len(buffers) :]
+    if len(table) != count or any(b not in table for b in buffers) or any(b in table for b in fresh):
+        return None
+    table |= {b: count + i for i, b in enumerate(fresh)}
+    values: list[Any] = []
+    reads: list[list[int]] = []
+    overwritten = []
+    for i, (storage, old) in enumerate(zip(step.storages, before, strict=True)):
+        values.append(None)
+        reads.append([])
+        if storage is None:
+            continue
+        if storage.flat is old[0] and (storage.flat is not None or storage.view == old[1]):
+            if storage.version != old[2]:
+                overwritten.append(i)
+            continue
+        if storage.has_pending_writes:
+            return None
+        flat, view = storage.flat, None if storage.flat is not None else storage.view
+        value = storage.base_value()
+        outside = list(_buffers_of(value)) if flat is not None or view is not None else []
+        donor = storage.donor
+        if any(b not in table for b in outside) or (donor is not None and donor not in table):
+            return None
+        place = None if donor is None else table[donor]
+        if value.op is Ops.BUFFER:
+            held: Any = table[value]
+            number = (storage._fresh, storage._number)
+            values[-1] = Value(held if flat is not None else None, view and (*view[:3], held), number, place)
+            if held < len(step.buffers):
+                overwritten.append(i)
+        elif not outside:
+            values[-1] = Value(flat, view, (storage._fresh, storage._number), place)
+        else:
+            outside = list(dict.fromkeys([*outside, *([donor] if donor is not None else [])]))
+            stand_ins = {b: UOp.new_buffer(b.arg.device, b.max_numel(), b.dtype) for b in outside}
+            made = value.substitute(stand_ins, walk=True)
+            values[-1] = Restored(
+                made if flat is not None else None,
+                None if flat is not None else (*view[:3], made),  # type: ignore[index]
+                list(stand_ins.values()),
+                None if donor is None else outside.index(donor),
+            )
+            reads[-1] = [table[b] for b in outside]
+    if len(overwritten) != overwrites:
+        return None
+    return Step(run, [table[b] for b in buffers], values, reads, overwritten, device)
+
+
+__all__ = ["begun", "recorded", "replay", "reset_state"]

@@ -1,0 +1,143 @@
+"""Calls of known geometry: found by one look-up, queued, and what they give is what they would have given at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import conformance.backend as backend
+from conformance.backend.lazy import calls, flush
+
+
+@pytest.fixture(autouse=True)
+def _nothing_queued() -> Iterator[None]:
+    calls.settle()
+    yield
+    calls.settle()
+
+
+def twice(function):  # type: ignore[no-untyped-def]
+    """The result of a call that an equal one came before: it is in the queue."""
+    function()
+    calls.settle()
+    return function()
+
+
+class TestDeferred:
+    def test_a_known_geometry_is_not_looked_up_again(self) -> None:
+        """The second call asks no meta kernel and builds no value."""
+        x = torch.arange(6.0).to("tiny").reshape(2, 3)
+        _ = x + x
+        calls.settle()
+        backend.reset_stats()
+        y = x + x
+        assert backend.stats()["prepared"] == 0
+        assert len(calls.pending()) == 1
+        assert y.cpu().tolist() == [[0, 2, 4], [6, 8, 10]]
+        assert not calls.pending()
+
+    def test_a_result_that_is_dropped_is_not_built(self) -> None:
+        """Nobody can ask for it: its call leaves the queue."""
+        x = torch.arange(4.0).to("tiny")
+        y = twice(lambda: x * 3)
+        del y
+        kept = twice(lambda: x * 4)
+        assert calls.needed(calls.pending())[0].written[0].owner() is kept.untyped_storage()
+        assert kept.cpu().tolist() == [0, 4, 8, 12]
+
+    def test_in_place_and_out(self) -> None:
+        """Writes wait in the same queue, in order."""
+        x, out = torch.arange(4.0).to("tiny"), torch.zeros(4, device="tiny")
+        for _ in range(3):
+            x.add_(1)
+            torch.mul(x, 2, out=out)
+            x.mul_(out)
+        expected, other = torch.arange(4.0), torch.zeros(4)
+        for _ in range(3):
+            expected.add_(1)
+            torch.mul(expected, 2, out=other)
+            expected.mul_(other)
+        assert torch.equal(x.cpu(), expected)
+        assert torch.equal(out.cpu(), other)
+
+    def test_the_default_dtype_is_that_of_the_call(self) -> None:
+        """A queued comparison promoted its number when it was built, by the default dtype of that moment."""
+        x = torch.tensor([16777217]).to("tiny")
+        torch.set_default_dtype(torch.float64)
+        try:
+            equal = twice(lambda: x == 16777216.0)
+            assert calls.pending()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert equal.tolist() == [False]
+        assert (x == 16777216.0).tolist() == [True]
+        assert (x / 3).dtype is torch.float32
+
+    def test_an_index_out_of_range_raises_at_the_call(self) -> None:
+        """Also where the call is queued: its elements are checked before."""
+        rows = torch.arange(6.0).to("tiny").reshape(3, 2)
+        assert twice(lambda: rows.index_select(0, torch.tensor([2, 0]).to("tiny"))).tolist() == [[4, 5], [0, 1]]
+        with pytest.raises(IndexError):
+            rows.index_select(0, torch.tensor([3, 0]).to("tiny"))
+
+    def test_operands_in_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An operator read one operand, and reading the next stored a queued write into the first one's buffer."""
+        monkeypatch.setattr(flush, "IN_PLACE_BYTES", 1)
+        monkeypatch.setattr(flush, "IN_PLACE_SHARE", 1)
+
+        def program(device: str, unseen: int) -> torch.Tensor:
+            a = torch.arange(8.0).to(device)
+            v = a[:2] * 2
+            calls.settle()
+            a[1:2] += 5
+            return torch.add(v, a[1:3], alpha=unseen)
+
+        program("tiny", 2)
+        assert torch.equal(program("tiny", 3).cpu(), program("cpu", 3))
+
+    def test_the_queue_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A program that reads nothing does not keep its operands for ever."""
+        monkeypatch.setattr(calls, "LONGEST", 8)
+        x = torch.ones(2, device="tiny")
+        for _ in range(40):
+            x = x + 1
+            assert len(calls.pending()) < 8
+        assert x.tolist() == [41, 41]
+
+    def test_numbers_keep_their_sign_and_kind(self) -> None:
+        """-0.0 equals 0.0 as a key, and 1 equals True: each call has its own."""
+        x = torch.tensor([1.0, -1.0]).to("tiny")
+        numbers = (0.0, -0.0, 0.0, -0.0, float("nan"), float("inf"))
+        found = [(x * n).cpu() for n in numbers]
+        for n, value in zip(numbers, found, strict=True):
+            expected = torch.tensor([1.0, -1.0]) * n
+            assert torch.equal(value.isnan(), expected.isnan())
+            assert torch.equal(value.signbit() & ~value.isnan(), expected.signbit() & ~expected.isnan())
+
+
+def test_copies_wait_with_what_they_copy() -> None:
+    """A copy of a queued result does not empty the queue."""
+    x = torch.arange(6.0).to("tiny").reshape(2, 3)
+    y = twice(lambda: x * 2)
+    copy = y.t().clone()
+    part = torch.zeros(4, device="tiny")
+    part[1:3] = y[0, :2]
+    assert len(calls.pending()) >= 3
+    y.add_(1)
+    assert copy.tolist() == [[0, 6], [2, 8], [4, 10]]
+    assert part.tolist() == [0, 0, 2, 0]
+
+
+def test_batch_norm_updates_its_statistics_once() -> None:
+    """It is run whole, and writes its running mean besides its results."""
+    x, mean, var = torch.arange(12.0).reshape(3, 4), torch.zeros(4), torch.ones(4)
+    here = [t.to("tiny") for t in (x, mean, var)]
+    for _ in range(3):
+        expected = torch.nn.functional.batch_norm(x, mean, var, training=True)
+        found = torch.nn.functional.batch_norm(*here, training=True)
+    assert len(calls.pending()) >= 1
+    assert torch.allclose(found.cpu(), expected, atol=1e-5)
+    assert torch.allclose(here[1].cpu(), mean)
+    assert torch.allclose(here[2].cpu(), var)
