@@ -17,6 +17,7 @@ from . import installation  # noqa: F401 - first: what is missing is one sentenc
 from .dispatch import tensors
 from .dispatch.registry import reset_state
 from .lazy import flush
+from .lazy.calls import queue_calls
 from .lazy.storage import storage_of
 from .runtime.stats import FallbackError, no_fallback, reset_stats, stats
 from .runtime.toolchain import Compiler, ToolchainError, ensure_compiler
@@ -45,6 +46,7 @@ __all__ = [
     "ensure_compiler",
     "forget_numbers",
     "no_fallback",
+    "queue_calls",
     "realize",
     "reset_state",
     "reset_stats",

@@ -130,3 +130,8 @@ class ReplayedTiny(TinyTarget):
     """
 
     rehearsals = 3
+
+    def prepare(self) -> None:
+        """Register the device, and let its calls wait in the queue."""
+        super().prepare()
+        self.backend.queue_calls(True)

@@ -225,7 +225,7 @@ class Deferred:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel that torch calls."""
-        if calls.is_settling() or recording.is_open():
+        if calls.is_closed() or recording.is_open():
             return self.kernel(*args, **kwargs)
         key: list[Any] = [*global_settings()]
         storages: list[LazyStorage] = []
@@ -369,7 +369,7 @@ def whole(
     known: dict[Any, Whole] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or calls.is_settling() or recording.is_open():
+        if kwargs or calls.is_closed() or recording.is_open():
             return kernel(*args, **kwargs)
         key: list[Any] = [*global_settings()]
         storages: list[LazyStorage] = []

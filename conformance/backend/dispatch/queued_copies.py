@@ -50,7 +50,7 @@ class _Copy:
 def queued(self: torch.Tensor, src: torch.Tensor) -> bool:
     """Put a copy into the queue where one of the two waits for calls in it; False where neither does, or it is no
     plain copy: of another size, to elements that share memory, or within one storage."""
-    if not calls.pending() or calls.is_settling() or recording.is_open():
+    if not calls.pending() or calls.is_closed() or recording.is_open():
         return False
     try:
         target, source = storage_of(self), storage_of(src)

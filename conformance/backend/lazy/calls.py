@@ -13,6 +13,7 @@ Must not know operators, tensors or storages.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -51,8 +52,12 @@ class Call:
         self.results: Any = None  # what was computed, in case that writing it was interrupted
 
 
+SETTING = "TINY_QUEUE"
+"""The environment variable that switches the queue on, with the value 1."""
+
 _queue: list[Call] = []
 _running = False
+_open = os.environ.get(SETTING) == "1"
 
 
 def pending() -> list[Call]:
@@ -60,9 +65,18 @@ def pending() -> list[Call]:
     return _queue
 
 
-def is_settling() -> bool:
-    """Whether the queue is being emptied, so that nothing may be put into it."""
-    return _running
+def is_closed() -> bool:
+    """Whether nothing may be put into the queue: it is switched off, or being emptied."""
+    return _running or not _open
+
+
+def queue_calls(on: bool) -> bool:
+    """Let calls wait from now on, or not, and empty the queue; what was so before. `TINY_QUEUE=1` in the environment
+    lets them wait from the start."""
+    global _open
+    settle()
+    before, _open = _open, on
+    return before
 
 
 def defer(call: Call) -> None:
@@ -148,4 +162,4 @@ def watched_data() -> Iterator[list[Any]]:
         _data = None
 
 
-__all__ = ["Call", "Kind", "defer", "is_settling", "needed", "pending", "settle", "take"]
+__all__ = ["Call", "Kind", "defer", "is_closed", "needed", "pending", "queue_calls", "settle", "take"]

@@ -16,9 +16,10 @@ Look = Callable[[int, nn.Module, torch.Tensor], object]
 
 @pytest.fixture(autouse=True)
 def _no_step_is_known() -> Iterator[None]:
+    before = calls.queue_calls(True)
     steps.reset_state()
     yield
-    calls.settle()
+    calls.queue_calls(before)
 
 
 def train(look: Look, turns: int = 9, sizes: tuple[int, ...] = (4,), zero: bool = True) -> list[object]:
