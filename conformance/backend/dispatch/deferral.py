@@ -203,6 +203,8 @@ def _stand_ins(x: Any) -> Any:
 class Noted(threading.local):
     """What the long way through an overload's kernel was, for the call that took it."""
 
+    wanted: str = ""
+    """The overload whose call is to be noted, so that none is taken for another one, which it calls."""
     prepared: Callable[[], Prepared] | None = None
 
     def take(self) -> Callable[[], Prepared] | None:
@@ -266,8 +268,11 @@ class Deferred:
 
     def _learnt(self, key: Any, args: Any, kwargs: Any) -> Any:
         """The kernel's own answer; what it was found to be is remembered."""
-        NOTED.prepared = None
-        result = self.kernel(*args, **kwargs)
+        before, NOTED.wanted, NOTED.prepared = NOTED.wanted, self.name, None
+        try:
+            result = self.kernel(*args, **kwargs)
+        finally:
+            NOTED.wanted = before
         COUNTERS.prepared += 1
         noted = NOTED.take()
         if noted is not None:

@@ -135,6 +135,8 @@ class Overload:
     ) -> None:  # fmt: skip
         """Note what this call is, where one with the same geometry may be queued next time."""
         tensors = [*tensors_in([*args, *kwargs.values()]), *targets]
+        if NOTED.wanted != self.name:
+            return  # nobody would take it, and it holds the arguments
         plain = self.row.deferrable and all(t.dtype in COMPUTED and t.device.type == "tiny" for t in tensors)
         if not plain or any(s is not None and s.dtype not in COMPUTED for s in outs):
             return

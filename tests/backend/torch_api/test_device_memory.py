@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,8 @@ SIZE = 1 << 20  # bytes of the tensors below: one that nothing else here has
 
 @pytest.fixture(autouse=True)
 def unlimited() -> Iterator[None]:
+    block()  # what the device allocates at its first use, whichever test is the first
+    gc.collect()  # what the traceback of an earlier test holds
     torch.tiny.empty_cache()
     yield
     torch.tiny.set_memory_limit(None)
