@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'conformance[ray]', as `nox -s slow` does")
 
-from tests.run.clusters import started
+from tests.run.clusters import SMALL, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WORDS = ("--target", "mutant:copy_ into gaps is lost", "--programs", "160", "--only", "copy")
@@ -112,6 +112,23 @@ class TestTheSameAnswers:
             assert "2 of 2 found" in done.stdout
             tables.append(done.stdout.splitlines()[-1])
         assert tables[0] == tables[1]
+
+
+class TestWhatIsSent:
+    def test_a_module_and_a_profile_to_the_node_with_the_device(self, tmp_path: Path, three: Any) -> None:
+        """A profile and a module that lie in the current folder alone: the worker takes what only one node has."""
+        special = three.add_node(num_cpus=1, object_store_memory=SMALL, resources={"my_chip": 1})
+        try:
+            (tmp_path / "my_device.py").write_text("import os\n\nassert os.environ['MY_CHIP'] == 'on'\n")
+            profile = '[target]\nkind = "device"\nname = "cpu"\nimport = "my_device"\n\n[environment]\nMY_CHIP = "on"\n'
+            (tmp_path / "conformance.toml").write_text(profile)
+            words = ["--op", "neg", "--samples", "1", "--per-worker", "CPU=1,my_chip=1", "--pool", three.address]
+            line = [sys.executable, "-m", "conformance", "opinfo", *words, "--reports", str(tmp_path / "reports")]
+            done = subprocess.run(line, check=False, capture_output=True, text=True, cwd=tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "1 passed, 0 failed" in done.stdout
+        finally:
+            three.remove_node(special)
 
 
 class TestNothingLost:
