@@ -72,6 +72,12 @@ def specs(
     return known
 
 
+def forget() -> None:
+    """Know no call and no warning of one, as a new process does."""
+    _specs.clear()
+    _said.clear()
+
+
 def is_silent(op: OpOverload) -> bool:
     """Whether no call of an operator is known that warns."""
     return not any(key[0] is op for key in _said)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import conformance.backend as backend
+from conformance.backend.dispatch import metadata
 from conformance.backend.lazy import calls, steps
 
-ROOT = Path(__file__).parents[3]
 Look = Callable[[int, nn.Module, torch.Tensor], object]
 
 
 @pytest.fixture(autouse=True)
 def _no_step_is_known() -> Iterator[None]:
+    metadata.forget()  # an operator that has warned in another test does not wait
     before = calls.queue_calls(True)
     steps.reset_state()
     yield
@@ -87,20 +84,6 @@ def keeping(turn: int, net: nn.Module, out: torch.Tensor) -> object:
 LOOKS = [nothing, gradient, output, parameter, keeping]
 
 
-def counts() -> list[tuple[int, ...]]:
-    """Kernels, replayed steps and calls looked up in each step but the first."""
-    seen: list[tuple[int, ...]] = []
-
-    def count(turn: int, net: nn.Module, out: torch.Tensor) -> object:
-        stats = backend.stats()
-        seen.append((stats["kernels"], stats["replayed"], stats["prepared"]))
-        return None
-
-    calls.queue_calls(True)
-    train(count, 12)
-    return [tuple(b - a for a, b in zip(x, y, strict=True)) for x, y in zip(seen, seen[1:], strict=False)]
-
-
 class TestReplay:
     @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
     def test_what_is_seen_is_the_same(self, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,14 +106,20 @@ class TestReplay:
         assert train(gradient, 10, zero=False) == found
 
     def test_a_replayed_step_builds_nothing(self) -> None:
-        """No graph, no schedule looked up, no metadata asked for; as many kernels as before. In a process of its own:
-        after all other tests of the device no step is replayed, for a reason that is not known yet."""
-        code = "from tests.backend.lazy import test_steps; print(test_steps.counts())"
-        said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
-        each = ast.literal_eval(said.stdout)
+        """No graph, no schedule looked up, no metadata asked for; as many kernels as before."""
+        kernels: list[tuple[int, ...]] = []
+
+        def count(turn: int, net: nn.Module, out: torch.Tensor) -> object:
+            stats = backend.stats()
+            kernels.append((stats["kernels"], stats["replayed"], stats["prepared"]))
+            return None
+
+        backend.reset_stats()
+        train(count, 12)
+        each = [tuple(b - a for a, b in zip(x, y, strict=True)) for x, y in zip(kernels, kernels[1:], strict=False)]
         assert [replayed for _, replayed, _ in each[-4:]] == [1] * 4
         assert [prepared for _, _, prepared in each[-4:]] == [0] * 4
-        assert len({kernels for kernels, _, _ in each[3:]}) == 1
+        assert len({k for k, _, _ in each[3:]}) == 1
 
     def test_a_buffer_that_somebody_else_holds(self) -> None:
         """A step that writes a parameter in place is not replayed where a copy has come to share its buffer."""
