@@ -182,8 +182,9 @@ class Forking(SpawnContext):
             each.terminate()
         for each in self._workers:
             each.join(LONGEST_END)
-        if self._server is not None:
-            self._server.users -= 1
+        server, self._server = self._server, None
+        if server is not None:
+            server.users -= 1
 
 
 class _Sent:

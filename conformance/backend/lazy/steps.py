@@ -7,7 +7,7 @@ The key insight: between two moments at which the host looks, a program is a lis
 is decided by the calls, by which of them reads what another one wrote, by what the storages hold at its beginning, and
 by which storages are still held at its end. All of that is known without building one node of a graph. Where it equals
 what was there before, the schedule is the same and so is what each storage holds afterwards; where anything differs, or
-cannot be told, the queue is turned into values as ever, which is always right.
+cannot be told, the queue is turned into values as ever.
 Must not know operators.
 """
 

@@ -33,6 +33,7 @@ class Engine(torch_compat.ImperativeEngine):  # type: ignore[misc]
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """The C engine's method of this name."""
+        _kept.clear()  # what was set aside outside of a backward pass is not this one's error
         try:
             return super().run_backward(*args, **kwargs)
         except SystemError:
