@@ -29,7 +29,7 @@ from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
 from ..runtime.replay import canonical
 from ..runtime.stats import STATS
-from .metadata import global_settings
+from .metadata import global_settings, warned
 from .registry import Context, Row, is_data
 from .tensors import Spec, geometry, new_tensor, place, read, store, tensor_on_content
 
@@ -269,13 +269,14 @@ class Deferred:
     def _learnt(self, key: Any, args: Any, kwargs: Any) -> Any:
         """The kernel's own answer; what it was found to be is remembered."""
         before, NOTED.wanted, NOTED.prepared = NOTED.wanted, self.name, None
+        warnings = warned()
         try:
             result = self.kernel(*args, **kwargs)
         finally:
             NOTED.wanted = before
         COUNTERS.prepared += 1
         noted = NOTED.take()
-        if noted is not None:
+        if noted is not None and warned() == warnings:
             if len(self.known) >= MOST_PREPARED:
                 self.known.clear()
             self.known[key] = noted()

@@ -67,22 +67,18 @@ def specs(
         if len(_specs) > _SPECS_KEPT:
             _said.pop(_specs.popitem(last=False)[0], None)
     if _said and key in _said:
+        _given[0] += 1
         for text, category in _said[key]:
             warnings.warn(text, category, stacklevel=2)
     return known
 
 
-def forget() -> None:
-    """Know no call and no warning of one, as a new process does."""
-    _specs.clear()
-    _said.clear()
+def warned() -> int:
+    """How many calls have warned so far: a call that does is not to be answered without its metadata being asked for."""
+    return _given[0]
 
 
-def is_silent(op: OpOverload) -> bool:
-    """Whether no call of an operator is known that warns."""
-    return not any(key[0] is op for key in _said)
-
-
+_given = [0]
 _said: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
 """The warnings of the calls in `_specs`: what is remembered of a call warns again, as often as it is made."""
 

@@ -23,7 +23,7 @@ from ..runtime.stats import STATS, FallbackError, count_fallback
 from ..runtime.torch_compat import OpOverload
 from . import fallback, overlap
 from .deferral import NOTED, Deferred, Prepared
-from .metadata import MetaRejected, check_devices, device_index, is_silent, specs, tensors_in
+from .metadata import MetaRejected, check_devices, device_index, specs, tensors_in
 from .registry import DECOMPOSITIONS, HELD_BY, ROWS, Context, Declined, Row, ValueFunction
 from .tensors import Spec, assign, cast, check_writable, elements, make
 
@@ -139,8 +139,6 @@ class Overload:
             return  # nobody would take it, and it holds the arguments
         plain = self.row.deferrable and all(t.dtype in COMPUTED and t.device.type == "tiny" for t in tensors)
         if not plain or any(s is not None and s.dtype not in COMPUTED for s in outs):
-            return
-        if not is_silent(self.op) or not is_silent(self.functional):
             return
         context = Context(self.functional, outs, index, args)
         NOTED.prepared = lambda: Prepared(

@@ -1,6 +1,7 @@
 """Operator calls that wait to become values: a queue in program order, emptied before anything could see it.
 
-Defines `Call`, `defer` (put one into the queue), `settle` (turn all of them into values) and `pending`.
+Defines `Call`, `defer` (put one into the queue), `settle` (turn all of them into values), `drop_unneeded` (leave out
+those whose results are gone) and `pending`.
 
 The key insight: a lazy device need not build an expression when an operator is called, only before somebody asks for
 it; metadata are all that the caller sees until then. What is queued runs in its order, each call upon the contents that
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from ..runtime import allocations
 from ..runtime.lock import LOCK
 from ..runtime.subnormals import Subnormals
 
@@ -25,6 +27,8 @@ from ..runtime.subnormals import Subnormals
 UNQUEUED, READ, WRITTEN = 0, 1, 2
 # Calls after which the queue is emptied, so that what it keeps is bounded.
 LONGEST = 4096
+# Calls after which those whose results are gone are looked for; the next time, where there are twice as many as are left.
+CHECKED = 256
 
 
 class Kind(Protocol):
@@ -57,6 +61,7 @@ SETTING = "TINY_QUEUE"
 
 _queue: list[Call] = []
 _running = False
+_checked_at = CHECKED  # calls after which the next look is taken
 _open = os.environ.get(SETTING) == "1"
 
 
@@ -81,6 +86,7 @@ def queue_calls(on: bool) -> bool:
 
 def defer(call: Call) -> None:
     """Put a call into the queue."""
+    global _checked_at
     with LOCK:
         for storage in call.read:
             if not storage.queued:
@@ -88,8 +94,11 @@ def defer(call: Call) -> None:
         for storage in call.written:
             storage.queued = WRITTEN
         _queue.append(call)
-        if len(_queue) >= LONGEST:
-            settle()
+        if len(_queue) >= _checked_at:
+            drop_unneeded()
+            if len(_queue) > LONGEST * 3 // 4:
+                settle()
+            _checked_at = min(max(2 * len(_queue), CHECKED), LONGEST)
 
 
 def needed(calls: Sequence[Call]) -> list[Call]:
@@ -104,15 +113,25 @@ def needed(calls: Sequence[Call]) -> list[Call]:
     return kept
 
 
+def drop_unneeded() -> None:
+    """Leave out the calls whose results are gone, so that what only they read is freed."""
+    with LOCK:
+        if _queue and not _running:
+            take(needed(_queue))
+
+
+allocations.HOLDERS.append(drop_unneeded)
+
+
 def settle() -> None:
     """Turn all calls into values, in order. An error leaves the call that raises it, and those after it, queued."""
-    global _running
+    global _running, _checked_at
     if not _queue:
         return
     with LOCK, Subnormals():
         if _running or not _queue:
             return
-        _running = True
+        _running, _checked_at = True, min(CHECKED, LONGEST)
         try:
             take(needed(_queue))
             uses = Counter([id(storage) for call in _queue for storage in (*call.read, *call.written)])
@@ -162,4 +181,4 @@ def watched_data() -> Iterator[list[Any]]:
         _data = None
 
 
-__all__ = ["Call", "Kind", "defer", "is_closed", "needed", "pending", "queue_calls", "settle", "take"]
+__all__ = ["Call", "Kind", "defer", "drop_unneeded", "is_closed", "needed", "pending", "queue_calls", "settle", "take"]

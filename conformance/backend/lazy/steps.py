@@ -112,7 +112,7 @@ def begun(wanted: Sequence[LazyStorage]) -> Begun | None:
     """The queue, which a flush of `wanted` and of all that was written in place computes; None where none is known."""
     if not ENABLED or recording.is_open() or calls.is_closed() or LOOPING or LARGE_PENDING:
         return None
-    calls.take(calls.needed(calls.pending()))
+    calls.drop_unneeded()
     if not calls.pending():
         return None
     try:

@@ -1,6 +1,6 @@
 """What buffers occupy, for each of tinygrad's devices: bytes in use, bytes kept for reuse, their peaks, and a limit.
 
-Defines `watch`, `Usage`, `usage`, `release_unused` and `check_size`.
+Defines `watch`, `Usage`, `usage`, `let_go`, `release_unused` and `check_size`.
 
 The key insight: every buffer comes from its device's allocator with its size, so two functions in front of that
 allocator see all memory there is; values that are still lazy occupy none, and do not count.
@@ -9,12 +9,22 @@ allocator see all memory there is; values that are still lazy occupy none, and d
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 UNLIMITED = 1 << 62
+
+HOLDERS: list[Callable[[], None]] = []
+"""What lets go of buffers that only itself still holds: called before memory is refused, and before it is counted."""
+
+
+def let_go() -> None:
+    """Have all that is held and not needed any more released."""
+    for holder in HOLDERS:
+        holder()
 
 
 @dataclass
@@ -53,6 +63,7 @@ class Usage:
         reused = bool(cache.get((size, options)))
         if not reused and self.reserved.current + size > self.limit:
             self.retries += 1
+            let_go()
             self.release_unused()
             if self.reserved.current + size > self.limit:
                 raise self.refusal(size)

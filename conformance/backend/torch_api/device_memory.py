@@ -22,6 +22,7 @@ _FIGURES = {
 
 
 def _usage(device: Any) -> allocations.Usage:
+    allocations.let_go()
     return allocations.usage(memory.device_name(index_of(device)))
 
 

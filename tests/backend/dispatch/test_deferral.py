@@ -8,13 +8,11 @@ import pytest
 import torch
 
 import conformance.backend as backend
-from conformance.backend.dispatch import metadata
 from conformance.backend.lazy import calls, flush
 
 
 @pytest.fixture(autouse=True)
 def _nothing_queued() -> Iterator[None]:
-    metadata.forget()  # an operator that has warned in another test does not wait
     before = calls.queue_calls(True)
     yield
     calls.queue_calls(before)
@@ -84,6 +82,16 @@ class TestDeferred:
         with pytest.raises(IndexError):
             rows.index_select(0, torch.tensor([3, 0]).to("tiny"))
 
+    def test_a_call_that_warns(self) -> None:
+        """It warns each time; other calls of its operator wait. Once, an operator that had warned never waited again."""
+        x, small, right = (torch.ones(n, device="tiny") for n in (3, 2, 3))
+        for _ in range(3):
+            with pytest.warns(UserWarning, match="resized"):
+                torch.add(x, x, out=small.resize_(2))
+        twice(lambda: torch.add(x, x, out=right))
+        assert len(calls.pending()) == 1
+        assert right.tolist() == [2.0, 2.0, 2.0]
+
     def test_operands_in_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An operator read one operand, and reading the next stored a queued write into the first one's buffer."""
         monkeypatch.setattr(flush, "IN_PLACE_BYTES", 1)
@@ -102,11 +110,33 @@ class TestDeferred:
     def test_the_queue_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A program that reads nothing does not keep its operands for ever."""
         monkeypatch.setattr(calls, "LONGEST", 8)
+        monkeypatch.setattr(calls, "_checked_at", 8)
         x = torch.ones(2, device="tiny")
         for _ in range(40):
             x = x + 1
             assert len(calls.pending()) < 8
         assert x.tolist() == [41, 41]
+
+    def test_results_that_are_gone_keep_nothing(self) -> None:
+        """A loop that reads nothing leaves its calls out from time to time, and their operands are freed."""
+        twice(lambda: torch.ones(1000).to("tiny") + 1)
+        before = torch.tiny.memory_allocated()
+        for _ in range(calls.CHECKED + 1):
+            torch.ones(1000).to("tiny") + 1
+        assert len(calls.pending()) < calls.CHECKED
+        assert torch.tiny.memory_allocated() == before
+
+    def test_a_limit_of_memory_lets_the_queue_go(self) -> None:
+        """What only calls hold whose results are gone is freed before memory is refused."""
+        twice(lambda: torch.ones(1000).to("tiny") + 1)
+        torch.tiny.empty_cache()
+        before = torch.tiny.memory_reserved()
+        torch.tiny.set_memory_limit(before + 3 * 4000)
+        try:
+            for _ in range(9):
+                torch.ones(1000).to("tiny") + 1
+        finally:
+            torch.tiny.set_memory_limit(None)
 
     def test_numbers_keep_their_sign_and_kind(self) -> None:
         """-0.0 equals 0.0 as a key, and 1 equals True: each call has its own."""

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import conformance.backend as backend
-from conformance.backend.dispatch import metadata
 from conformance.backend.lazy import calls, steps
 
 Look = Callable[[int, nn.Module, torch.Tensor], object]
@@ -17,7 +16,6 @@ Look = Callable[[int, nn.Module, torch.Tensor], object]
 
 @pytest.fixture(autouse=True)
 def _no_step_is_known() -> Iterator[None]:
-    metadata.forget()  # an operator that has warned in another test does not wait
     before = calls.queue_calls(True)
     steps.reset_state()
     yield
