@@ -57,12 +57,12 @@ class Call:
 
 
 SETTING = "TINY_QUEUE"
-"""The environment variable that switches the queue on, with the value 1."""
+"""The environment variable that switches the queue off, with the value 0."""
 
 _queue: list[Call] = []
 _running = False
 _checked_at = CHECKED  # calls after which the next look is taken
-_open = os.environ.get(SETTING) == "1"
+_open = os.environ.get(SETTING) != "0"
 
 
 def pending() -> list[Call]:
@@ -76,8 +76,8 @@ def is_closed() -> bool:
 
 
 def queue_calls(on: bool) -> bool:
-    """Let calls wait from now on, or not, and empty the queue; what was so before. `TINY_QUEUE=1` in the environment
-    lets them wait from the start."""
+    """Let calls wait from now on, or not, and empty the queue; what was so before. `TINY_QUEUE=0` in the environment
+    lets none wait from the start."""
     global _open
     settle()
     before, _open = _open, on

@@ -133,3 +133,58 @@ class TestReplay:
         assert total == pytest.approx(expected.sum().item())
         assert x is not None
         assert torch.equal(x.cpu(), before)
+
+
+class TestWhatTheKeyMustHave:
+    """Queues of the same calls that are not the same step: each test is wrong where one part of the key is left out."""
+
+    def test_a_result_that_is_held_only_once(self) -> None:
+        """An intermediate result that was gone when the step was recorded, and is held now."""
+        w = torch.arange(4.0).to("tiny")
+        held, found, expected = None, torch.arange(4.0), None
+        for turn in range(8):
+            doubled = w * 2
+            w.copy_(doubled + 1)
+            if turn == 6:
+                held, expected = doubled, found * 2
+            del doubled
+            found = found * 2 + 1
+            assert w.tolist() == found.tolist()
+        assert held is not None and expected is not None
+        assert held.tolist() == expected.tolist()
+
+    def test_which_of_two_results_is_read(self) -> None:
+        """Two results of one geometry: the next call reads the one or the other."""
+        x, y, w = (torch.tensor([start, start + 1]).to("tiny") for start in (1.0, 5.0, 0.0))
+        total = [0.0, 1.0]
+        for turn in range(9):
+            a, b = x * 2, y * 2
+            w.add_(b if turn > 6 else a)
+            total = [t + 2 * (i + (5 if turn > 6 else 1)) for i, t in enumerate(total)]
+            assert w.tolist() == total
+            del a, b
+
+    def test_what_becomes_a_number(self) -> None:
+        """A step that leaves every element of a storage the same number, which was a buffer before."""
+        ones, a, w = torch.ones(4, device="tiny"), torch.arange(4.0).to("tiny"), torch.arange(4.0).to("tiny")
+        for turn in range(8):
+            a.add_(1)
+            w.copy_(ones)
+            assert a.tolist() == [i + turn + 1 for i in range(4)]
+            assert w.tolist() == [1.0] * 4
+            w.fill_(7)
+            w.add_(a)
+            assert w.tolist() == [i + turn + 8 for i in range(4)]
+
+    def test_an_index_that_a_replayed_step_writes(self) -> None:
+        """It is known to lie within bounds until it is written; replayed writes count."""
+        index = torch.zeros(4096, dtype=torch.int64).to("tiny") + torch.arange(4096).to("tiny") % 2
+        x = torch.arange(8.0).to("tiny")
+        for turn in range(9):
+            if turn > 6:
+                with pytest.raises(IndexError):
+                    x.index_select(0, index)
+            else:
+                assert x.index_select(0, index)[1].item() == turn + 1
+            index.add_(1)
+            assert index[0].item() == turn + 1
