@@ -74,7 +74,7 @@ def specs(
 
 
 def warned() -> int:
-    """How many calls have warned so far: a call that does is not to be answered without its metadata being asked for."""
+    """How many calls have warned so far: one that does is not to be answered without asking for its metadata."""
     return _given[0]
 
 

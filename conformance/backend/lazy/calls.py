@@ -27,7 +27,7 @@ from ..runtime.subnormals import Subnormals
 UNQUEUED, READ, WRITTEN = 0, 1, 2
 # Calls after which the queue is emptied, so that what it keeps is bounded.
 LONGEST = 4096
-# Calls after which those whose results are gone are looked for; the next time, where there are twice as many as are left.
+# Calls after which those whose results are gone are looked for; the next time, where there are twice as many as stayed.
 CHECKED = 256
 
 

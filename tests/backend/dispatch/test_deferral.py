@@ -83,7 +83,7 @@ class TestDeferred:
             rows.index_select(0, torch.tensor([3, 0]).to("tiny"))
 
     def test_a_call_that_warns(self) -> None:
-        """It warns each time; other calls of its operator wait. Once, an operator that had warned never waited again."""
+        """It warns each time; other calls of its operator wait. Once, none did of an operator that had warned."""
         x, small, right = (torch.ones(n, device="tiny") for n in (3, 2, 3))
         for _ in range(3):
             with pytest.warns(UserWarning, match="resized"):

@@ -1,9 +1,9 @@
 """Steps that recur among states nearly alike: what is read is what torch CPU has, whichever of them are replayed.
 
-A program has two steps, each a few calls and then a look, and runs them in a random order. Between them it holds, aliases,
-clones, drops, looks at and overwrites what they use, so that a step often meets another state than the one it was recorded
-in: a step that is remembered by too little of its state gives a wrong number here. All numbers are exact in float32, so
-answers are compared bit by bit.
+A program has two steps, each a few calls and then a look, and runs them in a random order. Between them it holds,
+aliases, clones, drops, looks at and overwrites what they use, so that a step often meets another state than the one it
+was recorded in: a step that is remembered by too little of its state gives a wrong number here. All numbers are exact
+in float32, so answers are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Program:
     def twin(self, step: list[Call]) -> list[Call]:
         """The same calls, one of them with another operand."""
         i = self.random.randrange(len(step))
-        kind, target, a, b = step[i]
+        kind, target, _, b = step[i]
         return [*step[:i], (kind, target, self.operand(), b), *step[i + 1 :]]
 
     def operand(self) -> int:
