@@ -124,7 +124,7 @@ class TestDeferred:
         for _ in range(calls.CHECKED + 1):
             torch.ones(1000).to("tiny") + 1
         assert len(calls.pending()) < calls.CHECKED
-        assert torch.tiny.memory_allocated() == before
+        assert torch.tiny.memory_allocated() < before + 2 * 4000
 
     def test_a_limit_of_memory_lets_the_queue_go(self) -> None:
         """What only calls hold whose results are gone is freed before memory is refused."""

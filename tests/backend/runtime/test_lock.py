@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from conformance.backend.lazy import calls
 from conformance.backend.runtime import lock, memory
 
 
@@ -99,6 +100,7 @@ class TestClear:
     def test_a_storage_that_dies_elsewhere_is_cleared(self):
         """The nodes of a tensor which another thread drops die in the thread that has the lock, or later."""
         held = [torch.ones(3, device="tiny") + 1]
+        calls.settle()  # a call that waits would hold it
         lock.locked(lambda: None)()
         with lock.LOCK:
             other = threading.Thread(target=held.clear, daemon=True)
