@@ -1,19 +1,23 @@
-"""Empty tensors on a given tiny device, for a storage to be put under.
+"""New tensors on a given tiny device: with the memory and the geometry that they are to have, or empty.
 
-The key insight: torch's constructor for Python backends makes tensors on the current device only, and the current
-device of a Python backend is always 0. DLPack names the index, so one empty tensor for each further device and dtype
-comes through it, and the rest are aliases of that.
+Defines `tensor_at` and `empty_tensor`, for a storage to be put under.
+
+The key insight: torch's constructor for Python backends makes empty tensors on the current device only, which of a
+Python backend is always 0. DLPack names the device's index, the memory and the geometry at once, so a new tensor comes
+through it in one call; the structure that says so is filled in again for the next.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..runtime import torch_compat
+from ..runtime.lock import LOCK
 
 _EXTENSION_DEVICE = 12  # kDLExtDev: what torch maps to PrivateUse1
 
@@ -36,8 +40,58 @@ class _ManagedTensor(ctypes.Structure):
     )  # fmt: skip
 
 
+_CODES = {
+    torch.int8: 0, torch.int16: 0, torch.int32: 0, torch.int64: 0,
+    torch.uint8: 1, torch.uint16: 1, torch.uint32: 1, torch.uint64: 1,
+    torch.float16: 2, torch.float32: 2, torch.float64: 2, torch.bfloat16: 4,
+    torch.complex32: 5, torch.complex64: 5, torch.complex128: 5, torch.bool: 6,
+    torch.float8_e4m3fn: 10, torch.float8_e4m3fnuz: 11, torch.float8_e5m2: 12, torch.float8_e5m2fnuz: 13,
+    torch.float8_e8m0fnu: 14,
+}  # fmt: skip
+"""DLDataTypeCode of dlpack.h for the dtypes that torch takes from DLPack."""
+
+
+def is_describable(dtype: torch.dtype) -> bool:
+    """Whether `tensor_at` makes tensors of this dtype; torch's integers of less than a byte are none, for example."""
+    return dtype in _CODES
+
+
+class _Described:
+    """The DLPack structure for tensors of one dtype, device and number of dimensions. It is never freed: the storages
+    that torch makes of it hold its address until they die."""
+
+    def __init__(self, dtype: torch.dtype, index: int, dims: int) -> None:
+        self.shape, self.strides = (ctypes.c_int64 * dims)(), (ctypes.c_int64 * dims)()
+        kind = _DType(_CODES[dtype], 8 * dtype.itemsize, 1)
+        device = _Device(_EXTENSION_DEVICE, index)
+        self.managed = _ManagedTensor(None, device, dims, kind, self.shape, self.strides, 0, None, None)
+        self.address = ctypes.addressof(self.managed)
+
+
+_new_capsule: Any = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_described: dict[tuple[torch.dtype, int, int], _Described] = {}
+
+
+def tensor_at(address: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], index: int) -> torch.Tensor:
+    """A new tensor of this geometry on `tiny:index`, whose storage is new and begins at `address`.
+
+    Raises KeyError for a dtype that is not describable.
+    """
+    with LOCK:
+        key = (dtype, index, len(size))
+        found = _described.get(key)
+        if found is None:
+            found = _described[key] = _Described(*key)
+        found.shape[:] = size  # type: ignore[call-overload]
+        found.strides[:] = stride  # type: ignore[call-overload]
+        found.managed.data = address
+        made: torch.Tensor = torch_compat.from_dlpack(_new_capsule(found.address, b"dltensor", None))
+        return made
+
+
 def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
-    """A new tensor of no elements on `tiny:index`."""
+    """A new tensor of no elements on `tiny:index`; of a dtype that DLPack has, else KeyError, where index is not 0."""
     if index == 0:
         made: torch.Tensor = torch_compat.create_empty_tensor((0,), dtype)
         return made
@@ -45,35 +99,6 @@ def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
         return torch.ops.aten.alias.default(_template(dtype, index))
 
 
-# DLDataTypeCode of dlpack.h for each kind of dtype.
-_FLOAT8 = {
-    torch.float8_e4m3fn: 10, torch.float8_e4m3fnuz: 11, torch.float8_e5m2: 12, torch.float8_e5m2fnuz: 13,
-    torch.float8_e8m0fnu: 14,
-}  # fmt: skip
-
-
-def _code(dtype: torch.dtype) -> int:
-    if dtype in _FLOAT8:
-        return _FLOAT8[dtype]
-    if dtype is torch.bool:
-        return 6
-    if dtype is torch.bfloat16:
-        return 4
-    if dtype.is_complex:
-        return 5
-    return 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1
-
-
 @functools.cache
 def _template(dtype: torch.dtype, index: int) -> torch.Tensor:
-    shape, strides = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1)
-    kind = _DType(_code(dtype), 8 * dtype.itemsize, 1)
-    managed = _ManagedTensor(None, _Device(_EXTENSION_DEVICE, index), 1, kind, shape, strides, 0, None, None)
-    _KEPT.append((managed, shape, strides))
-    make: Any = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    made: torch.Tensor = torch_compat.from_dlpack(make(ctypes.addressof(managed), b"dltensor", None))
-    return made
-
-
-_KEPT: list[Any] = []  # what a capsule points to must outlive it
+    return tensor_at(0, dtype, (0,), (1,), index)

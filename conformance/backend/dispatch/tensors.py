@@ -20,9 +20,9 @@ from tinygrad.uop.ops import GroupOp, UOp
 
 from ..lazy import access, calls, layout
 from ..lazy.dtypes import COMPUTED, PAIRS, element
-from ..lazy.storage import LazyStorage, allocate, lazy_storage, storage_of, storage_to_read, view_of
-from ..runtime import expressions, torch_compat
-from .empty_tensor import empty_tensor
+from ..lazy.storage import LazyStorage, allocate, lazy_storage, own, reserve, storage_of, storage_to_read, view_of
+from ..runtime import expressions, memory, torch_compat
+from .empty_tensor import empty_tensor, is_describable, tensor_at
 
 
 class Spec(NamedTuple):
@@ -146,7 +146,12 @@ def _read_host(t: torch.Tensor) -> UOp:
 def new_tensor(spec: Spec, index: int) -> torch.Tensor:
     """A tensor of this metadata on `tiny:index` with a storage of its own; it reads as zeros."""
     real, nbytes = content_of(spec)
-    return SET(empty_tensor(spec.dtype, index), allocate(nbytes, index, real), 0, spec.size, spec.stride)
+    if not is_describable(spec.dtype):
+        return SET(empty_tensor(spec.dtype, index), allocate(nbytes, index, real), 0, spec.size, spec.stride)
+    address, size_class = reserve(nbytes, index)
+    t = tensor_at(address, spec.dtype, spec.size, spec.stride, index)
+    own(t.untyped_storage(), LazyStorage(nbytes, memory.device_name(index), real), address, size_class)
+    return t
 
 
 @functools.lru_cache(maxsize=8192)

@@ -272,17 +272,25 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
 
     Raises torch.OutOfMemoryError where it is larger than all memory of the device, although it occupies none yet.
     """
-    name = memory.device_name(index)
-    if nbytes >= CHECKED_BYTES:
-        allocations.check_size(name, nbytes)
-    address, size_class = ADDRESSES.reserve(nbytes)
-    device = torch.device("tiny", index)
-    storage: Any = torch_compat.construct_storage(address, device, nbytes)
-    storage._lazy = lazy = LazyStorage(nbytes, name, dtype)
-    lazy.owner = weakref.ref(storage)
-    BY_ADDRESS[address] = lazy
-    lazy.addresses.append((address, size_class))
+    address, size_class = reserve(nbytes, index)
+    storage: torch.UntypedStorage = torch_compat.construct_storage(address, torch.device("tiny", index), nbytes)
+    own(storage, LazyStorage(nbytes, memory.device_name(index), dtype), address, size_class)
     return storage
+
+
+def reserve(nbytes: int, index: int) -> tuple[int, int]:
+    """The address of a new storage of `tiny:index`, and its size class. Raises torch.OutOfMemoryError as `allocate`."""
+    if nbytes >= CHECKED_BYTES:
+        allocations.check_size(memory.device_name(index), nbytes)
+    return ADDRESSES.reserve(nbytes)
+
+
+def own(storage: torch.UntypedStorage, lazy: LazyStorage, address: int, size_class: int) -> None:
+    """Let a torch storage at a reserved address have this content."""
+    storage._lazy = lazy  # type: ignore[attr-defined]
+    lazy.owner = weakref.ref(storage)
+    lazy.addresses.append((address, size_class))
+    BY_ADDRESS[address] = lazy
 
 
 def view_of(lazy: LazyStorage) -> torch.UntypedStorage:

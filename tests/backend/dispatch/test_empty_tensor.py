@@ -1,0 +1,46 @@
+"""New tensors have the dtype, geometry and device that were asked for, each in memory of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import conformance.backend  # noqa: F401 - registers the device
+from conformance.backend.dispatch.empty_tensor import is_describable
+from conformance.backend.dispatch.tensors import Spec, new_tensor
+
+DTYPES = [
+    dtype
+    for dtype in dict.fromkeys(v for v in vars(torch).values() if isinstance(v, torch.dtype))
+    if "quint" not in str(dtype) and "qint" not in str(dtype) and "bits" not in str(dtype)
+]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(dtype: torch.dtype, index: int) -> None:
+    """int4 was taken for int8 on devices other than the first."""
+    if not is_describable(dtype) and index:
+        pytest.skip("DLPack has no such dtype, and torch no other way to another device")
+    made = new_tensor(Spec(dtype, (2, 3), (1, 2)), index)
+    assert (made.dtype, made.shape, made.stride(), made.device.index) == (dtype, (2, 3), (1, 2), index)
+    assert made.untyped_storage().nbytes() == 6 * dtype.itemsize
+
+
+def test_what_describes_one_is_filled_in_for_the_next() -> None:
+    """Tensors made before keep their geometry, and their storages are told apart."""
+    shapes = [(2, 3), (5, 1), (0, 4), (3, 2)]
+    made = [torch.empty(shape, device="tiny") for shape in shapes]
+    assert [tuple(t.shape) for t in made] == shapes
+    assert len({t.untyped_storage().data_ptr() for t in made}) == len(made)
+    for i, t in enumerate(made):
+        t.fill_(i)
+    assert [t.unique().tolist() for t in made] == [[0.0], [1.0], [], [3.0]]
+
+
+def test_in_inference_mode() -> None:
+    """What is made there cannot have a gradient, as torch's own."""
+    with torch.inference_mode():
+        made = torch.empty(2, device="tiny")
+    assert made.is_inference()
+    assert not torch.empty(2, device="tiny").is_inference()
