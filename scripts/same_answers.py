@@ -23,8 +23,6 @@ from typing import Any
 
 LIES = {"fuzz": "mutant:mask is off by one", "opinfo": "mutant:arithmetic results are contiguous"}
 PLACES = {"local1": ["-n", "1"], "local2": ["-n", "2"], "ray": ["--pool", "ray", "-n", "2"], "nodes": ["-n", "3"]}
-STORE = 80 * 2**20
-"""Bytes of shared memory of a node."""
 TIMES = {"seconds", "started", "calibration", "command"}
 
 
@@ -34,15 +32,11 @@ def options(place: str) -> Iterator[list[str]]:
     if place != "nodes":
         yield PLACES[place]
         return
-    from ray.cluster_utils import Cluster
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from tests.run import clusters
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
-    try:
-        for _ in range(3):
-            cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    with clusters.started(3) as cluster:
         yield [*PLACES[place], "--pool", cluster.address]
-    finally:
-        cluster.shutdown()
 
 
 def run(command: str, *words: str) -> float:
@@ -92,27 +86,14 @@ def main() -> int:
                 parts = {}
                 if given.programs:
                     at = folder / "fuzz"
-                    drawn = [
-                        "--programs",
-                        str(given.programs),
-                        *(["--without", given.without] if given.without else []),
-                    ]
-                    seconds = run("fuzz", *drawn, *words, "--reports", str(at))
+                    without = ["--without", given.without] if given.without else []
+                    seconds = run("fuzz", "--programs", str(given.programs), *without, *words, "--reports", str(at))
                     found = of_campaign(at)
                     parts["campaign"] = found, f"{len(found) - 1} findings", seconds
                 if given.samples:
                     at, ops = folder / "opinfo", [word for op in given.op for word in ("--op", op)]
-                    chosen = [
-                        "--layout",
-                        "transposed",
-                        "--samples",
-                        str(given.samples),
-                        *ops,
-                        *words,
-                        "--reports",
-                        str(at),
-                    ]
-                    seconds = run("opinfo", *chosen)
+                    chosen = ["--layout", "transposed", "--samples", str(given.samples), *ops]
+                    seconds = run("opinfo", *chosen, *words, "--reports", str(at))
                     found = of_op_db(at)
                     parts["op_db"] = found, f"{found['totals']}", seconds
             for name, (found, said, seconds) in parts.items():

@@ -16,26 +16,16 @@ import torch
 
 from conformance.accuracy import reference
 from conformance.accuracy.errors import SEED, answers, errors, rms, widened_inputs
+from conformance.accuracy.outcomes import Raises, Unmeasured, require_answer
 from conformance.accuracy.table import Case, Row
 from conformance.core.accuracy import Accuracy
 from conformance.core.executor import Executor, Transform, Watch, signature_of
 from conformance.core.moving import tensors
 from conformance.core.observation import Observation, Raised, observe
-from conformance.core.target import NOT_COMPILED, Target
+from conformance.core.target import Target
 
 Exact = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """By the name of an answer, the sum of two float64 tensors that it should be."""
-
-
-class Unmeasured(Exception):
-    """The case cannot be measured; the text says why, which is not the target's fault."""
-
-
-class Raises(Exception):
-    """The target raises where torch CPU answers."""
-
-    def __init__(self, raised: Raised) -> None:
-        super().__init__(f"{raised.kind}: {raised.text}")
 
 
 @dataclass(frozen=True)
@@ -126,12 +116,7 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
     subject = Measured(case, given, program)
     exact, cpu = _exact(subject), _on_cpu(subject, dtype)
     execution = Executor(target).run(subject, watch=watch)
-    if execution.unavailable:
-        raise Unmeasured(f"the device has no way to make {execution.unavailable}")
-    if execution.last.error is not None:
-        raise Raises(execution.last.error)
-    if execution.capture is not None and execution.capture.extent == NOT_COMPILED:
-        raise Unmeasured(f"{NOT_COMPILED}: the compiler was handed nothing")
+    require_answer(execution)
     parts: list[Part] = []
     for name, (high, low) in exact.items():
         seen = execution.last.tensors.get(name)

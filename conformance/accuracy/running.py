@@ -1,6 +1,7 @@
 """Cases that are measured in workers with limits: the part that `conformance accuracy` and `conformance sizes` share.
 
-Defines `Job`, `measured`, `run` and `recorded`. The key insight: a crash of the device, or of the harness, is the
+Defines the command's `options`, `command`, `limits_of`, `chosen` and `summarize`, and `Job`, `measured`, `run` and
+`recorded`. The key insight: a crash of the device, or of the harness, is the
 result of one case and of no other; a job says only what its workers do.
 """
 
@@ -12,20 +13,24 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from conformance.core import expectations
-from conformance.core.errors import UserError
+from rich.console import Console
+
+from conformance.core import expectations, versions
+from conformance.core import profile as profiles
+from conformance.core.errors import UsageError, UserError
 from conformance.core.expectations import Expectation
-from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.core.result import Failure, Outcome, Result, Run, file_name, summary_line
 from conformance.opinfo.isolation import FATES
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
+from conformance.report.pipe import reader_gone
 from conformance.run import stop
-from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
+from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Task, WorkerDied, unusable
 from conformance.run.pool import LocalPool
 
 
@@ -56,6 +61,92 @@ class Measurable(Protocol):
 
     def result(self, outcome: Outcome, **rest: Any) -> Result:
         """A result of this case."""
+
+
+def options(name: str, does: str, findings: str, usual: Limits, subjects: str) -> argparse.ArgumentParser:
+    """The options of `conformance NAME`, whose table has `subjects`, and whose limits are `usual`."""
+    made = argparse.ArgumentParser(
+        f"conformance {name}",
+        description=does,
+        epilog=f"Exit code: 0 all as expected; 1 {findings}, or a crash, if not declared; 2 nothing measured, or bad "
+        "usage; 130 Ctrl-C, 143 SIGTERM.",
+    )
+    add = made.add_argument
+    add("--target", help="what is under test: device:NAME[,import=MODULE], compile:NAME, FILE.toml (default: "
+                         "conformance.toml, else tiny)")  # fmt: skip
+    add("--op", action="append", default=[], metavar="GLOB", help=f"only these {subjects}; may be repeated")
+    add("--timeout", "--limit", type=float, metavar="S", help=f"seconds for one case (default: {usual.unit:g})")
+    add("--compile-limit", type=float, metavar="S", help="seconds for building kernels within a case, beside --timeout")
+    add("--memory", type=float, metavar="GIB", help=f"memory of a worker (default: {usual.memory:g}, or the profile's)")
+    add("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
+    add("--expectations", type=Path, metavar="FILE", help=f"default: {expectations_file(name, '<target>')}")
+    add("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
+    return made
+
+
+def expectations_file(name: str, target: str) -> Path:
+    """Where the known findings of a target are declared; apart from those of op_db, which are about other cases."""
+    return expectations.FOLDER / name / f"{target if target == '<target>' else file_name(target)}.toml"
+
+
+def command(
+    name: str,
+    parser: argparse.ArgumentParser,
+    run_command: Callable[[argparse.Namespace, list[str]], int],
+    arguments: Sequence[str] | None,
+) -> int:
+    """`conformance NAME`, told its options and its words. Returns the exit code."""
+    given = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        versions.check()
+        with stop.deferred():
+            return run_command(given, words)
+    except BrokenPipeError:
+        return reader_gone()
+    except UserError as error:
+        print(f"conformance {name}: {escape_control_characters(str(error))}", file=sys.stderr)
+        return 2
+
+
+def limits_of(spec: str, given: argparse.Namespace, usual: Limits) -> Limits:
+    """The limits of a worker: as given, else as the target's profile says, else `usual`. Raises UsageError."""
+    limits = replace(
+        usual,
+        unit=profiles.limit(spec, "seconds", given.timeout, usual.unit),
+        compiling=profiles.limit(spec, "compiling", given.compile_limit, COMPILE_LIMIT),
+        memory=profiles.limit(spec, "memory", given.memory, usual.memory or 8.0),
+    )
+    for option, value in (("timeout", limits.unit), ("compile-limit", limits.compiling)):
+        if not value > 0:
+            raise UsageError(f"--{option} must be above 0, and is {value}")
+    return limits
+
+
+def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+    """The words of a list that commas part; for `all`, all. Raises UsageError for an unknown one, and for none."""
+    words = list(known) if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise UsageError(f"unknown {what} {word!r}: choose several of {', '.join(known)}, or all")
+    if not words:
+        raise UsageError(f"no {what} given; choose several of {', '.join(known)}, or all")
+    return words
+
+
+def summarize(console: Console, made: Run, name: str, worst: Iterable[str], folder: Path) -> None:
+    """The worst cases, a line each, what was not measured, and the count of cases alone on the last line."""
+    for line in worst:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for result in made.results:
+        if result.outcome is Outcome.SKIP:
+            console.print(escape_control_characters(f"not measured: {result.id}: {result.reason}"), highlight=False)
+    for note in made.notes:
+        console.print(escape_control_characters(note), highlight=False, markup=False)
+    console.print(f"report: {folder / report.PAGES[name]}", highlight=False, markup=False)
+    if made.exit_code() == 2:
+        print(f"conformance {name}: nothing was measured in {len(made.results)} cases.", file=sys.stderr)
+    print(summary_line(made), flush=True)
 
 
 def measured(pool: LocalPool, spec: str, job: Job, cases: Sequence[Measurable]) -> Iterator[Result]:

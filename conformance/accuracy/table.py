@@ -61,8 +61,28 @@ class Row:
         return ["torch.manual_seed(SEED)", f"given = {{{parts}}}"]
 
 
+class OfRow(Named):
+    """A case of a row of a table, which has a name, a family and a call."""
+
+    row: Any
+
+    @property
+    def op(self) -> str:  # type: ignore[override]
+        """The row's name."""
+        return str(self.row.name)
+
+    @property
+    def call(self) -> str:
+        """What is called."""
+        return str(self.row.call)
+
+    def result(self, outcome: Outcome, **rest: Any) -> Result:
+        """The result of this case."""
+        return Result(self.op, self.dtype, self.variant, self.layout, outcome, family=self.row.family, **rest)
+
+
 @dataclass(frozen=True)
-class Case(Named):
+class Case(OfRow):
     """One row in one dtype, forward or backward."""
 
     row: Row
@@ -70,20 +90,6 @@ class Case(Named):
     variant: str
     layout: str = ACCURACY
     overload: str = ""
-
-    @property
-    def op(self) -> str:  # type: ignore[override]
-        """The row's name."""
-        return self.row.name
-
-    @property
-    def call(self) -> str:
-        """What is called."""
-        return self.row.call
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """The result of this case."""
-        return Result(self.op, self.dtype, self.variant, self.layout, outcome, family=self.row.family, **rest)
 
 
 @functools.cache

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from conformance.accuracy.table import Case
+from conformance.accuracy.table import Case, OfRow
 from conformance.core.accuracy import ACCURACY, limit, shown
 from conformance.core.errors import TargetError, UserError
 from conformance.core.result import Failure, Outcome, Result
@@ -21,6 +21,7 @@ from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
     from conformance.accuracy.measure import Part
+    from conformance.core.target import Target
 
 MODULES = (__name__, "conformance.accuracy.script")
 
@@ -34,6 +35,11 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
             f"target {target!r} has no values whose errors could be measured: choose one that computes, such as "
             "device:NAME or compile:NAME"
         )
+    return environment_of(under_test)
+
+
+def environment_of(under_test: Target) -> tuple[dict[str, str], tuple[str, ...] | None]:
+    """The target's environment, and the dtypes that it holds (None: all)."""
     held = under_test.dtypes
     # As plain text: torch's version is an object, and reading it back would import torch in the parent.
     environment = {name: str.__str__(text) for name, text in under_test.environment().items()}
@@ -42,24 +48,43 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
 
 def run(target: str, case: Case) -> Result:
     """The case's result."""
+    from conformance.accuracy.measure import measure
+
+    return judged_by(_judged, measure, "reference", target, case)
+
+
+C = TypeVar("C", bound=OfRow)
+M = TypeVar("M")
+
+
+def judged_by(
+    judge: Callable[[C, str, M], Result],
+    measure: Callable[[C, Target, Callable[[int, bool], None]], M],
+    first: str,
+    target: str,
+    case: C,
+    script: Callable[[C, str, str], str] = lambda case, setup, headline: "",
+) -> Result:
+    """What `judge` makes of the measure of a case, the lines that a script needs for the target in between; where there
+    is none, the reason, or the failure with its `script`. `first` names what is done before the target is asked."""
     under_test, begin = loaded(target), time.perf_counter()
-    from conformance.accuracy.measure import Raises, Unmeasured, measure
+    from conformance.accuracy.outcomes import Raises, Unmeasured
 
     with unit(case.id), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of functions at the ends of their ranges
-        step("reference")
+        step(first)
         try:
-            parts = measure(case, under_test, lambda number, builds: step("target", COMPILING if builds else "target"))
+            found = measure(case, under_test, lambda number, builds: step("target", COMPILING if builds else "target"))
         except UserError:
             raise
         except Unmeasured as why:
             result = case.result(Outcome.SKIP, skipped=1, reason=str(why))
         except Raises as error:
-            text = f"{error}"[:2_000]
-            failure = Failure("error", "the call", "an answer", text, call=case.row.call)
+            failure = Failure(error.oracle, "the call", "an answer", f"{error}"[:2_000], call=case.call)
+            failure = replace(failure, script=script(case, under_test.script(), f"{case.id}: {failure}"))
             result = case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure,))
         else:
-            result = _judged(case, under_test.script(), parts)
+            result = judge(case, under_test.script(), found)
     return result.replace(seconds=time.perf_counter() - begin)
 
 

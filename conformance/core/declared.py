@@ -84,6 +84,13 @@ def unexplained(result: Result) -> str:
     return f"{UNEXPLAINED}{result.failures[0] if result.failures else result.id}"[:200]
 
 
+def refuse(problems: Sequence[str]) -> None:
+    """Raises ReportError with the first of these sentences, if there is one."""
+    if problems:
+        more = f" And {len(problems) - 1} more such entries." if problems[1:] else ""
+        raise ReportError(problems[0] + more)
+
+
 def twice(keyed: Iterable[tuple[Entry, tuple[str, ...]]], path: Path) -> list[str]:
     """One sentence for each entry whose key another one had before."""
     seen, problems = set(), []

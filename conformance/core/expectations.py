@@ -20,13 +20,21 @@ from conformance.core import result as model
 from conformance.core.declared import ALL, Entry, quoted, read, reasons, twice, unexplained
 from conformance.core.files import write_atomic
 from conformance.core.known_findings import KnownFinding
-from conformance.core.names import DIFFERENTIATED, nearest
+from conformance.core.names import DIFFERENTIATED, DTYPES, LAYOUTS, ORACLES, RUN_ORACLES, VARIANTS, nearest
 from conformance.core.result import Outcome, Result, Run
 
 FOLDER = Path("reports/expectations")
 
 OP_DB = Path(__file__).parent.parent / "opinfo" / "nothing_to_compare.toml"
 """What op_db itself leaves nothing to compare in, for any target."""
+WORDS: dict[str, Sequence[str]] = {
+    "variant": tuple(VARIANTS),
+    "layout": tuple(LAYOUTS),
+    "dtype": DTYPES,
+    "oracle": (*ORACLES, *RUN_ORACLES),
+}
+"""What the lists of an entry may hold."""
+
 _HEAD = """\
 # What is known to fail on {target}, and why. Each [[expect]] covers the cases of op_db that match all of its lists, "*"
 # is all; each [[finding]] the findings of drawn programs whose signature matches its globs. What is covered and passes,
@@ -198,7 +206,7 @@ def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
     return result
 
 
-def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, Sequence[str]], path: Path) -> list[str]:
+def check(entries: Sequence[Expectation], ops: Iterable[str], path: Path) -> list[str]:
     """What is wrong with the entries, one sentence each: names that nothing has, and the same case declared twice."""
     names = list(ops)
     problems = []
@@ -206,11 +214,13 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], known: dict[str, S
     for entry in entries:
         where = f"{path}, line {entry.line}"
         if not any(fnmatch.fnmatchcase(name, entry.op) for name in names):
-            problems.append(f"{where}: no op matches {entry.op!r}{nearest(entry.op, names)}.")
-        for part, allowed in known.items():
+            problems.append(f"{where}: no op matches {entry.op!r}{nearest(entry.op, names) or '.'}")
+        for part, allowed in WORDS.items():
             for word in getattr(entry, part):
                 if word != "*" and word not in allowed:
-                    problems.append(f"{where}: entry {entry.op!r}: unknown {part} {word!r}{nearest(word, allowed)}.")
+                    problems.append(
+                        f"{where}: entry {entry.op!r}: unknown {part} {word!r}{nearest(word, allowed) or '.'}"
+                    )
     keyed = (
         (entry, key)
         for entry in entries

@@ -150,6 +150,6 @@ def check(entries: Sequence[KnownFinding], allowed: Mapping[str, Sequence[str]],
             text = getattr(known, name)
             if not any(fnmatch.fnmatchcase(word, text) for word in words):
                 where = f"{path}, line {known.line}"
-                problems.append(f"{where}: no finding has the {name} {text!r}{nearest(text, words)}.")
+                problems.append(f"{where}: no finding has the {name} {text!r}{nearest(text, words) or '.'}")
     keys = (*PARTS, "program", "options")
     return [*problems, *twice(((known, tuple(getattr(known, key) for key in keys)) for known in entries), path)]

@@ -18,7 +18,7 @@ import torch
 from conformance.core.errors import TargetError
 from conformance.core.features import FEATURES, lay_out
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
-from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, VARIANTS
 from conformance.core.profile import Profile
 
 
@@ -99,6 +99,12 @@ class Target:
         self.spec = self.name
         if self.lacks:
             self.without(self.lacks)
+
+    @property
+    def unsupported_variants(self) -> frozenset[str]:
+        """Variants of op_db that it does not support. `backward` among `unsupported` is the step of a program where
+        functions are transformed: a sample's gradients are taken outside of the function."""
+        return self.unsupported & VARIANTS.keys() - ({"backward"} if self.transforms_program else set())
 
     @property
     def shows_values(self) -> bool:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from conformance.core import expectations, known_findings
 from conformance.core import profile as profiles
 from conformance.core import result as model
+from conformance.core.declared import refuse
 from conformance.core.errors import TargetError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
@@ -31,7 +32,7 @@ from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.fuzzing.plan import SHARD, Plan
 from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
-from conformance.fuzzing.results import run_of
+from conformance.fuzzing.results import parts, run_of
 from conformance.fuzzing.terminal import summarize
 from conformance.program.steps.table import FAMILIES
 from conformance.program.unsupported import held, unsupported_steps
@@ -238,6 +239,7 @@ def campaign(
     before anything is run."""
     baseline = model.load(baseline_file) if baseline_file else None
     known = expectations.findings(expected)
+    refuse(known_findings.check(known, parts(), expected))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if seen is not None:
         probe.show(console, without_features(plan.target), seen)

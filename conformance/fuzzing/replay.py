@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from conformance.core import expectations, known_findings
+from conformance.core.declared import refuse
 from conformance.core.files import write_atomic
 from conformance.core.finding import INVALID
 from conformance.core.loading import describe_target
@@ -23,7 +24,7 @@ from conformance.core.result import Outcome
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.fuzzing.plan import Plan, Shard, again
-from conformance.fuzzing.results import replayed, result_of
+from conformance.fuzzing.results import parts, replayed, result_of
 from conformance.fuzzing.worker import Finding
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
@@ -108,6 +109,7 @@ def replay_folder(folder: Path, given: argparse.Namespace) -> int:
     ProgramError where the target leaves out all."""
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(given)
     known = expectations.findings(file)
+    refuse(known_findings.check(known, parts(), file))
     found: list[tuple[Finding, str]] = []
     lines: list[Replayed] = []
     with replaying(given) as (_, rerun):

@@ -125,7 +125,12 @@ def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[
 
 def asks_beside(selections: Iterable[Selection]) -> bool:
     """Whether entries beside op_db are asked for: by a glob that begins as their names do."""
-    return any(glob.startswith(tuple(one.rstrip("*") for one in BESIDE)) for one in selections for glob in one.ops)
+    return any(is_beside(*one.ops) for one in selections)
+
+
+def is_beside(*globs: str) -> bool:
+    """Whether one of these names, or globs, begins as the names of entries beside op_db do."""
+    return any(glob.startswith(tuple(one.rstrip("*") for one in BESIDE)) for glob in globs)
 
 
 def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:

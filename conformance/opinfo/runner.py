@@ -26,6 +26,7 @@ from rich.console import Console
 from conformance.core import expectations, versions
 from conformance.core import profile as profiles
 from conformance.core import result as model
+from conformance.core.declared import refuse
 from conformance.core.errors import ReportError, TargetError, UsageError, UserError
 from conformance.core.profile import Profile
 from conformance.core.result import RERUN, UNEXPECTED, Outcome, Result, Run
@@ -62,6 +63,7 @@ def run(
     finished: Sequence[Result] = (),
     lacking: bool = False,
     place: Place = LOCAL,
+    listed: Callable[[Sequence[plan.Entry]], None] = lambda catalog: None,
     started: Callable[[Run, int], None] = lambda run, planned: None,
     ended: Callable[[Result], None] = lambda result: None,
     found: Callable[[Result], None] = lambda result: None,
@@ -71,15 +73,16 @@ def run(
     `variants` are those asked for by name, which the target must be able to show; others are left out where it cannot.
     `times` are seconds of cases in an earlier run, by id, so that the longest can begin first; `finished` are results
     that an interrupted run left, whose cases do not run again. Cases of what the target's profile declares lacking run
-    only with `lacking`. `started` is told the run and the number of its cases,
-    `ended` each new result, and `found` each result as the expectations declare it. Raises UsageError for names that
-    nothing has and TargetError for a target that cannot be loaded.
+    only with `lacking`. `listed` is told the entries of op_db, `started` the run and the number of its cases, `ended`
+    each new result, and `found` each result as the expectations declare it. Raises UsageError for names that nothing
+    has and TargetError for a target that cannot be loaded.
     """
     begin = time.monotonic()
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
         with Cases(target, limits, jobs, place) as cases:
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
+            listed(catalog)
             profile = profiles.of(target) or Profile()
             profile.check("opinfos", [entry.name for entry in catalog])
             asked, left_out = plan.without(plan.select(catalog, selections, shard), () if lacking else profile.opinfos)
@@ -221,6 +224,7 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             expected=expected,
             times={result.id: result.seconds for result in baseline.results} if baseline else {},
             finished=journal.finished,
+            listed=lambda catalog: check_names(expected_file, catalog),
             started=progress.start,
             ended=journal.add,
             found=progress.add,
@@ -249,6 +253,14 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             model.write_atomic(baseline_file.parent / budgets.NAME, budgets.dumps(counted))
     terminal.summarize(console, made, changes, options.reports)
     return made.exit_code(changes.regressions if changes and not options.update_baseline else 0)
+
+
+def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:
+    """Raises ReportError where the file names what nothing has. Entries beside op_db are known where they are run."""
+    names = [entry.name for entry in catalog]
+    there = plan.is_beside(*names)
+    entries = [entry for entry in expectations.load(file) if there or not plan.is_beside(entry.op)]
+    refuse(expectations.check(entries, names, file))
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:

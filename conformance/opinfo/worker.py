@@ -28,9 +28,10 @@ def catalog(
     environment; and the lines that a script needs to use it. Raises TargetError, also where the target cannot show one
     of `variants`, asked for by name."""
     under_test = loaded(target)
-    refused = [variant for variant in VARIANTS if variant in variants and variant in under_test.unsupported]
+    left_out = under_test.unsupported_variants
+    refused = [variant for variant in VARIANTS if variant in variants and variant in left_out]
     if refused:
-        left = ",".join(variant for variant in VARIANTS if variant not in under_test.unsupported)
+        left = ",".join(variant for variant in VARIANTS if variant not in left_out)
         raise TargetError(
             f"target {target!r} cannot show the variant {refused[0]}, by its own declaration: choose among "
             f"--variant {left}"
@@ -43,7 +44,7 @@ def catalog(
         **{name: str.__str__(text) for name, text in under_test.environment().items()},
         "seed": f"{seeding.SEED}",
     }
-    shown = [replace(entry, variants=entry.variants - under_test.unsupported) for entry in op_db.entries(beside)]
+    shown = [replace(entry, variants=entry.variants - left_out) for entry in op_db.entries(beside)]
     return shown, environment, under_test.script()
 
 

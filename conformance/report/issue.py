@@ -82,7 +82,7 @@ def of_case(name: str, path: Path) -> Finding:
     run = model.load(path)
     failed = {result.id: result for result in run.results if result.failures}
     if name not in failed:
-        raise ReportError(f"{path} has no failure of a case {name!r}{nearest(name, failed)}.")
+        raise ReportError(f"{path} has no failure of a case {name!r}{nearest(name, failed) or '.'}")
     failures = failed[name].failures
     title = f"{run.target}: {', '.join(failed[name].oracles)} of {failures[0].call or name} ({name})"
     return Finding(title, run.target, next((one.script for one in failures if one.script), ""), failures)

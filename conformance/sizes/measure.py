@@ -13,26 +13,14 @@ from typing import Any
 
 import torch
 
+from conformance.accuracy.outcomes import Unmeasured, require_answer
 from conformance.core.executor import Executor, Transform, Watch, signature_of
 from conformance.core.moving import tensors
-from conformance.core.observation import Observation, Raised, out_of_memory
-from conformance.core.target import NOT_COMPILED, Target
+from conformance.core.observation import Observation
+from conformance.core.target import Target
 from conformance.sizes import calls
 from conformance.sizes.calls import Exact, Side
 from conformance.sizes.table import Case, Row
-
-
-class Unmeasured(Exception):
-    """The case cannot be measured; the text says why, which is not the target's fault."""
-
-
-class Raises(Exception):
-    """The target raises where torch CPU answers; `oracle` is "error", or "memory" where it ran out of that."""
-
-    def __init__(self, raised: Raised) -> None:
-        text = f"{raised.kind}: {raised.text}"
-        super().__init__(text)
-        self.oracle = "memory" if out_of_memory(text) else "error"
 
 
 @dataclass
@@ -104,11 +92,6 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
     gc.collect()
     subject = Sized(case, exact)
     execution = Executor(target).run(subject, watch=watch)
-    if execution.unavailable:
-        raise Unmeasured(f"the device has no way to make {execution.unavailable}")
-    if execution.last.error is not None:
-        raise Raises(execution.last.error)
-    if execution.capture is not None and execution.capture.extent == NOT_COMPILED:
-        raise Unmeasured(f"{NOT_COMPILED}: the compiler was handed nothing")
+    require_answer(execution)
     assert subject.side is not None  # without an error the step has run
     return cpu, subject.side

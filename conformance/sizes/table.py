@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conformance.accuracy.table import OfRow
 from conformance.core.errors import UsageError
 from conformance.core.footprint import SIZES
 from conformance.core.names import nearest
-from conformance.core.result import Named, Outcome, Result
 
 FILE = Path(__file__).parent / "rows.toml"
-DIRECTIONS = ("forward", "backward")
 SCALES: Mapping[str, Mapping[str, int]] = {
     "large": {"BYTES": 2**31 + 5, "MILLION": 2_000_003, "MANY": 100_000, "BATCH": 8},
     "small": {"BYTES": 2**25 + 5, "MILLION": 200_003, "MANY": 300, "BATCH": 1},
@@ -66,7 +65,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Case(Named):
+class Case(OfRow):
     """One row at one scale, forward or backward."""
 
     row: Row
@@ -76,23 +75,9 @@ class Case(Named):
     overload: str = ""
 
     @property
-    def op(self) -> str:  # type: ignore[override]
-        """The row's name."""
-        return self.row.name
-
-    @property
     def dtype(self) -> str:  # type: ignore[override]
         """The dtype that the row computes in."""
         return self.row.dtype
-
-    @property
-    def call(self) -> str:
-        """What is called."""
-        return self.row.call
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """The result of this case."""
-        return Result(self.op, self.dtype, self.variant, self.layout, outcome, family=self.row.family, **rest)
 
 
 @functools.cache

@@ -59,8 +59,8 @@ class CompileTarget(Target):
         known = torch_compat.backend_names()
         if self.backend not in known:
             raise TargetError(
-                f"torch.compile knows no backend {self.backend!r}{nearest(self.backend, known)}: choose one of "
-                f"{', '.join(sorted(known))}, or name the module that registers it with import=MODULE"
+                f"torch.compile knows no backend {self.backend!r}: choose one of {', '.join(sorted(known))}, or name "
+                f"the module that registers it with import=MODULE{nearest(self.backend, known)}"
             )
         if self.backend == "inductor":
             if not torch_compat.has_cpp_compiler():

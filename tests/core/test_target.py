@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.core.errors import TargetError
-from conformance.core.loading import load_target
+from conformance.core.loading import describe_target, load_target
 from conformance.core.moving import storage_key, whole_storage
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
@@ -214,3 +214,23 @@ class TestLoadTarget:
         assert judge_program(program, target).passed
         target.active = Twice
         assert {mismatch.oracle for mismatch in judge_program(program, target).mismatches} == {"version"}
+
+
+class Forward(Target):
+    """A device without gradients."""
+
+    name = "forward"
+
+    unsupported = frozenset({"backward"})
+
+
+def test_variants_that_are_left_out() -> None:
+    """A device that leaves out the step `backward` has no such variant either. `functionalize` has: op_db's gradients
+    are taken outside of the function, and were refused along with the step."""
+    assert Forward().unsupported_variants == {"backward"}
+    for spec, left_out in {
+        "functionalize": {"forward_over_backward"},
+        "compile:aot_eager": {"forward_over_backward"},
+        "meta": {"forward_over_backward", "error_inputs"},
+    }.items():
+        assert describe_target(spec).unsupported_variants == left_out

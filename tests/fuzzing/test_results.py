@@ -139,3 +139,11 @@ class TestCampaign:
         told = f"conformance.fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'oracel'; did you mean oracle?\n"
         assert capsys.readouterr().err == told
         assert not (tmp_path / "reports" / "fuzz.json").exists()
+
+    def test_a_misspelt_oracle_is_refused(self, tmp_path, capsys):
+        """What no finding can have was taken for a finding that did not show."""
+        (tmp_path / "t.toml").write_text('[[finding]]\nprograms = 3\nreason = "r"\noracle = "valeu"\n')
+        assert self.fuzz(tmp_path, "cpu") == 2
+        told = f"{tmp_path / 't.toml'}, line 1: no finding has the oracle 'valeu'; did you mean value?"
+        assert told in capsys.readouterr().err
+        assert not (tmp_path / "reports" / "fuzz.json").exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
+import re
 import signal
 import subprocess
 import time
@@ -15,7 +17,7 @@ import pytest
 from conformance.core import errors, names
 from conformance.core import result as model
 from conformance.core.result import Outcome, Result, Run
-from conformance.opinfo import plan
+from conformance.opinfo import plan, runner
 from conformance.opinfo.journal import NAME, Journal
 from tests.run import signals
 
@@ -35,6 +37,36 @@ def journaled(command: Command) -> list[str]:
     path = command.reports / "opinfo-progress.jsonl"
     lines = path.read_text().split("\n")[1:-1] if path.exists() else []
     return [model.result_from_json(json.loads(line)["result"]).name for line in lines]
+
+
+class TestExpectationsFile:
+    """Names in the file that nothing has are refused before anything runs: such an entry declared nothing."""
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ('op = "sni"', "t.toml, line 1: no op matches 'sni'; did you mean sin?"),
+            (
+                'op = "sin"\nvariant = ["forwrad"]',
+                "line 1: entry 'sin': unknown variant 'forwrad'; did you mean forward",
+            ),
+            ('op = "ops.aten.sni"', ""),  # beside op_db, and so not among what this run can name
+        ],
+    )
+    def test_a_misspelt_name(self, line: str, message: str, tmp_path: Path) -> None:
+        """One sentence with the line and what is near."""
+        (tmp_path / "t.toml").write_text(f'[[expect]]\n{line}\nreason = "r"\n')
+        catalog = [plan.Entry("sin", "", "unary", frozenset({"float32"}), frozenset(), frozenset({"forward"}))]
+        with pytest.raises(errors.ReportError, match=re.escape(message)) if message else contextlib.nullcontext():
+            runner.check_names(tmp_path / "t.toml", catalog)
+
+    @pytest.mark.slow
+    def test_the_command_refuses_it(self, command: Command, tmp_path: Path) -> None:
+        """Exit code 2, and nothing is written."""
+        (tmp_path / "t.toml").write_text('[[expect]]\nop = "sni"\nreason = "r"\n')
+        done = command("--target", "cpu", "--op", "sin", "--expectations", str(tmp_path / "t.toml"))
+        assert (done.returncode, "no op matches 'sni'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+        assert not list(command.reports.glob("conformance.html"))
 
 
 class TestResume:

@@ -19,7 +19,7 @@ from conformance.core.target import Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, ProgramError, Storage, dump, read_program
 from conformance.program.script import script
-from conformance.program.shadow import Shadow, reference
+from conformance.program.shadow import reference
 from conformance.program.steps.op import Step, StepError, decode, render, render_index
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import judge_program
@@ -203,105 +203,6 @@ class TestRun:
         for dtype in ("float32", "bfloat16", "uint8", "bool", "complex64", "int8"):
             one, two = (Storage(dtype, 5, {"seed": 3}).make() for _ in range(2))
             assert torch.equal(one, two)
-
-
-class TestReference:
-    @pytest.mark.parametrize(
-        ("steps", "options", "message"),
-        [
-            (
-                (Step("add_", (t("a"), {"tensor": [1.0, 2.0], "dtype": "float32"})),),
-                {"size": (3, 2), "stride": (1, 1)},
-                "write through overlapping memory",
-            ),
-            (
-                (
-                    Step("as_strided", (t("a"), [2], [2], 0), out=("b",)),
-                    Step("as_strided", (t("a"), [2], [1], 1), out=("c",)),
-                    Step("copy_", (t("b"), t("c"))),
-                ),
-                {},
-                "write over what is read",
-            ),
-            ((Step("view.error", (t("a"), [7])),), {}, "does not (declare|say)"),
-            ((Step("view.error", (t("a"), [6]), raises="RuntimeError"),), {}, "on CPU there is no error"),
-            ((Step("view.error", (t("a"), [7]), raises="IndexError"),), {}, "on CPU there is RuntimeError"),
-        ],
-    )
-    def test_what_has_no_meaning_is_refused(self, steps, options, message):
-        """Undefined behaviour and wrong declarations are no programs."""
-        with pytest.raises(ProgramError, match=message):
-            reference(program(*steps, **options))
-
-    def test_moved_bits_are_exact_and_computed_values_are_not(self):
-        """Only what was never computed must agree bit by bit."""
-        steps = (Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)))
-        assert reference(program(*steps)).exact == {"a", "b"}
-
-    def test_rounded_values_may_not_become_integers(self):
-        """After exp, a conversion to int64 would turn on a rounding error."""
-        shadow = Shadow(program())
-        assert shadow.offer(Step("exp", (t("a"),), out=("b",))) is not None
-        assert not shadow.converts(shadow.env["b"], torch.int64)
-        assert shadow.converts(shadow.env["a"], torch.int64)
-
-    def test_a_bug_of_torch_is_no_answer(self):
-        """torch CPU fails an internal assertion here: no device must raise what it raises."""
-        gappy = Program((Storage("bfloat16", 3),), (Input("a", 0, "bfloat16", (3, 1), (1, 0)),))
-        one = {"tensor": [[0.0], [1.0]], "dtype": "bfloat16"}
-        index = {"tensor": [1, 2], "dtype": "int64"}
-        shadow = Shadow(gappy)
-        assert shadow.offer(Step("index_reduce_", (t("a"), 0, index, one, "prod"))) is None
-        assert dict(shadow.avoided) == {"torch fails an internal assertion: index_reduce_": 1}
-
-    def test_overlap_that_torch_rejects_becomes_a_declared_error(self):
-        """A write through stride 0 is a program: it must raise."""
-        shadow = Shadow(program(size=(2, 3), stride=(0, 1)))
-        step = shadow.offer(Step("add_", (t("a"), 1)))
-        assert step is not None
-        assert step.raises == "RuntimeError"
-
-    def test_a_step_that_ran_before_it_was_turned_down(self):
-        """It leaves nothing behind, no count of its write either, for which a backward raised in the drawing only."""
-        shadow = Shadow(program(cells=6, dtype="int32"))
-        shadow.offer(Step("view.dtype", (t("a"), {"dtype": "float32"}), out=("b",)))
-        shadow.offer(Step("fill_", (t("b"), 2.0)))
-        before, version = shadow.env["a"].clone(), shadow.env["b"]._version
-        assert shadow.offer(Step("exp_", (t("b"),))) is None
-        assert dict(shadow.avoided) == {"rounded values, or nan, seen as bits of another dtype": 1}
-        assert torch.equal(shadow.env["a"], before)
-        assert shadow.env["b"]._version == version
-        assert [step.op for step in shadow.steps] == ["view.dtype", "fill_"]
-
-    @pytest.mark.parametrize(
-        ("steps", "kept"),
-        [
-            ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), False),
-            ((Step("exp", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "bfloat16"}))), True),
-            ((Step("neg", (t("a"),), out=("b",)), Step("to", (t("b"), {"dtype": "float32"}))), True),
-            ((Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": 1.0, "dtype": "float32"}))), True),
-            (
-                (Step("exp", (t("a"),), out=("b",)), Step("add", (t("b"), {"tensor": [[1.0]], "dtype": "float64"}))),
-                False,
-            ),
-        ],
-    )
-    def test_a_rounded_value_in_a_dtype_that_rounds_less(self, steps, kept):
-        """One unit in the last place of a half is a thousand tolerances of a float32: it is not compared as one."""
-        shadow = Shadow(program(cells=6, dtype="float16"))
-        assert shadow.offer(steps[0]) is not None
-        assert (shadow.offer(steps[1]) is not None) == kept
-
-    def test_a_refused_call_that_had_written(self):
-        """torch CPU copies rows until it meets an index out of range; what it leaves in `out` is nobody's promise."""
-        shadow = Shadow(program(size=(2, 3)))
-        rows, index = {"tensor": [[7.0, 8.0, 9.0]], "dtype": "float32"}, {"tensor": [0, 1], "dtype": "int64"}
-        before = shadow.env["a"].clone()
-        assert shadow.offer(Step("index_select.out", (rows, 0, index), {"out": t("a")})) is None
-        assert dict(shadow.avoided) == {"a refused call that had written: index_select.out": 1}
-        assert torch.equal(shadow.env["a"], before)
-        assert shadow.offer(Step("view.error", (t("a"), [7]))).raises == "RuntimeError"
-        assert shadow.done == len(shadow.steps) == 1
 
 
 class TestVerdict:

@@ -10,13 +10,14 @@ import jsonschema
 import pytest
 import torch
 
+from conformance.accuracy.outcomes import Raises, Unmeasured
 from conformance.core import result as model
 from conformance.core.errors import UsageError
 from conformance.core.footprint import ALLOWANCE, Footprint, allowed
 from conformance.core.result import Failure, Outcome
 from conformance.sizes import calls, worker
 from conformance.sizes.__main__ import main
-from conformance.sizes.measure import Raises, Unmeasured, measure, on_cpu
+from conformance.sizes.measure import measure, on_cpu
 from conformance.sizes.table import SCALES, Case, Row, families, load, select
 from conformance.targets.cpu import CpuTarget
 from tests.planted.oversized import OversizedTarget
@@ -28,7 +29,7 @@ SCHEMA = Path(model.__file__).with_name("result.schema.json")
 def found(name: str, target: Any, scale: str = "small", variant: str = "forward") -> tuple[Failure, ...]:
     """What a row finds on a target."""
     (case,) = select([name], [], [], [variant], scale)
-    return worker.judged(case, target.script(), *measure(case, target)).failures
+    return worker.judged(case, target.script(), measure(case, target)).failures
 
 
 def outcomes(folder: Path) -> dict[str, str]:

@@ -40,10 +40,11 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)[: lazy.nbytes]
 
 
-def on_host(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor with the geometry, and the conjugate and negative bits, of `tensor` on the bytes of its storage."""
+def on_host(tensor: torch.Tensor, host: torch.Tensor, shift: int = 0) -> torch.Tensor:
+    """A CPU tensor with the geometry, and the conjugate and negative bits, of `tensor` on the storage of `host`, which
+    holds its bytes from `shift` elements on."""
     made = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    made.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    made.set_(host.untyped_storage(), tensor.storage_offset() + shift, tensor.size(), tensor.stride())  # type: ignore[call-overload]
     made = made.conj() if tensor.is_conj() else made
     return torch_compat.neg_view(made) if tensor.is_neg() else made
 

@@ -21,6 +21,7 @@ import torch
 from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
+from ..dispatch import transfer
 from ..dispatch.metadata import global_settings
 from ..dispatch.tensors import geometry, is_tiny, tensor_on
 from ..lazy import buffer_donation, calls, flush
@@ -30,7 +31,7 @@ from ..runtime import expressions, memory, recording, replay, scheduler, torch_c
 from ..runtime.lock import locked
 
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
-
+Bits = tuple[bool, bool]  # the conjugate bit and the negative bit
 
 # Buffers of equal elements up to this size are kept from call to call.
 CONSTANTS_KEPT = 4096
@@ -45,6 +46,7 @@ class _Output:
     kind: str  # "value", "input", "other"
     place: int  # index of the value, or of the input whose storage it lies in
     geometry: Geometry | None
+    bits: Bits
     nbytes: int
     index: int = 0  # of the device that a value lies on
     other: Any = None
@@ -98,54 +100,75 @@ class _Compiled:
     """A captured graph and its recordings, one for each set of input geometries and of torch's settings."""
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
-        self.graph = graph
+        self.captured = graph
         self.recordings: dict[Any, _Recording | None] = {}
         outputs: Any = graph.graph.output_node().args[0]
         self.returns_host = [_is_host(getattr(node, "meta", {}).get("val")) for node in outputs]
+        # Its offsets count from where a storage begins, not a view.
+        self.reads_storages = any("as_strided" in str(node.target) for node in graph.graph.nodes)
 
     @locked
     def __call__(self, *inputs: Any) -> Any:
         hosts = [i for i, x in enumerate(inputs) if _is_host(x)]
         moved = list(inputs)
         for i in hosts:
-            moved[i] = inputs[i].detach().to("tiny")
-        # A graph of CPU tensors makes its own on the CPU, too: they must be where its inputs are.
-        alone = bool(hosts) and not any(is_tiny(x) for x in inputs if isinstance(x, torch.Tensor))
-        graph = self.on_tiny if alone else self.graph
-        key = (alone, global_settings(), *_key(moved))
+            moved[i] = _moved(inputs[i], self.reads_storages)
+        key = (global_settings(), *_key(moved))
         if key not in self.recordings:
-            self.recordings[key] = self._record(graph, moved)
+            self.recordings[key] = self._record(moved)
         recorded = self.recordings[key]
         if recorded is None:
             versions = [moved[i]._version for i in hosts]
-            results = graph(*moved)
+            results = self.graph(*moved)
             written = [i for i, version in zip(hosts, versions, strict=True) if moved[i]._version != version]
         else:
             found = _run(recorded, moved)
             if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies
-                graph(*[x.clone() if is_tiny(x) else x for x in moved])
+                self.graph(*[x.clone() if is_tiny(x) else x for x in moved])
                 raise AssertionError("tiny: an operator accepted elements that the recording of its graph refused")
             results, written = found, [*recorded.stored, *recorded.written]
         for i in hosts:
             if i in written:
                 inputs[i].copy_(moved[i])
-        return [r.cpu() if on_host and is_tiny(r) else r for r, on_host in zip(results, self.returns_host, strict=True)]
+        return self._returned(list(results), {id(lazy_storage(moved[i])): inputs[i] for i in hosts})
 
     @functools.cached_property
-    def on_tiny(self) -> torch.fx.GraphModule:
-        """The graph with the tensors that it makes on the CPU made on tiny."""
-        graph = copy.deepcopy(self.graph)
+    def graph(self) -> torch.fx.GraphModule:
+        """The graph with its constants, and the tensors that it makes, on tiny instead of the CPU.
+
+        They meet its inputs, which are there; and what the CPU drew while it is recorded would be drawn never again.
+        """
+        graph = copy.deepcopy(self.captured)
         for node in graph.graph.nodes:
-            if "device" in node.kwargs and torch.device(node.kwargs["device"] or "cpu").type == "cpu":
+            device: Any = node.kwargs.get("device", "tiny")
+            if torch.device(device or "cpu").type == "cpu":
                 node.kwargs = {**node.kwargs, "device": torch.device("tiny")}
+            elif node.op == "get_attr" and _is_host(getattr(graph, node.target, None)):
+                constant = getattr(graph, node.target).detach().to("tiny")
+                delattr(graph, node.target)  # a parameter's name takes parameters only
+                setattr(graph, node.target, constant)
         graph.recompile()
         return graph
 
-    def _record(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Recording | None:
+    def _returned(self, results: list[Any], homes: dict[int, torch.Tensor]) -> list[Any]:
+        """Results with those that belong on the CPU there, sharing storages where they do on tiny: with each other, and
+        with the inputs (`homes`, by the lazy storage that stands for theirs)."""
+        leaving = [k for k, on_host in enumerate(self.returns_host) if on_host and is_tiny(results[k])]
+        fresh = [k for k in leaving if id(lazy_storage(results[k])) not in homes]
+        for k in leaving:
+            home = homes.get(id(lazy_storage(results[k])))
+            if home is not None:
+                shift = 0 if self.reads_storages else home.storage_offset() * home.itemsize // results[k].itemsize
+                results[k] = transfer.on_host(results[k], home, shift)
+        for k, host in zip(fresh, transfer.to_host([results[k] for k in fresh]), strict=True):
+            results[k] = host
+        return results
+
+    def _record(self, inputs: Sequence[Any]) -> _Recording | None:
         calls.settle()
         try:
             with recording.recording() as conditions:
-                return _record(graph, inputs, conditions)
+                return _record(self.graph, inputs, conditions)
         except recording.NeedsValue as reason:
             warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
             return None
@@ -155,13 +178,37 @@ def _is_host(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.device.type == "cpu"
 
 
+def _moved(host: torch.Tensor, whole: bool) -> torch.Tensor:
+    """A copy of a CPU tensor on tiny in the same strides: of what lies between its first and its last element, or of
+    the whole storage, at the same offset."""
+    size, stride, offset = geometry(host)
+    plain = _with_bits(host.detach(), _bits(host))  # toggles: memory as it is
+    if whole:
+        memory = plain.as_strided((host.untyped_storage().nbytes() // host.itemsize,), (1,), 0)
+    else:
+        span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if host.numel() else 0
+        memory, offset = plain.as_strided((span,), (1,)), 0
+    return _with_bits(memory.to("tiny").as_strided(size, stride, offset), _bits(host))
+
+
+def _bits(x: torch.Tensor) -> Bits:
+    return x.is_conj(), x.is_neg()
+
+
+def _with_bits(x: torch.Tensor, bits: Bits) -> torch.Tensor:
+    """The view of `x` in which these bits are toggled."""
+    conjugate, negative = bits
+    x = x.conj() if conjugate else x
+    return torch_compat.neg_view(x) if negative else x
+
+
 def _key(inputs: Sequence[Any]) -> list[Any]:
     storages: dict[int, int] = {}
     key: list[Any] = []
     for x in inputs:
         if isinstance(x, torch.Tensor):
             lazy = lazy_storage(x)
-            key.append((x.dtype, *geometry(x), lazy.nbytes, storages.setdefault(id(lazy), len(storages))))
+            key.append((x.dtype, *geometry(x), *_bits(x), lazy.nbytes, storages.setdefault(id(lazy), len(storages))))
         else:
             key.append((type(x), x))
     return key
@@ -181,7 +228,7 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
             buffer = UOp.new_buffer(lazy.device, -(-lazy.nbytes // real.itemsize), real)
             store._lazy.replace(buffer, lazy.nbytes)  # type: ignore[attr-defined]
             stand_ins[id(lazy)] = (store, buffer, i)
-        arguments.append(tensor_on(stand_ins[id(lazy)][0], x.dtype, *geometry(x)))
+        arguments.append(_with_bits(tensor_on(stand_ins[id(lazy)][0], x.dtype, *geometry(x)), _bits(x)))
     results = graph(*arguments)
     by_store = {id(store._lazy): i for store, _, i in stand_ins.values()}  # type: ignore[attr-defined]
     values: list[UOp] = []
@@ -189,16 +236,17 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
     places: dict[int, int] = {}
     for r in results:
         if not isinstance(r, torch.Tensor) or not is_tiny(r):
-            outputs.append(_Output("other", 0, None, 0, other=r))
+            outputs.append(_Output("other", 0, None, (False, False), 0, other=r))
             continue
-        lazy = lazy_storage(r)
+        lazy, form, bits = lazy_storage(r), (r.dtype, *geometry(r)), _bits(r)
         if id(lazy) in by_store:
-            outputs.append(_Output("input", by_store[id(lazy)], (r.dtype, *geometry(r)), 0))
+            outputs.append(_Output("input", by_store[id(lazy)], form, bits, 0))
             continue
-        if id(lazy) not in places:
+        if id(lazy) not in places and lazy.nbytes:  # no kernel makes a value without elements
             places[id(lazy)] = len(values)
             values.append(flush.flat(lazy))
-        outputs.append(_Output("value", places[id(lazy)], (r.dtype, *geometry(r)), lazy.nbytes, r.device.index or 0))
+        place = places.get(id(lazy), -1)
+        outputs.append(_Output("value", place, form, bits, lazy.nbytes, r.device.index or 0))
     changed: dict[int, tuple[UOp, UOp]] = {}  # by input: its buffer and its new content
     for store, buffer, i in stand_ins.values():
         flat = flush.flat(store._lazy)  # type: ignore[attr-defined]
@@ -269,14 +317,16 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
         if out.geometry is None:
             results.append(out.other)
             continue
-        dtype, size, stride, offset = out.geometry
         if out.kind == "input":
-            results.append(tensor_on(inputs[out.place].untyped_storage(), dtype, size, stride, offset))
-            continue
-        if out.place not in new:
-            new[out.place] = allocate(out.nbytes, out.index, flats[out.place].dtype)
-            new[out.place]._lazy.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
-        results.append(tensor_on(new[out.place], dtype, size, stride, offset))
+            store = inputs[out.place].untyped_storage()
+        elif not out.nbytes:
+            store = allocate(0, out.index, element(out.geometry[0])[0])
+        elif out.place in new:
+            store = new[out.place]
+        else:
+            store = new[out.place] = allocate(out.nbytes, out.index, flats[out.place].dtype)
+            store._lazy.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]
+        results.append(_with_bits(tensor_on(store, *out.geometry), out.bits))
     for i, flat in zip(recorded.written, flats[len(flats) - len(recorded.written) :], strict=True):
         lazy = lazy_storage(inputs[i])
         lazy.replace(flat, lazy.nbytes)

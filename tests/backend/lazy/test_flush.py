@@ -1,0 +1,50 @@
+"""When lazy values are computed: a graph too deep for one schedule is cut."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from conformance import backend
+from conformance.backend.lazy import flush
+from conformance.backend.lazy.storage import LazyStorage
+
+
+def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value grown too deep was realized alone; live values which it is computed from were computed again later."""
+    monkeypatch.setattr(flush, "MAX_DEPTH", 32)
+    w, x = torch.eye(4).to("tiny"), torch.ones(2, 4).to("tiny")
+    kept = []
+    backend.reset_stats()
+    for _ in range(20):
+        x = (x @ w).relu()
+        kept.append(x)
+    assert sum(k.sum() for k in kept).item() == 160
+    assert backend.stats()["kernels"] <= 24  # 20 values and their sum; 42 when each was computed twice
+
+
+def test_cells_die_while_a_cut_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage was collected while the lazy cells were looked through: "dictionary changed size during iteration"."""
+    monkeypatch.setattr(flush, "MAX_DEPTH", 16)
+    end_loop = flush.end_loop
+
+    def collecting(lazy: LazyStorage) -> None:
+        gc.collect()
+        end_loop(lazy)
+
+    monkeypatch.setattr(flush, "end_loop", collecting)
+    x, looped = torch.ones(4).to("tiny"), torch.zeros(8).to("tiny")
+    cycle = [x + 1]
+    cycle.append(cycle)  # only the collector frees it
+    for i in range(4):
+        looped[i] += 1
+    del cycle
+    gc.disable()
+    try:
+        for _ in range(20):
+            x = x.sin() * 2
+    finally:
+        gc.enable()
+    assert looped.sum().item() == 4

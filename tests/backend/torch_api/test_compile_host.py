@@ -1,0 +1,117 @@
+"""torch.compile(backend="tiny") of CPU tensors: results are where, and share memory as, the CPU's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from conformance.backend.torch_api import compile as compiled
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    """Each test compiles for itself."""
+    torch._dynamo.reset()
+
+
+def answers(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that the compiled function returns at its second call, and the function's own."""
+    run = torch.compile(function, backend=compiled.tiny)
+    run(*inputs)
+    return tree_leaves(run(*inputs)), tree_leaves(function(*inputs))
+
+
+def form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, and how its elements are read."""
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tuple(tensor.size()), tensor.stride(), tensor.storage_offset(), *bits
+
+
+def complex_numbers() -> torch.Tensor:
+    """Four with imaginary parts."""
+    return torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        # Each result was copied to the CPU by itself, from where its elements begin.
+        (lambda x: torch.unsafe_chunk(x, 2), [torch.arange(5.0)]),
+        (lambda x: torch.unsafe_chunk(x + 1, 2), [torch.arange(5.0)]),
+        (lambda x: torch.unsafe_chunk(x, 2), [torch.arange(20.0).view(4, 5)[1:, ::2]]),
+        # Offsets counted from a copy of the view, not from the storage that it lies in.
+        (lambda x: x.as_strided((2,), (2,), 1) * 1, [torch.arange(10.0)[4:]]),
+        # A recording forgot these bits, so the values were wrong.
+        (lambda x: (x * 2).conj(), [complex_numbers()]),
+        (lambda x: (x * 2).conj().imag, [complex_numbers()]),
+        (lambda x: x * 2, [complex_numbers().conj()]),
+        (lambda x: x * 2, [complex_numbers().conj().imag]),
+        # Constants stayed on the CPU, and met inputs on tiny.
+        (lambda x: x * torch.tensor([1.0, 2.0]), [torch.ones(2)]),
+        # A buffer of no bytes cannot be allocated.
+        (lambda x: torch.nn.functional.pad(x, (1, 2), "circular"), [torch.ones(0, 3, 3)]),
+        (lambda x: (x + 1, x[:0]), [torch.ones(2)]),
+    ],
+)
+def test_results_have_the_cpus_form(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
+    """Geometry, bits, values, and who shares memory with whom."""
+    ours, theirs = answers(function, *inputs)
+    assert [form(x) for x in ours] == [form(x) for x in theirs]
+    for x, y in zip(ours, theirs, strict=True):
+        assert torch.equal(x, y)
+    shared = [
+        [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in (*inputs, *tensors) for b in tensors]
+        for tensors in (ours, theirs)
+    ]
+    assert shared[0] == shared[1]
+
+
+@pytest.mark.parametrize("bits", [lambda x: x.conj(), lambda x: x.conj().imag])
+def test_inputs_on_tiny_keep_their_bits(bits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A conjugated, or a negated, input of a recording was read as the plain memory under it."""
+    x = complex_numbers()
+    run = torch.compile(lambda x: (x * 2, x), backend=compiled.tiny)
+    doubled, same = run(bits(x.to("tiny")))
+    assert torch.equal(doubled.cpu(), bits(x) * 2)
+    assert torch.equal(same.cpu(), bits(x))
+
+
+@pytest.mark.filterwarnings("ignore:tiny. a compiled graph runs eagerly")
+class TestRandomNumbers:
+    """They are drawn once a call, at each call, wherever a graph asks for them."""
+
+    @pytest.mark.parametrize(
+        ("function", "inputs"),
+        [
+            # A graph without inputs ran twice on the CPU: once to be recorded, with nothing to record.
+            (lambda: torch.randn(3), []),
+            # The CPU drew while the graph was recorded, and each later call had the same numbers.
+            (lambda x: x + torch.randn(3).to("tiny"), [torch.ones(3, device="tiny")]),
+            (lambda x: (x * 2, torch.randn(3)), [torch.ones(3, device="tiny")]),
+        ],
+    )
+    def test_they_are_those_of_a_run_without_compiler(
+        self, function: Callable[..., Any], inputs: list[torch.Tensor]
+    ) -> None:
+        """Three calls and the number after them."""
+        drawn = []
+        for run in (function, torch.compile(function, backend=compiled.tiny)):
+            torch.manual_seed(3)
+            results = [x.cpu().tolist() for _ in range(3) for x in tree_leaves(run(*inputs))]
+            drawn.append((results, torch.rand(()).item()))
+        assert drawn[0] == drawn[1]
+
+    def test_a_cpu_tensor_is_written(self) -> None:
+        """Numbers drawn for it lay on the CPU, and it on tiny, where another input was."""
+
+        def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            count.add_(torch.ones(3)).mul_(torch.tensor([1.0, 2.0, 3.0]))
+            return x * 2
+
+        count = torch.zeros(3)
+        torch.compile(function, backend=compiled.tiny)(torch.ones(2, device="tiny"), count)
+        assert count.tolist() == [1, 2, 3]
