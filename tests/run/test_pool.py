@@ -227,7 +227,7 @@ class TestForks:
 
     pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
 
-    @pytest.mark.parametrize("preload", [["torch"], ["conformance.fuzzing.worker", "torch._dynamo"]])
+    @pytest.mark.parametrize("preload", [pool_module.PRELOAD, ["conformance.fuzzing.worker", *pool_module.PRELOAD]])
     def test_what_the_server_has_done(self, preload: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """It has imported torch and no target, initialized no device, and has one thread, whatever the user's setting
         of OpenBLAS, which workers see."""
