@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -58,6 +59,19 @@ class TestSampling:
         ours = samples(op, "forward", torch.float32, "as_sampled", 5)
         for sample, theirs in zip(ours, op.sample_inputs("cpu", torch.float32), strict=False):
             torch.testing.assert_close((sample.input, sample.args), (theirs.input, theirs.args), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("variant", ["forward", "reference_inputs", "error_inputs"])
+    def test_no_test_is_looked_for(self, cpu: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """OpInfo's iterators read the source of every frame of the stack for one, which took most of the time."""
+        import torch
+
+        from conformance.opinfo.catalog import find
+        from conformance.opinfo.sampling import samples
+
+        looked: list[str] = []
+        monkeypatch.setattr(inspect, "stack", lambda *_: looked.append("looked") or [])
+        assert list(samples(find(case("gather")), variant, torch.float32, "as_sampled", 2)) and not looked
+        assert next(iter(find(case("gather")).sample_inputs("cpu", torch.float32))) and looked
 
     def test_one_sample_by_its_index(self, command: Any) -> None:
         """PYTORCH_OPINFO_SAMPLE_INPUT_INDEX runs that sample and no other."""

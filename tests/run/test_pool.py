@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -237,6 +238,7 @@ class TestForks:
             until_ready(pool, 1)
             assert replace(pool.counters, started=0) == Counters(waited=1)
             assert threads(pool.ask(os.getppid)) == 1
+            assert pool.ask(gc.get_freeze_count) > 100_000  # which no collection in a worker looks at
             assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
 
     @pytest.mark.parametrize(
