@@ -4,11 +4,13 @@ if __name__ == "__main__":  # a spawned worker imports this module too, and need
     import sys
 
     from conformance.core.errors import UserError
+    from conformance.core.uncollected import uncollected
     from conformance.run.stop import ends_imports
 
     ends_imports("conformance.fuzz")
     try:
-        from conformance.fuzzing.command import main
+        with uncollected():
+            from conformance.fuzzing.command import main
     except UserError as error:  # the installed torch lacks what nothing here can do without
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,6 +6,7 @@ would report the compiler; pytest's time limit for each test stands instead.
 
 from __future__ import annotations
 
+import gc
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +16,11 @@ from conformance.core import versions
 
 settings.register_profile("conformance", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("conformance")
+
+
+def pytest_collection_finish() -> None:
+    """The modules that are imported by now are no garbage, and there are a million objects of torch's to look at."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from conformance.core.errors import TargetError, UserError
-from conformance.core.features import LayoutUnavailable
+from conformance.core.input_layout import LayoutUnavailable
 from conformance.core.moving import moved, tensors
 from conformance.core.observation import Observation, Raised
 from conformance.core.target import Capture, Target

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.core.features import lay_out
+from conformance.core.input_layout import lay_out
 from conformance.core.torch_compat import coo_parts, storage_id
 
 

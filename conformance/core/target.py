@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from conformance.core.errors import TargetError
-from conformance.core.features import FEATURES, lay_out
+from conformance.core.features import FEATURES
+from conformance.core.input_layout import lay_out
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, VARIANTS
 from conformance.core.profile import Profile

@@ -73,9 +73,11 @@ ON_USE: dict[str, str] = {
     "torch.testing._internal.common_methods_invocations:foreach_other_op_db": ">=2.9",
     "torch.testing._internal.common_methods_invocations:wrapper_set_seed": ">=2.9",
     "torch.testing._internal.common_utils:SEED": ">=2.9",
+    "torch.testing._internal.common_utils:extract_test_fn": ">=2.9",
     "torch.testing._internal.opinfo.core:DecorateInfo": ">=2.9",
     "torch.testing._internal.opinfo.core:OpInfo": ">=2.9",
     "torch.testing._internal.opinfo.core:SampleInput": ">=2.9",
+    "torch.testing._internal.opinfo.core:extract_test_fn": ">=2.9",
 }
 """The same of what is imported on first use."""
 
@@ -413,6 +415,25 @@ def op_db_unseeded() -> Iterator[None]:
         yield
     finally:
         invocations.wrapper_set_seed = wrapper
+
+
+@contextlib.contextmanager
+def op_db_outside_tests() -> Iterator[None]:
+    """Within, OpInfo's iterators look for no unittest that asks for the samples: they would read the lines of source
+    around each frame of the stack, for milliseconds, and seed with the name of a test."""
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
+    before = common_utils.extract_test_fn, core.extract_test_fn
+    common_utils.extract_test_fn = core.extract_test_fn = _no_test
+    try:
+        yield
+    finally:
+        common_utils.extract_test_fn, core.extract_test_fn = before
+
+
+def _no_test() -> None:
+    return None
 
 
 def _plain_call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ from conformance.core.errors import TargetError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
 from conformance.core.names import without_features
-from conformance.core.probe import Probe
+from conformance.core.probed import Probe
 from conformance.core.result import Result
 from conformance.fuzzing import trial
 from conformance.fuzzing.campaign import Campaign

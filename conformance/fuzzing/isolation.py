@@ -23,6 +23,7 @@ from conformance.fuzzing.worker import NOTHING, Finding, Result
 from conformance.program.model import Program, ProgramError
 from conformance.run.messages import COMPILE_LIMIT, Death, Done, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
 from conformance.run.place import LOCAL, Place, PlacedPool
+from conformance.run.pool import PRELOAD
 
 DEATHS = (CRASH, TIMEOUT, MEMORY)
 """The kinds of findings that end a worker."""
@@ -51,8 +52,7 @@ class Workers(PlacedPool):
     ) -> None:
         limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
-        # Many of torch's functions import torch._dynamo when they are first called; no program's time is spent on it.
-        modules = [worker.__name__, "torch._dynamo"]
+        modules = [worker.__name__, *PRELOAD]  # so that no program's time is spent on their import
         super().__init__(place, target, limits, jobs, modules, preload=modules)
         self.hang: frozenset[str] = frozenset()
         """Ops whose kernels are built in the time of their program, since programs hung in a first call."""

@@ -7,7 +7,6 @@ apart although all of it lies on the CPU. This module knows nothing of oracles o
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -20,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from conformance.core.moving import MARKER, leaves, map_leaves, storage_key
 from conformance.core.names import DIFFERENTIATED, SPECIALS
+from conformance.core.torch_compat import op_db_outside_tests
 from conformance.opinfo import catalog, seeding, specials
 from conformance.opinfo.plan import ADDING_UP, takes_specials
 
@@ -77,13 +77,14 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
     # seed by themselves, otherwise `seeding.seed` does the same in less time.
     wanted = os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX")
     only, seeds = int(wanted or "0"), wanted is not None
-    if variant == "error_inputs":
-        # Some of these samplers read the device as a string; what must stay on the CPU does not matter to an error.
-        drawn = iter(op.error_inputs("cpu", set_seed=seeds))
-    elif variant == "reference_inputs":
-        drawn = iter(op.reference_inputs(MARKER, dtype, set_seed=seeds))
-    else:
-        drawn = iter(op.sample_inputs(MARKER, dtype, requires_grad=variant in DIFFERENTIATED, set_seed=seeds))
+    with op_db_outside_tests():
+        if variant == "error_inputs":
+            # Some of these samplers read the device as a string; what must stay on the CPU does not matter to an error.
+            drawn = iter(op.error_inputs("cpu", set_seed=seeds))
+        elif variant == "reference_inputs":
+            drawn = iter(op.reference_inputs(MARKER, dtype, set_seed=seeds))
+        else:
+            drawn = iter(op.sample_inputs(MARKER, dtype, requires_grad=variant in DIFFERENTIATED, set_seed=seeds))
     mode = KeptOnCpu()
     for index in itertools.count(only):
         if limit is not None and index - only >= limit:
@@ -91,7 +92,7 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
         if not seeds:
             seeding.seed()
         try:
-            with mode if variant != "error_inputs" else contextlib.nullcontext():
+            with mode if variant != "error_inputs" else op_db_outside_tests():
                 item = next(drawn)
         except StopIteration:
             return

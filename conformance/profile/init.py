@@ -16,9 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
+from conformance.core.features import FEATURES
 from conformance.core.lacking import Outcome, Trial
 from conformance.core.loading import describe_target
-from conformance.core.probe import Probe
+from conformance.core.probed import Probe
 from conformance.core.profile import OPTIONS, Missing, Profile
 from conformance.fuzzing import trial as of_step
 from conformance.opinfo import trial as of_opinfo
@@ -134,6 +135,4 @@ def environment(spec: str) -> dict[str, str]:
 
 
 def _not_drawn(probe: Probe) -> frozenset[str]:
-    from conformance.core.features import FEATURES
-
     return frozenset(step for name in probe.lacks for step in FEATURES[name].steps)

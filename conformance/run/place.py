@@ -17,7 +17,7 @@ from typing import Any
 
 from conformance.core.errors import UsageError
 from conformance.run.messages import Death, Done, Limits, Pool, Task
-from conformance.run.pool import LocalPool
+from conformance.run.pool import PRELOAD, LocalPool
 
 HERE = "local"
 """The address of no Ray at all."""
@@ -38,12 +38,7 @@ class Place:
         return self.address == HERE
 
     def pool(
-        self,
-        target: str,
-        limits: Limits,
-        jobs: int = 1,
-        modules: Sequence[str] = (),
-        preload: Sequence[str] = ("torch",),
+        self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = (), preload: Sequence[str] = PRELOAD
     ) -> Pool:
         """A pool of workers here; the arguments are those of `LocalPool`. Raises UsageError where Ray has none."""
         if self.local:
@@ -66,7 +61,7 @@ class PlacedPool(Pool):
         limits: Limits,
         jobs: int = 1,
         modules: Sequence[str] = (),
-        preload: Sequence[str] = ("torch",),
+        preload: Sequence[str] = PRELOAD,
     ) -> None:
         self.place, self.target, self.limits, self.jobs = place, target, limits, jobs
         self.pool = place.pool(target, limits, jobs, modules, preload)

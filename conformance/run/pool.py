@@ -37,6 +37,10 @@ program crashes is not slowed down by loading the target twice."""
 ATTEMPTS = 3
 """Workers in a row that may die before they take a task."""
 
+PRELOAD = ("torch", "torch._dynamo")
+"""What the process that forks workers imports for them. Many of torch's functions import torch._dynamo when they are
+first called, and so does op_db, half of whose import it is."""
+
 TOGETHER = 0.2
 """Seconds in which a SIGTERM that ended a worker reaches this process too, if it was sent to all."""
 
@@ -90,7 +94,7 @@ class LocalPool(Pool):
         limits: Limits,
         jobs: int = 1,
         modules: Sequence[str] = (),
-        preload: Sequence[str] = ("torch",),
+        preload: Sequence[str] = PRELOAD,
         spool: Path | None = None,
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs

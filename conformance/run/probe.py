@@ -7,17 +7,15 @@ begins; after a death the probe is made anew without the trial that the worker d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from conformance.core import profile as profiles
 from conformance.core.errors import TargetError
-from conformance.core.names import BUILTIN
+from conformance.core.features import FEATURES
+from conformance.core.names import BUILTIN, DTYPES
+from conformance.core.probed import Answer, Probe, Row
 from conformance.run.messages import COMPILING, Limits, Pool, WorkerDied, unusable
 from conformance.run.place import LOCAL, Place
 from conformance.run.worker import loaded, step, unit
-
-if TYPE_CHECKING:
-    from conformance.core.probe import Probe
 
 
 def resolve(spec: str, limits: Limits, place: Place = LOCAL) -> tuple[str, Probe | None]:
@@ -63,9 +61,7 @@ def probe(pool: Pool, spec: str) -> Probe:
 
 def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
     """In a worker: all trials but those that are known to end one."""
-    from conformance.core.features import FEATURES
-    from conformance.core.names import DTYPES
-    from conformance.core.probe import TRIALS, Answer, Probe, Row, dtype_survives, trial
+    from conformance.core.probe import TRIALS, dtype_survives, trial
 
     target, rows, dtypes = loaded(spec), [], []
     for name in (*TRIALS, *(f"dtype {name}" for name in DTYPES)):

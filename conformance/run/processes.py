@@ -27,6 +27,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from conformance.core.uncollected import uncollected
 from conformance.run import stop
 
 RETIRED, EXIT_0 = 117, 256
@@ -317,8 +318,9 @@ def serve(control: socket.socket, preload: Sequence[str]) -> None:
 def _imported(preload: Sequence[str]) -> str:
     """Import the modules; why this process must not fork, or the empty string."""
     try:
-        for name in preload:
-            importlib.import_module(name)
+        with uncollected():
+            for name in preload:
+                importlib.import_module(name)
     except Exception as error:  # a worker will meet it too, and say it to the user
         return f"{name} cannot be imported: {type(error).__name__}"
     threads = len(list(Path("/proc/self/task").iterdir()))

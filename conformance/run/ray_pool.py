@@ -30,7 +30,7 @@ from conformance.core.files import write_atomic
 from conformance.run import stop, worker
 from conformance.run.carried import runtime_env
 from conformance.run.messages import Death, Done, Fate, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
-from conformance.run.pool import ATTEMPTS, LOOK
+from conformance.run.pool import ATTEMPTS, LOOK, PRELOAD
 from conformance.run.supervisor import Setup, Supervisor
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class RayPool(Pool):
         limits: Limits,
         jobs: int = 1,
         modules: Sequence[str] = (),
-        preload: Sequence[str] = ("torch",),
+        preload: Sequence[str] = PRELOAD,
     ) -> None:
         self.target, self.limits, self.jobs, self._place = target, limits, jobs, place
         self.workers: dict[str, int] = {}

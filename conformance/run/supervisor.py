@@ -19,7 +19,7 @@ from pathlib import Path
 
 from conformance.run import worker
 from conformance.run.messages import Death, Done, Limits, Task, WorkerDied
-from conformance.run.pool import LocalPool
+from conformance.run.pool import PRELOAD, LocalPool
 
 News = tuple[list[tuple[str, str]], bytes | Death | None]
 """Files that the task wants on the owner's disk, by path; and its answer, if it has ended."""
@@ -35,7 +35,7 @@ class Setup:
     target: str
     limits: Limits
     modules: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ("torch",)
+    preload: tuple[str, ...] = PRELOAD
     torch: str = ""
 
 

@@ -1,7 +1,9 @@
-"""What the tests of the OpInfo run share: targets, and the command in a process of its own."""
+"""What the tests of the OpInfo run share: targets, and the command, which imports torch only where it is told to."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -11,41 +13,53 @@ from typing import Any
 
 import pytest
 
+from conformance.opinfo import runner
+
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = ROOT / "tests" / "planted"
 
 
 class Command:
-    """`python -m conformance.opinfo_runner` in an empty folder, where it can find the planted targets."""
+    """The command in an empty folder, where it can find the planted targets: called, it runs in this process, whose
+    pools share the server that imports torch."""
 
     planted = PLANTED
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.reports = folder, folder / "reports"
 
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = runner.main(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(PLANTED), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        return {**os.environ, "PYTHONPATH": path, "PLANTED_MARK": str(self.folder / "flaky"), "COLUMNS": "120"}
+        return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
 
     @staticmethod
     def words(*arguments: str) -> list[str]:
         return [sys.executable, "-m", "conformance.opinfo_runner", *arguments]
 
-    def __call__(self, *arguments: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    def as_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`python -m conformance.opinfo_runner`."""
         return subprocess.run(
             self.words(*arguments),
             capture_output=True,
             text=True,
             env=self.environment,
             cwd=self.folder,
-            timeout=timeout,
+            timeout=280,
             check=False,
         )
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(PLANTED))
     return Command(tmp_path)
 
 

@@ -21,7 +21,7 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *words]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=110, check=False,
-        env={**os.environ, "PYTHONPATH": path, "PLANTED_MARK": str(tmp_path / "mark"), "COLUMNS": "160"},
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "160"},
     )  # fmt: skip
 
 

@@ -88,6 +88,6 @@ class TestReplay:
         assert done.returncode == 1, done.stderr
         assert "return {'result': torch.add(a, b)}" in done.stdout
         assert "# value of result in sample 2: expected" in done.stdout
-        wrong = command("--target", "cpu", "--replay", "soft_max::float32::forward::as_sampled")
+        wrong = command("--target", "cpu", "--replay", "soft_max::float32::forward::as_sampled#2")
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
         assert "did you mean" in wrong.stderr

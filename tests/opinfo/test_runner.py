@@ -180,7 +180,7 @@ class TestCommand:
 
     def test_nothing_unexpected(self, command: Command) -> None:
         """Exit code 0, and every form of the report is there."""
-        done = command("--target", "cpu", "--op", "sin", "--samples", "2")
+        done = command.as_process("--target", "cpu", "--op", "sin", "--samples", "2")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 passed, 0 failed, 0 skipped"), done.stderr
         names = {path.name for path in command.reports.iterdir()}
         written = {"opinfo.json", "opinfo.xml", "opinfo.ctrf.json", "opinfo-summary.md", "conformance.html"}
@@ -214,8 +214,6 @@ class TestCommand:
         from conformance.opinfo.isolation import Cases
         from conformance.run.messages import Limits
 
-        monkeypatch.syspath_prepend(str(command.planted))
-        monkeypatch.setenv("PLANTED_MARK", str(tmp_path / "died"))
         with Cases("planted", Limits(unit=60, memory=12)) as pool:
             catalog, _ = pool.catalog()
             first, *rest = select(*catalog, ops=("asin", "sin", "cosh", "sign"), samples=1)
@@ -249,7 +247,7 @@ class TestCommand:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         words = ["--kernels", str(path)] if path.name == "kernels.json" else []
-        done = command("--target", "cpu", "--op", "sin", *words, timeout=60)
+        done = command("--target", "cpu", "--op", "sin", *words)
         assert done.returncode == 2, done.stderr
         assert said in done.stderr
         assert len(done.stderr.splitlines()) == 1
@@ -285,7 +283,7 @@ class TestCommand:
     def test_unwritable_reports(self, command: Command, tmp_path: Path) -> None:
         """A reports folder that is a file is said at once, before anything runs."""
         (tmp_path / "taken").write_text("")
-        done = command("--target", "cpu", "--reports", str(tmp_path / "taken"), timeout=60)
+        done = command("--target", "cpu", "--reports", str(tmp_path / "taken"))
         assert done.returncode == 2
         assert "choose another with --reports" in done.stderr
 
@@ -342,5 +340,5 @@ class TestCommand:
     @pytest.mark.parametrize("variant", names.VARIANTS)
     def test_cpu_against_itself(self, command: Command, variant: str) -> None:
         """All of op_db agrees with itself: whatever fails here is a fault of the harness."""
-        done = command("--target", "cpu", "--variant", variant, "--samples", "5", "-n", "2", timeout=580)
+        done = command("--target", "cpu", "--variant", variant, "--samples", "5", "-n", "2")
         assert done.returncode == 0, done.stdout[-3000:]

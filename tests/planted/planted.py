@@ -82,7 +82,7 @@ def explodes(result: torch.Tensor, args: Any) -> torch.Tensor:
 
 def dies_later(result: torch.Tensor, args: Any) -> torch.Tensor:
     """End the process once, when the case is over and its result is on its way."""
-    mark = Path(os.environ["PLANTED_MARK"])
+    mark = Path("flaky")
     if not mark.exists():
         mark.touch()
         threading.Timer(1.0, os._exit, (9,)).start()
@@ -90,7 +90,7 @@ def dies_later(result: torch.Tensor, args: Any) -> torch.Tensor:
 
 
 def flaky(result: torch.Tensor, args: Any) -> torch.Tensor:
-    mark = Path(os.environ["PLANTED_MARK"])
+    mark = Path("flaky")
     if mark.exists():
         return result
     mark.touch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from conformance.core.lacking import Outcome, Trial
 from conformance.fuzzing import trial as of_step
 from conformance.opinfo import trial as of_opinfo
 from conformance.profile import init
+from conformance.profile.__main__ import main
 from conformance.run.messages import Limits
 from conformance.run.pool import LocalPool
 from conformance.run.trials import LATE, trials
@@ -24,18 +26,15 @@ PLANTED = ROOT / "tests" / "planted"
 ODD = "device:cpu,import=odd_devices,call="
 
 
-def conformance(folder: Path, *words: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
-    """The installed command in a folder, where the planted modules lie on the path."""
-    path = os.pathsep.join([str(PLANTED), str(ROOT)])
-    return subprocess.run(
-        [sys.executable, "-m", "conformance", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, for a command in this process; planted modules are found, and `--env` lasts for the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(PLANTED))
+    before = dict(os.environ)
+    yield tmp_path
+    for name in {*os.environ} - {*before}:
+        del os.environ[name]
 
 
 class TestTrials:
@@ -131,22 +130,22 @@ class TestOddDevices:
             (f"{ODD}wants_a_variable", (), "RuntimeError: set ODD_DEVICE=1"),
         ],
     )
-    def test_one_that_cannot_be_loaded(self, tmp_path: Path, target: str, more: tuple[str, ...], said: str) -> None:
-        ran = conformance(tmp_path, "init", "--target", target, *more)
-        assert ran.returncode == 2 and said in ran.stderr, ran.stderr
-        last = ran.stderr.splitlines()[-1]
+    def test_one_that_cannot_be_loaded(
+        self, folder: Path, target: str, more: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["--target", target, *more]) == 2
+        last = capfd.readouterr().err.splitlines()[-1]
         assert last.startswith("conformance init: ") and said in last
-        assert not list(tmp_path.iterdir())
+        assert not list(folder.iterdir())
 
     @pytest.mark.parametrize("call", ["hangs_at_exit", "prints_all_the_time", "wants_a_variable"])
-    def test_one_that_can(self, tmp_path: Path, call: str) -> None:
+    def test_one_that_can(self, folder: Path, call: str, capfd: pytest.CaptureFixture[str]) -> None:
         """What it prints is no answer of the command, what it waits for at its end keeps nobody waiting."""
-        words = ("init", "--target", f"{ODD}{call}", "--env", "ODD_DEVICE=1", "--minutes", "0.05")
-        ran = conformance(tmp_path, *words)
-        assert ran.returncode == 0, ran.stderr
-        assert "what a device prints" not in ran.stdout
-        assert "had no time, so nothing is declared of them: give more --minutes" in ran.stdout
-        made = profiles.load(tmp_path / "conformance.toml")
+        assert main(["--target", f"{ODD}{call}", "--env", "ODD_DEVICE=1", "--minutes", "0.01"]) == 0
+        said = capfd.readouterr().out
+        assert "what a device prints" not in said
+        assert "had no time, so nothing is declared of them: give more --minutes" in said
+        made = profiles.load(folder / "conformance.toml")
         assert made.spec == f"{ODD}{call}" and made.environment == {"ODD_DEVICE": "1"} and made.lacks == ()
         assert "float32" in (made.dtypes or ())
 
@@ -160,13 +159,15 @@ class TestOddDevices:
             (("--target", "cpu", "--minutes", "0"), "--minutes must be above 0"),
         ],
     )
-    def test_bad_usage(self, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    def test_bad_usage(
+        self, folder: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """An old profile stays as it was."""
-        (tmp_path / "there.toml").write_text("old")
-        ran = conformance(tmp_path, "init", *words)
-        assert (ran.returncode, ran.stdout) == (2, "") and said in ran.stderr
-        assert len(ran.stderr.splitlines()) == 1
-        assert (tmp_path / "there.toml").read_text() == "old"
+        (folder / "there.toml").write_text("old")
+        code, out = main(words), capsys.readouterr()
+        assert (code, out.out) == (2, "") and said in out.err
+        assert len(out.err.splitlines()) == 1
+        assert (folder / "there.toml").read_text() == "old"
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import conformance
 from conformance.core.errors import UsageError
 from conformance.run import carried, place
 from conformance.run.place import LOCAL, Place, add_options, place_of
@@ -48,11 +50,17 @@ class TestPlaceOf:
             given("--per-worker", text)
         assert "NAME=N" in capsys.readouterr().err
 
-    def test_ray_is_not_imported(self) -> None:
-        """Where it was not asked for, though the commands know the option."""
-        asked = "import conformance.fuzzing.command, sys; print('ray' in sys.modules)"
+    def test_what_is_not_imported(self) -> None:
+        """Neither torch, whose import takes seconds, by the commands whose workers alone need it - `opinfo` read the
+        table of the probe in the module of its trials - nor Ray where it was not asked for."""
+        commands = "opinfo.runner", "accuracy.__main__", "sizes.__main__", "report.__main__", "expectations"
+        lines = [f"import conformance.{name}" for name in commands]
+        asked = "; ".join([*lines, "import sys", "print({'torch', 'ray'} & {*sys.modules})"])
         said = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)
-        assert said.stdout.split() == ["False"]
+        assert said.stdout == "set()\n"
+        files = Path(conformance.__file__).parent.rglob("*.py")
+        assert {file.name for file in files if "    import ray\n" in file.read_text()} == {"ray_pool.py"}
+        assert not [file for file in files if re.search("^(import|from) ray", file.read_text(), re.MULTILINE)]
 
 
 class TestCarried:

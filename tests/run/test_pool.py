@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -227,7 +228,7 @@ class TestForks:
 
     pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
 
-    @pytest.mark.parametrize("preload", [["torch"], ["conformance.fuzzing.worker", "torch._dynamo"]])
+    @pytest.mark.parametrize("preload", [pool_module.PRELOAD, ["conformance.fuzzing.worker", *pool_module.PRELOAD]])
     def test_what_the_server_has_done(self, preload: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """It has imported torch and no target, initialized no device, and has one thread, whatever the user's setting
         of OpenBLAS, which workers see."""
@@ -237,6 +238,7 @@ class TestForks:
             until_ready(pool, 1)
             assert replace(pool.counters, started=0) == Counters(waited=1)
             assert threads(pool.ask(os.getppid)) == 1
+            assert pool.ask(gc.get_freeze_count) > 100_000  # which no collection in a worker looks at
             assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
 
     @pytest.mark.parametrize(

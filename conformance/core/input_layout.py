@@ -1,0 +1,89 @@
+"""How a tensor is laid out on a device, with what the device has of `core/features.py`.
+
+The key insight: how the inputs of a subject are made must not decide what is found. So a geometry is built in the best
+way that the device has - `set_`, else `as_strided`, else the shortest chain of ordinary views, else windows within
+windows, else a plain copy - with the same outcome wherever one succeeds: a leaf that is no view to autograd and shares
+memory exactly where the original does. Where none succeeds, the subject is counted as not run, with the layout that
+could not be made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+
+import torch
+
+from conformance.core.tensor_source import view_source
+from conformance.core.torch_compat import neg_view
+
+
+class LayoutUnavailable(Exception):
+    """The device has no way to make an input of this geometry; the text says which."""
+
+
+def lay_out(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str] = (), alone: bool = False) -> torch.Tensor:
+    """A tensor on the memory of `flat`, a dense 1-d device tensor, with the geometry, dtype and lazy bits of the CPU
+    tensor `like`. `alone`: no other tensor shares that memory, so that a copy will do. Raises LayoutUnavailable."""
+    size, stride, offset = like.size(), like.stride(), int(like.storage_offset())
+    if "storages" not in lacks and "set_" not in lacks:
+        made = torch.empty(0, dtype=like.dtype, device=flat.device)
+        # set_ counts as a write, and `.data` starts at none, however a tensor was made.
+        made = made.set_(flat.untyped_storage(), offset, size, stride).data
+    elif not ({"data", "as_strided"} & {*lacks}) and (typed := _typed(flat, like.dtype, lacks)) is not None:
+        made = typed.as_strided(size, stride, offset).data
+    else:
+        made = _by_views(flat, like, lacks, alone)
+    if like.is_conj():
+        made = made.conj()
+    return neg_view(made) if like.is_neg() else made
+
+
+def _typed(flat: torch.Tensor, dtype: torch.dtype, lacks: Collection[str]) -> torch.Tensor | None:
+    if flat.dtype is dtype:
+        return flat
+    bytes_divide = flat.numel() * flat.element_size() % torch.empty(0, dtype=dtype).element_size() == 0
+    return flat.view(dtype) if bytes_divide and "view_dtype" not in lacks else None
+
+
+def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], alone: bool) -> torch.Tensor:
+    size, stride, offset = tuple(like.size()), tuple(like.stride()), int(like.storage_offset())
+    typed = _typed(flat, like.dtype, lacks)
+    if typed is not None and (alone or not {"data", "views"} & {*lacks}):
+        host = torch.empty(typed.numel(), dtype=like.dtype)
+        chain = view_source(host, size, stride, offset)
+        made: torch.Tensor | None = None
+        # A device may refuse one kind of view and have the others: what it refuses as a step is a finding there.
+        with contextlib.suppress(Exception):
+            if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
+                made = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
+        with contextlib.suppress(Exception):
+            if made is None and "unfold" not in lacks:
+                made = unfolded(typed, size, stride, offset)
+        if made is not None:
+            return made.detach() if "data" in lacks else made.data
+    # A copy is the same memory only without cells beside the view, and without cells that several elements share.
+    if alone and flat.numel() * flat.element_size() == like.numel() * like.element_size():
+        plain = like.detach().resolve_conj().resolve_neg()
+        plain = (plain.contiguous() if "strides_kept" in lacks else plain).to(flat.device, copy=True)
+        geometry = (tuple(plain.size()), tuple(plain.stride()), plain.storage_offset())
+        if like.is_contiguous() if "strides" in lacks else geometry == (size, stride, offset):
+            return plain
+    shared = "" if alone else " that shares memory with another input"
+    raise LayoutUnavailable(f"a tensor of size {size}, strides {stride} and offset {offset}{shared}")
+
+
+def unfolded(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor | None:
+    """A view of a 1-d tensor of any geometry, by `unfold`, `narrow`, `expand` and `permute`: windows within windows,
+    the longest stride first. None where it has an element behind the last, or none at all."""
+    if 0 in size:
+        return None
+    dims = sorted((dim for dim in range(len(size)) if stride[dim]), key=lambda dim: -stride[dim])
+    made = flat[offset:]
+    for done, dim in enumerate(dims):
+        window = 1 + sum((size[rest] - 1) * stride[rest] for rest in dims[done + 1 :])
+        made = made.unfold(done, window, stride[dim]).narrow(done, 0, size[dim])
+    made = made.select(-1, 0)
+    for dim in (dim for dim in range(len(size)) if not stride[dim]):
+        made = made.unsqueeze(-1).expand(*made.shape, max(size[dim], 2)).narrow(-1, 0, size[dim])
+        dims.append(dim)
+    return made.permute([dims.index(dim) for dim in range(len(size))])

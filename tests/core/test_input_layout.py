@@ -1,0 +1,149 @@
+"""A device that lacks what the harness would use is given the same inputs in another way, with the same outcome."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from conformance.core import result as model
+from conformance.core.input_layout import LayoutUnavailable, lay_out, unfolded
+from conformance.core.loading import load_target
+from conformance.fuzzing.command import main
+from conformance.opinfo import runner
+
+ALL = "storages+set_+as_strided+data_ptr"
+LACKING = ["storages", "set_", "as_strided", "data_ptr", ALL]
+
+
+class TestTorchCpuWithout:
+    """torch CPU is torch CPU, however its tensors are made; calling what is lacking raises there."""
+
+    @pytest.mark.parametrize(("seed", "lacking"), list(enumerate(LACKING)))
+    def test_programs_agree(self, seed, lacking, tmp_path):
+        """13 of 200 programs failed: inputs rebuilt by as_strided were views without gradient."""
+        words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", "400", "--without", "op_db"]
+        assert main([*words, "--reports", str(tmp_path)]) == 0
+        drawn = model.load(tmp_path / "fuzz.json").drawn
+        assert drawn is not None and drawn.programs == 400
+        assert sum(drawn.unsupported.values()) < 20, drawn.unsupported
+
+    @pytest.mark.parametrize(
+        ("seed", "lacking"),
+        [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] != ALL)) for each in enumerate(LACKING)],
+    )
+    def test_calls_of_op_db_agree(self, seed, lacking, tmp_path):
+        """Memory read without `set_` kept the lazy conjugate of `fft.ifft`, and lost it when it was put on again."""
+        words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", "50", "--only", "op_db"]
+        assert main([*words, "--reports", str(tmp_path)]) == 0
+        drawn = model.load(tmp_path / "fuzz.json").drawn
+        assert drawn is not None and drawn.called > 250 and drawn.compared >= 40
+
+    def test_op_db_agrees(self, tmp_path):
+        """Every operator of op_db in float32, with its gradients."""
+        asked = ["--variant", "forward,backward", "--samples", "2", "--shard", "1/4", "--reports", str(tmp_path)]
+        assert runner.main(["--target", f"cpu:without={ALL}", *asked]) == 0
+
+
+class TestLayOut:
+    BASE = torch.arange(12.0)
+    VIEWS = (
+        BASE[2:8:2],
+        BASE.view(3, 4).t(),
+        BASE[1:2].expand(3, 1),
+        BASE.view(2, 2, 3)[:, 1],
+        BASE[7],
+        BASE.view(torch.int32)[3:],
+        BASE[:0],
+    )
+
+    @pytest.mark.parametrize("lacks", ["", "set_", "storages", "set_+as_strided", "storages+as_strided+data_ptr"])
+    @pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{tuple(view.shape)}{view.stride()}")
+    def test_the_same_tensor_in_each_way(self, view, lacks):
+        """Geometry, memory, values; a leaf that is no view to autograd and has not been written to."""
+        flat = self.BASE.clone()
+        with torch.no_grad():
+            made = lay_out(flat, view, lacks.split("+"))
+        assert (made.size(), made.stride(), made.storage_offset()) == (
+            view.size(),
+            view.stride(),
+            view.storage_offset(),
+        )
+        assert made.dtype is view.dtype and torch.equal(made, view)
+        assert made.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+        assert not made._is_view() and made.is_leaf and made._version == 0
+
+    def test_windows_make_any_geometry(self):
+        """Gaps, overlap, dimensions of size 1 and stride 0, in any order: 28 of 100 programs could not be run."""
+        rng = random.Random(0)
+        for _ in range(300):
+            size = [rng.randint(1, 4) for _ in range(rng.randint(0, 4))]
+            stride = [rng.randint(0, 9) for _ in size]
+            offset = rng.randint(0, 5)
+            last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+            flat = torch.arange(last + 1 + rng.randint(0, 3))
+            made = unfolded(flat, size, stride, offset)
+            assert made is not None
+            assert (list(made.size()), list(made.stride()), made.storage_offset()) == (size, stride, offset)
+
+    def test_what_cannot_be_made_is_said(self):
+        """Elements that overlap have no ordinary view; alone, a copy has other strides, which would be judged."""
+        overlapping = self.BASE.as_strided((3, 2), (1, 1), 0)
+        with pytest.raises(LayoutUnavailable, match=r"size \(3, 2\), strides \(1, 1\) and offset 0"):
+            lay_out(self.BASE.clone(), overlapping, {"set_", "as_strided", "unfold"}, alone=True)
+        shared = self.BASE[:3]
+        with pytest.raises(LayoutUnavailable, match="that shares memory with another input"):
+            lay_out(self.BASE.clone(), shared, {"set_", "as_strided", "data"}, alone=False)
+
+    def test_a_plain_copy_is_the_last_way(self):
+        """Of a tensor that fills its storage densely, where the device has no views and shows no strides."""
+
+        class NoViews(torch.Tensor):
+            def view(self, *size):
+                raise RuntimeError("as_strided: storage_offset is required")
+
+        lacks = {"set_", "as_strided", "unfold", "strides"}
+        view = self.BASE.view(3, 4)
+        made = lay_out(self.BASE.clone().as_subclass(NoViews), view, lacks, alone=True)
+        assert torch.equal(made, view) and type(made) is torch.Tensor
+
+    @pytest.mark.parametrize("view", [BASE.as_strided((3, 2), (1, 1), 0), BASE.view(3, 4).t(), BASE.view(3, 4)[1:, 1:]])
+    def test_a_copy_that_is_not_the_same_memory_is_none(self, view):
+        """Where strides are not shown, every geometry was made by a dense copy at need: overlapping elements became
+        elements of their own, and a step that looks beside the view found nothing there."""
+
+        class NoViews(torch.Tensor):
+            def __getitem__(self, index):
+                raise RuntimeError("a device without views")
+
+            view = __getitem__
+
+        with pytest.raises(LayoutUnavailable):
+            lay_out(
+                self.BASE.clone().as_subclass(NoViews), view, {"set_", "as_strided", "unfold", "strides"}, alone=True
+            )
+
+    def test_views_that_raise_are_not_the_end(self):
+        """One kind of view that a device refuses was an error at the move of the inputs of every third program."""
+
+        class NoSteps(torch.Tensor):
+            def __getitem__(self, index):
+                if isinstance(index, slice) and index.step not in (None, 1):
+                    raise RuntimeError("as_strided: storage_offset is required")
+                return super().__getitem__(index)
+
+        made = lay_out(self.BASE.clone().as_subclass(NoSteps), self.BASE[::2], {"set_", "as_strided"}, alone=True)
+        assert made.stride() == (2,) and torch.equal(made.as_subclass(torch.Tensor), self.BASE[::2])
+
+
+def test_calling_what_is_lacking_raises(monkeypatch):
+    """What would make the agreement above red: a builder of inputs that uses set_ all the same."""
+    target = load_target("cpu:without=set_")
+    monkeypatch.setattr(target, "lacks", frozenset({"as_strided"}))
+    assert torch.equal(target.send(torch.arange(4.0)[1:]), torch.arange(4.0)[1:])
+    monkeypatch.setattr("conformance.targets.cpu.lay_out", lay_out, raising=False)
+    target = load_target("cpu:without=set_")
+    monkeypatch.setattr("conformance.core.target.lay_out", lambda flat, like, lacks, alone: lay_out(flat, like))
+    with pytest.raises(NotImplementedError, match="this device has no aten::set_"):
+        target.send(torch.arange(4.0)[1:])

@@ -1,0 +1,31 @@
+"""Imports that the garbage collector does not look at."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from conformance.core.uncollected import uncollected
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_collection_in_the_block_nor_of_it_later(enabled: bool) -> None:
+    """However much is made there; afterwards the collector is as it was, and what was made there stays."""
+    (gc.enable if enabled else gc.disable)()
+    try:
+        before, frozen = [each["collections"] for each in gc.get_stats()], gc.get_freeze_count()
+        with uncollected():
+            made = [Cycle() for _ in range(5_000)]
+            assert [each["collections"] for each in gc.get_stats()] == before
+        assert gc.isenabled() is enabled
+        assert gc.get_freeze_count() >= frozen + 5_000
+        number = id(made[0])
+        assert all(id(each) != number for each in gc.get_objects())
+    finally:
+        gc.enable()
