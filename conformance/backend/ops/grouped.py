@@ -22,6 +22,7 @@ from ..lazy.dtypes import opmath
 from ..runtime import torch_compat
 from ..runtime.materialization import materialize
 from ..runtime.stats import STATS
+from .bounds import Size
 from .matmul import stored, summed
 
 OP = torch.ops.aten._grouped_mm.default
@@ -48,7 +49,7 @@ def _spec(a: torch.Tensor, b: torch.Tensor, groups: int, *args: Any) -> Spec:
     return Spec(made.dtype, tuple(made.size()), tuple(made.stride()))
 
 
-def _members(offsets: UOp, count: int) -> UOp:
+def _members(offsets: UOp, count: Size) -> UOp:
     """Whether each of `count` rows lies between a group's offset and the one before, of shape (groups, count).
 
     Offsets that descend, lie outside or are negative mean what they mean as the bounds of a slice.
