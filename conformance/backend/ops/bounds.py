@@ -47,7 +47,7 @@ _OUTSIDE = frozenset({Ops.BUFFER, Ops.AFTER, Ops.CALL, Ops.PARAM})
 
 
 def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
-    """The elements of an integer tensor, on the host, that is computed from numbers alone; None of any other.
+    """The elements of a tensor, on the host, that is computed from numbers alone; None of any other.
 
     A recorded graph has the same ones at each run, such as the index by which an upsampled image reads its pixels.
     """

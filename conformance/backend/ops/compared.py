@@ -15,6 +15,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from ..runtime import recording
+from .bounds import Size
 
 MOST = 1 << 28  # comparisons: what a kernel does in a fraction of a second
 
@@ -26,7 +27,7 @@ class Members:
     one is none. Raises recording.NeedsValue where too much would be compared.
     """
 
-    def __init__(self, place: UOp, count: int, inner: tuple[int, ...]) -> None:
+    def __init__(self, place: UOp, count: Size, inner: tuple[Size, ...]) -> None:
         self.place, self.shape = place, (count, int(place.shape[0]), *inner)
         if math.prod(self.shape) > MOST:
             recording.check_closed(f"it writes {self.shape[1]} times to one of {count} places, {math.prod(inner)} each")

@@ -402,8 +402,8 @@ def embedding_dense_backward(
     rows = cast(grad_output, opmath(grad_output.dtype)).reshape((ctx.args[1].numel(), width))
     if recording.is_open() and not scale_grad_by_freq:  # no host to invert the index on
         index = checked(ctx, ctx.args[1], 0, num_weights).reshape((rows.shape[0],))
-        place = index.ne(padding_idx).where(index, -1)
-        return Members(place, num_weights, (width,)).reduced(rows, constant(0, rows.dtype), _sum)
+        kept_place = index.ne(padding_idx).where(index, -1)
+        return Members(kept_place, num_weights, (width,)).reduced(rows, constant(0, rows.dtype), _sum)
     place = _integers(ctx, ctx.args[1], 0, num_weights).reshape(-1)
     if scale_grad_by_freq:
         rows = rows / ctx.data(np.bincount(place)[place].astype(np.float32)).reshape((len(place), 1))

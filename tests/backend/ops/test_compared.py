@@ -95,9 +95,14 @@ def test_what_is_not_written_keeps_its_sign():
     assert torch.signbit(found.cpu()[2]).all()
 
 
-def test_the_gradient_of_an_upsampled_image(monkeypatch):
-    """Its index is computed from numbers alone, and so is known while the graph is recorded: nothing is compared."""
+def test_an_index_that_is_known_while_the_graph_is_recorded(monkeypatch):
+    """One that is computed from numbers alone is inverted then: nothing is compared."""
     monkeypatch.setattr(compared, "MOST", 0)
+    agrees(lambda a, s: [a.index_add(0, torch.arange(4, device=a.device) % 3, s)], A, S)
+
+
+def test_the_gradient_of_an_upsampled_image():
+    """The backward graph of a U-Net ran eagerly for it."""
     image = torch.arange(18.0).reshape(1, 2, 3, 3)
     results = []
     for device, over in (("cpu", None), ("tiny", tiny)):
