@@ -14,12 +14,14 @@ from typing import Any, NoReturn
 
 import torch
 from tinygrad.dtype import dtypes
+from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from ..dispatch import fallback, transfer
 from ..dispatch.registry import Context
 from ..dispatch.tensors import is_tiny, peek, read
 from ..lazy import calls, flush
+from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import storage_of, storage_to_read
 from ..runtime import memory, recording, scheduler
 
@@ -35,8 +37,28 @@ def read_on_host(t: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
     if not is_tiny(t):
         return t
+    if recording.is_open() and (known := known_on_host(t)) is not None:
+        return known
     flush.flush([storage_to_read(t)], dirty=False, why="index check")
     return transfer.on_host_to_read(t)
+
+
+_OUTSIDE = frozenset({Ops.BUFFER, Ops.AFTER, Ops.CALL, Ops.PARAM})
+
+
+def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
+    """The elements of a tensor, on the host, that is computed from numbers alone; None of any other.
+
+    A recorded graph has the same ones at each run, such as the index by which an upsampled image reads its pixels.
+    """
+    if not is_tiny(t):
+        return t
+    value, dtype = read(t), COMPUTED.get(t.dtype)
+    if value.dtype != dtype or not t.numel() or any(node.op in _OUTSIDE for node in value.toposort()):
+        return None
+    (found,), _ = scheduler.realize([value.reshape((t.numel(),))], memory.device_name(t.device.index or 0))
+    bytes_ = torch.frombuffer(bytearray(memory.to_host(found)), dtype=t.dtype)
+    return bytes_[: t.numel()].reshape(t.shape)
 
 
 def is_checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> bool:

@@ -55,13 +55,20 @@ def accumulate(ctx: Context) -> DType:
 
 def contract(ctx: Context, a: UOp, b: UOp) -> UOp:
     """(..., m, k) x (..., k, n) -> (..., m, n), batch dimensions alike."""
-    dtype = accumulate(ctx)
-    narrow, count = dtype is dtypes.float32, a.shape[-1]
+    rows = stored(a).unsqueeze(-2)  # (..., m, 1, k)
+    columns = stored(b).transpose(-1, -2).unsqueeze(-3)  # (..., 1, n, k)
+    return summed(rows, columns, accumulate(ctx))
+
+
+def summed(rows: UOp, columns: UOp, dtype: DType, of_group: UOp | None = None) -> UOp:
+    """The sums over the last dimension of products, in `dtype`; of those alone that belong to the sum, where given."""
+    narrow, count = dtype is dtypes.float32, rows.shape[-1]
     factor = dtypes.float64 if narrow and count <= SHORT else dtype
-    summed = dtypes.float64 if narrow and count > LONG else factor
-    rows = cast(stored(a), factor).unsqueeze(-2)  # (..., m, 1, k)
-    columns = cast(stored(b), factor).transpose(-1, -2).unsqueeze(-3)  # (..., 1, n, k)
-    return cast(cast(rows * columns, summed).sum(-1, dtype=summed), dtype)
+    total = dtypes.float64 if narrow and count > LONG else factor
+    products = cast(cast(rows, factor) * cast(columns, factor), total)
+    if of_group is not None:
+        products = of_group.where(products, products.const_like(0))
+    return cast(products.sum(-1, dtype=total), dtype)
 
 
 def blend(ctx: Context, self: UOp, product: UOp, beta: float, alpha: float) -> UOp:

@@ -226,7 +226,10 @@ def _group_norm(
     out: Spec, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, n: int, channels: int,
     area: int, groups: int, eps: float,
 ) -> Sequence[tuple[Spec, UOp]]:  # fmt: skip
-    if not x.is_contiguous(memory_format=suggested_format(x)):
+    # Of images in channels-last order whose dimensions of size 1 have other strides than torch would give them, the
+    # CPU's kernel says that they are not contiguous. Compiled graphs have such: FakeTensor's view gives strides that
+    # torch's own does not.
+    if not any(x.is_contiguous(memory_format=format) for format in _formats(x)):
         raise MetaRejected("the CPU's kernel takes contiguous inputs only")
     dtype = opmath(COMPUTED[x.dtype])
     elements = cast(stored(read(x)), dtype).reshape((n, groups, channels // groups, area))
@@ -245,6 +248,12 @@ def _like(x: torch.Tensor) -> Spec:
     """A result that the CPU makes by at::empty_like(x, x.suggest_memory_format())."""
     meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
     return Spec(x.dtype, tuple(x.shape), torch.empty_like(meta, memory_format=suggested_format(x)).stride())
+
+
+def _formats(x: torch.Tensor) -> list[torch.memory_format]:
+    """The memory formats that a tensor of so many dimensions may be contiguous in."""
+    of_images = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return [torch.contiguous_format, *([of_images[x.dim()]] if x.dim() in of_images else [])]
 
 
 def suggested_format(x: torch.Tensor) -> torch.memory_format:

@@ -5,14 +5,15 @@ Defines `placed` (the last write wins) and `combined` (sum, product, mean, large
 The key insight: a scatter is a gather through the inverse of its index, and the index is on the host already, where
 it was checked (see `bounds`). So the host inverts it, in time O(n + k) for k writes to n places, and the device reads:
 no comparison of all places with all writes, no atomics, the same result every time. Repeated places become rows of a
-table of writes, at most WIDTH wide; longer rows are combined in several rounds.
+table of writes, at most WIDTH wide; longer rows are combined in several rounds. While a graph is recorded there is no
+host: a place is a lazy value then, and `compared` says what goes where.
 Must not know how operators name their arguments beyond the table at the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,16 @@ from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..lazy.layout import elements
 from ..runtime import recording
-from .bounds import Size, check, checked, read_on_host
+from .bounds import Size, check, checked, known_on_host, read_on_host
+from .compared import Members
 from .division import divide_integers
 from .elementary import divide
-from .indexing import adjacent, indexed_dims, lines
+from .indexing import adjacent, along, indexed_dims, lines, wrapped
 from .order import extreme
 from .pages import by_pages
 from .pointwise import greater, smaller
+
+Place = np.ndarray | UOp  # where each write goes: on the host, or lazy in a recorded graph
 
 WIDTH = 32  # writes to one place that are combined in one round
 SMALL = 4096  # elements of a table of all places, written or not, that is read rather than computing in two kernels
@@ -46,8 +50,13 @@ def _read_or(flat: UOp, table: UOp, otherwise: UOp) -> UOp:
     return none.expand(picked.shape).where(otherwise, picked)
 
 
-def placed(ctx: Context, base: UOp, place: np.ndarray, source: UOp) -> UOp:
+def placed(ctx: Context, base: UOp, place: Place, source: UOp) -> UOp:
     """`base` (n, ...) after base[place[i]] = source[i] for each i in order: the last write to a place wins."""
+    if isinstance(place, UOp):
+        last = Members(place, base.shape[0], base.shape[1:] if place.ndim > 1 else ()).last()
+        if place.ndim == 1:
+            return _read_or(source, last - 1, base)
+        return (last > 0).where(along(source, 0, (last - 1).maximum(0)), base)
     return by_pages(ctx, base, place, lambda part, inside: _placed(ctx, part, inside, source))
 
 
@@ -100,14 +109,16 @@ def _rows(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return table, np.repeat(ordered[starts], rows_of)
 
 
-def combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: str, include_self: bool = True) -> UOp:
+def combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, include_self: bool = True) -> UOp:
     """`base` (n, ...) with all source[i] of one place combined there, and with what was there if `include_self`."""
+    if isinstance(place, UOp):
+        return _combined(ctx, base, place, source, reduce, include_self)
     if not len(place):
         return base
     return by_pages(ctx, base, place, lambda part, inside: _combined(ctx, part, inside, source, reduce, include_self))
 
 
-def _combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: str, include_self: bool) -> UOp:
+def _combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, include_self: bool) -> UOp:
     dtype = base.dtype
     if dtype is dtypes.bool:  # CPU adds booleans as "or", multiplies them as "and"
         if reduce == "mean":
@@ -117,7 +128,28 @@ def _combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: s
     identity, reduction, combination = REDUCTIONS[reduce]
     work = opmath(dtype)
     neutral = constant(identity(work), work)
-    values, places = cast(source, work), place
+    if isinstance(place, UOp):
+        members = Members(place, base.shape[0], base.shape[1:])
+        result, written = members.reduced(cast(source, work), neutral, reduction), members.any().expand(base.shape)
+    else:
+        result, written = _from_tables(ctx, base, place, cast(source, work), neutral, reduction)
+    if include_self:
+        result = combination(cast(base, work), result)
+    if reduce == "mean":
+        if isinstance(place, UOp):
+            divisor = (members.count() + int(include_self)).maximum(1).cast(work).expand(base.shape)
+        else:
+            counts = np.bincount(place, minlength=base.shape[0]) + include_self
+            divisor = ctx.data(np.maximum(counts, 1)).reshape((base.shape[0],) + (1,) * (base.ndim - 1)).cast(work)
+        result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else divide(result, divisor)
+    return written.where(cast(result, dtype), base)
+
+
+def _from_tables(
+    ctx: Context, base: UOp, place: np.ndarray, values: UOp, neutral: UOp, reduction: Callable[[UOp], UOp]
+) -> tuple[UOp, UOp]:
+    """What is written to each place of `base`, reduced, and whether anything is."""
+    places = place
     while True:
         table, rows = _rows(places)
         width = table.shape[1]
@@ -131,14 +163,7 @@ def _combined(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: s
     column = (base.shape[0],) + (1,) * (base.ndim - 1)
     written = (where_from[:, 0] >= 0).reshape(column).expand(base.shape)
     result = _read_or(values, where_from if width > 1 else where_from.reshape((base.shape[0],)), neutral)
-    result = reduction(result) if width > 1 else result
-    if include_self:
-        result = combination(cast(base, work), result)
-    if reduce == "mean":
-        counts = np.bincount(place, minlength=base.shape[0]) + include_self
-        divisor = ctx.data(np.maximum(counts, 1)).reshape(column).cast(work)
-        result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else divide(result, divisor)
-    return written.where(cast(result, dtype), base)
+    return reduction(result) if width > 1 else result, written
 
 
 def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> np.ndarray:
@@ -147,6 +172,14 @@ def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs
     check(ctx, host, low, high, **kwargs)
     array = host.numpy()
     return np.where(array < 0, array + high, array) if low < 0 else array
+
+
+def _places(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> Place:
+    """The same, or in a recorded graph a lazy value that each run checks, unless the elements are known already."""
+    if recording.is_open() and known_on_host(index) is None:
+        dtype = dtypes.int32 if high < 1 << 31 else dtypes.int64
+        return wrapped(checked(ctx, index, low, high).cast(dtype), high)
+    return _integers(ctx, index, low, high, **kwargs)
 
 
 def _scatter(
@@ -159,7 +192,9 @@ def _scatter(
     shape = size or (1,)
     dim %= len(shape)
     needed = {"reduce": reduce} if reduce in ALIASES else {}  # keyword-only in the overloads with these names
-    host = _integers(ctx, index, 0, shape[dim], **needed).reshape(tuple(index.shape) or (1,))
+    host = _places(ctx, index, 0, shape[dim], **needed).reshape(tuple(index.shape) or (1,))
+    if isinstance(host, UOp):
+        return _scatter_lines(ctx, self.reshape(shape), dim, host, source, reduce, include_self).reshape(size)
     place: Any = 0
     for d, s in enumerate(shape):
         own = np.arange(host.shape[d]).reshape((-1,) + (1,) * (len(shape) - d - 1))
@@ -174,6 +209,24 @@ def _scatter(
     if reduce is None:
         return placed(ctx, flat, place, source).reshape(size)
     return combined(ctx, flat, place, source, ALIASES.get(reduce, reduce), include_self).reshape(size)
+
+
+def _scatter_lines(
+    ctx: Context, self: UOp, dim: int, place: UOp, source: UOp | float, reduce: str | None, include_self: bool
+) -> UOp:
+    """The same where the places are a lazy value: `self` line by line along a dimension."""
+    if isinstance(source, UOp):
+        source = cast(source, self.dtype).reshape(source.shape or (1,)).shrink(tuple((0, n) for n in place.shape))
+    else:
+        source = constant(source, self.dtype).expand(place.shape)
+    base, place, source = (lines(x, dim) for x in (self, place, source))
+    short = ((0, 0), *((0, b - p) for b, p in zip(base.shape[1:], place.shape[1:], strict=True)))
+    place, source = (place + 1).pad(short) - 1, source.pad(short)  # no write goes to what an index does not reach
+    if reduce is None:
+        write = placed(ctx, base, place, source)
+    else:
+        write = combined(ctx, base, place, source, ALIASES.get(reduce, reduce), include_self)
+    return write.permute((*range(1, dim + 1), 0, *range(dim + 1, self.ndim)))
 
 
 @value("scatter.src", "scatter.value")
@@ -209,8 +262,8 @@ def _by_line(ctx: Context, self: UOp, dim: int, source: UOp, reduce: str | None,
         return self
     base = self.reshape(self.shape or (1,))
     dim %= base.ndim
-    place = _integers(ctx, index, 0, base.shape[dim]).reshape(-1)
-    shape = tuple(len(place) if d == dim else s for d, s in enumerate(base.shape))
+    place = _places(ctx, index, 0, base.shape[dim]).reshape((index.numel(),))
+    shape = tuple(index.numel() if d == dim else s for d, s in enumerate(base.shape))
     source = cast(source, self.dtype)
     source = source if source.ndim or reduce is not None else source.expand(shape)
     if source.shape != shape and (self.ndim and source.shape):
@@ -254,27 +307,33 @@ def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | floa
     dim %= base.ndim
     if not ctx.args[2].numel():
         return self
-    place = _integers(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape(-1)
+    place = _places(ctx, ctx.args[2], -base.shape[dim], base.shape[dim]).reshape((ctx.args[2].numel(),))
     fill = cast(number, self.dtype) if isinstance(number, UOp) else constant(number, self.dtype)
 
-    def write(part: UOp, inside: np.ndarray) -> UOp:
-        chosen = np.zeros(part.shape[0], dtype=np.bool_)
-        chosen[inside] = True
-        mask = ctx.data(chosen).reshape((int(part.shape[0]),) + (1,) * (part.ndim - 1)).expand(part.shape)
+    def write(part: UOp, inside: Place) -> UOp:
+        if isinstance(inside, UOp):
+            mask = Members(inside, part.shape[0], ()).any()
+        else:
+            chosen = np.zeros(part.shape[0], dtype=np.bool_)
+            chosen[inside] = True
+            mask = ctx.data(chosen)
+        mask = mask.reshape((int(part.shape[0]),) + (1,) * (part.ndim - 1)).expand(part.shape)
         return mask.where(fill.expand(part.shape), part)
 
-    result = by_pages(ctx, lines(base, dim), place, write)
-    return result.permute((*range(1, dim + 1), 0, *range(dim + 1, base.ndim))).reshape(self.shape)
+    base = lines(base, dim)
+    result = write(base, place) if isinstance(place, UOp) else by_pages(ctx, base, place, write)
+    return result.permute((*range(1, dim + 1), 0, *range(dim + 1, result.ndim))).reshape(self.shape)
 
 
 @value("put")
 def put(ctx: Context, self: UOp, index: UOp, source: UOp, accumulate: bool = False) -> UOp:
     """Elements of the flattened tensor written, or added to; negative indices count from the end."""
     count = math.prod(self.shape)
-    place = _integers(ctx, ctx.args[1], -count, count).reshape(-1)
-    if not len(place):
+    number = ctx.args[1].numel()
+    if not number:
         return self
-    flat, source = self.reshape((count,)), cast(source, self.dtype).reshape((len(place),))
+    place = _places(ctx, ctx.args[1], -count, count).reshape((number,))
+    flat, source = self.reshape((count,)), cast(source, self.dtype).reshape((number,))
     write = combined(ctx, flat, place, source, "sum") if accumulate else placed(ctx, flat, place, source)
     return write.reshape(self.shape)
 
@@ -291,23 +350,27 @@ def index_put(
         values = cast(values, self.dtype).expand(self.shape)
         return self + values if accumulate else values
     rest = [d for d in range(self.ndim) if d not in dims]
-    place = np.zeros((), dtype=np.int64)
-    for d in dims:
-        size: Size = self.shape[d]
-        place = place * size + _integers(ctx, ctx.args[1][d], -size, size)
+    parts = [_places(ctx, ctx.args[1][d], -self.shape[d], self.shape[d]) for d in dims]
+    if any(isinstance(part, UOp) for part in parts):
+        parts = [part if isinstance(part, UOp) else ctx.data(part) for part in parts]
+    shape = tuple(torch.broadcast_shapes(*(ctx.args[1][d].shape for d in dims)))
+    place: Any = 0
+    for d, part in zip(dims, parts, strict=True):
+        place = place * self.shape[d] + part
     inner = tuple(self.shape[d] for d in rest)
     first = dims[0] if adjacent(dims) else 0
-    written = (*inner[:first], *place.shape, *inner[first:])
+    written = (*inner[:first], *shape, *inner[first:])
     given = (1,) * (len(written) - values.ndim) + tuple(values.shape)
     if len(given) > len(written) or any(g not in (1, w) for g, w in zip(given, written, strict=True)):
         raise MetaRejected("the values do not fit what is written")
-    if not place.size:
+    many, number = len(shape), math.prod(shape)
+    if not number:
         return self
     values = cast(values, self.dtype).expand(written)
-    values = values.permute((*range(first, first + place.ndim), *range(first), *range(first + place.ndim, values.ndim)))
+    values = values.permute((*range(first, first + many), *range(first), *range(first + many, values.ndim)))
     order = (*dims, *rest)
     base = self.permute(order).reshape((math.prod(self.shape[d] for d in dims), *inner))
-    values, flat = values.reshape((place.size, *inner)), place.reshape(-1)
+    values, flat = values.reshape((number, *inner)), place.reshape((number,))
     write = combined(ctx, base, flat, values, "sum") if accumulate else placed(ctx, base, flat, values)
     back = tuple(order.index(d) for d in range(self.ndim))
     return write.reshape(tuple(self.shape[d] for d in order)).permute(back)
@@ -337,11 +400,10 @@ def embedding_dense_backward(
     """The gradient of embedding's weight: rows of the gradient summed by index, those of `padding_idx` left out."""
     width = ctx.out.size[1]
     rows = cast(grad_output, opmath(grad_output.dtype)).reshape((ctx.args[1].numel(), width))
-    if recording.is_open() and not scale_grad_by_freq:  # no host to invert the index on: compare all with all
-        index = checked(ctx, ctx.args[1], 0, num_weights).reshape((1, rows.shape[0], 1))
-        here = index.eq(UOp.arange(num_weights).reshape((num_weights, 1, 1))) & index.ne(padding_idx)
-        shape = (num_weights, rows.shape[0], width)
-        return here.expand(shape).where(rows.unsqueeze(0).expand(shape), constant(0, rows.dtype)).sum(1)
+    if recording.is_open() and not scale_grad_by_freq:  # no host to invert the index on
+        index = checked(ctx, ctx.args[1], 0, num_weights).reshape((rows.shape[0],))
+        kept_place = index.ne(padding_idx).where(index, -1)
+        return Members(kept_place, num_weights, (width,)).reduced(rows, constant(0, rows.dtype), _sum)
     place = _integers(ctx, ctx.args[1], 0, num_weights).reshape(-1)
     if scale_grad_by_freq:
         rows = rows / ctx.data(np.bincount(place)[place].astype(np.float32)).reshape((len(place), 1))

@@ -86,3 +86,56 @@ def test_a_costly_factor_is_kept_for_who_reads_it_later():
     with kernels.count() as k:
         later.cpu()
     assert k.kernels == 1
+
+
+def _offsets(*ends: int) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+def _factors(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+class TestGroupedProducts:
+    """torch._grouped_mm, which mixtures of experts call."""
+
+    ROWS = _factors((6, 16), (3, 16, 8))
+    COLUMNS = _factors((3, 8, 16), (16, 12))
+    DEPTHS = _factors((8, 12), (12, 16))
+
+    @pytest.mark.parametrize(
+        ("factors", "ends"),
+        [
+            (ROWS, (1, 3, 6)), (ROWS, (3, 2, 6)), (ROWS, (-2, 3, 6)), (ROWS, (2, 4, 9)), (COLUMNS, (4, 8, 12)),
+            (DEPTHS, (3, 3, 12)), (DEPTHS, (5, -4, 12)), (tuple(x.bfloat16() for x in ROWS), (0, 2, 6)),
+        ],
+    )  # fmt: skip
+    def test_are_the_cpus(self, factors, ends):
+        """Groups of rows, of columns and of what is summed over; offsets out of order mean what slices mean."""
+        expected = torch._grouped_mm(*factors, _offsets(*ends))
+        with backend.no_fallback():
+            found = torch._grouped_mm(*(x.to("tiny") for x in factors), _offsets(*ends).to("tiny"))
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found.cpu(), expected)
+
+    def test_an_operand_that_torch_refuses_is_the_cpus_error(self):
+        """Its meta kernel refuses float32, and so says nothing of what the CPU refuses."""
+        for a, b in [(self.ROWS[0][:, :3], self.ROWS[1]), (self.ROWS[0].double(), self.ROWS[1].double())]:
+            said = []
+            for device in ("cpu", "tiny"):
+                with pytest.raises(RuntimeError) as error:
+                    torch._grouped_mm(a.to(device), b.to(device), _offsets(1, 3, 6).to(device))
+                said.append(str(error.value))
+            assert said[0] == said[1]
+
+    def test_other_groups_need_no_other_kernels(self):
+        """torch's loop makes each group's length a shape: Mixtral compiled 48 kernels at every step of training."""
+        a, b, c = (x.to("tiny") for x in _factors((6, 16), (3, 16, 8), (6, 8)))
+        for number, ends in enumerate([(1, 3, 6), (2, 5, 6), (4, 4, 6)]):
+            offsets = _offsets(*ends).to("tiny")
+            before = backend.stats()
+            torch._grouped_mm(a, b, offsets).cpu()
+            torch._grouped_mm(a.t(), c, offsets).cpu()
+            after = backend.stats()
+            assert number == 0 or all(after[kind] == before[kind] for kind in ("scheduled", "loaded"))

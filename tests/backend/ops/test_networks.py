@@ -331,3 +331,14 @@ def test_convolutions_by_torch_itself():
         torch._convolution(*inputs, *rest).square().sum().backward()
         grads.append([each.grad.cpu() for each in inputs])
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_a_group_norm_of_a_channels_last_image_with_other_strides_of_one():
+    """A compiled autoencoder of diffusers has one, where FakeTensor's view gives other strides than torch's own does:
+    the CPU's kernel, which was asked, says that it is not contiguous."""
+    image = torch.arange(256.0).sin().reshape(1, 4, 8, 8)
+    x = image.to("tiny").contiguous(memory_format=torch.channels_last).as_strided((1, 4, 8, 8), (4, 1, 32, 4))
+    with pytest.raises(RuntimeError, match="contiguous"):
+        torch.native_group_norm(x.cpu(), None, None, 1, 4, 64, 2, 1e-5)
+    found = torch.native_group_norm(x, None, None, 1, 4, 64, 2, 1e-5)[0]
+    torch.testing.assert_close(found.cpu(), torch.nn.functional.group_norm(image, 2))
