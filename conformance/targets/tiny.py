@@ -1,7 +1,9 @@
 """The `tiny` device that this package ships: all that is observed is computed in one schedule, kernels are counted.
 
 `tiny:RENDERER` is the same device with another of tinygrad's code generators: what fails under one only is not the
-device's fault. tinygrad reads its choice once a process, so a process holds one of them.
+device's fault. tinygrad reads its choice once a process, so a process holds one of them. `tiny:REPLAYED` runs each
+subject four times and observes the last: the first run meets each call's geometry, the second queues the calls, the
+third records what becomes of the queue, and the fourth computes no graph where the queue is the same.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from conformance.core.target import KernelCount, Target
 
 RENDERERS = {"CLANG": "CPU:CLANG", "X86": "CPU:X86", "LLVM": "CPU:LLVM", "PYTHON": "PYTHON"}
 """tinygrad's code generators that need no further hardware, each with what its `DEV` must say."""
+REPLAYED = "REPLAYED"
 
 
 def require_llvm() -> None:
@@ -41,11 +44,16 @@ class TinyTarget(Target):
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        self.renderer = argument.upper()
-        if argument and self.renderer not in RENDERERS:
+        self.replayed = argument.upper() == REPLAYED
+        self.renderer = "" if self.replayed else argument.upper()
+        if self.renderer and self.renderer not in RENDERERS:
             raise TargetError(
-                f"target 'tiny:{argument}' names no renderer of tinygrad: choose from {', '.join(RENDERERS)}"
+                f"target 'tiny:{argument}' names no renderer of tinygrad: choose from {', '.join(RENDERERS)}; "
+                f"or {REPLAYED}"
             )
+        if self.replayed:
+            self.rehearsals, self.siblings = 3, ("tiny",)
+            return
         self.siblings = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
 
     def prepare(self) -> None:
@@ -65,6 +73,8 @@ class TinyTarget(Target):
         except ImportError as error:
             raise TargetError(f"target {self.spec!r} cannot be used: {error}") from error
         self.backend = backend
+        if self.replayed:
+            backend.queue_calls(True)  # whatever the environment says
         self.device = torch.device("tiny")
         try:
             backend.ensure_compiler()
@@ -121,17 +131,3 @@ class TinyTarget(Target):
         chosen = f'import os\nos.environ["DEV"] = {RENDERERS[self.renderer]!r}\n' if self.renderer else ""
         return chosen + 'import conformance.backend\nDEVICE = "tiny"'
 
-
-class ReplayedTiny(TinyTarget):
-    """`tiny` where each subject's calls are replayed: the first runs teach the device what it answers the last one by.
-
-    The first meets each call's geometry, the second queues the calls, the third records what becomes of the queue, and
-    the fourth, which is the one observed, computes no graph where the queue is the same.
-    """
-
-    rehearsals = 3
-
-    def prepare(self) -> None:
-        """Register the device, and let its calls wait in the queue."""
-        super().prepare()
-        self.backend.queue_calls(True)

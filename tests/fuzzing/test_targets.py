@@ -28,6 +28,7 @@ class TestRenderers:
         """A finding of tiny is to be run under every renderer but its own."""
         assert describe_target("tiny").siblings == ("tiny:X86", "tiny:LLVM", "tiny:PYTHON")
         assert describe_target("tiny:X86").siblings == ("tiny:CLANG", "tiny:LLVM", "tiny:PYTHON")
+        assert describe_target("tiny:replayed").siblings == ("tiny",)
 
     def test_an_unknown_renderer_is_one_sentence(self, tmp_path, capsys):
         """Exit code 2, and the renderers are named."""
