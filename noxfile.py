@@ -119,6 +119,7 @@ def conformance(session: nox.Session) -> None:
     both = ["--target", given.target, "-n", given.jobs]
     fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
     fuzz += ["--minutes", given.minutes] if given.minutes else []
+    replayed = ["--target", "tiny:REPLAYED", "-n", given.jobs, *fuzz, "--reports", "reports/replayed"]
     fuzz += ["--corpus", "conformance/corpus"]
     fuzz += ["--record-kernels"] if given.update_baseline else []
     opinfo = [] if given.dtype or given.variant else ["--suite", preset["suite"]]
@@ -133,6 +134,8 @@ def conformance(session: nox.Session) -> None:
         failed |= attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
         opinfo += [] if failed else ["--kernels", counts]
     failed |= attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
+    if given.target == "tiny":
+        failed |= attempt(session, "-m", "conformance.fuzz", *replayed)
     failed |= attempt(session, "-m", "conformance.opinfo_runner", *both, *opinfo)
     session.log(f"Report: {ROOT / 'reports' / 'conformance.html'}")
     finish(session, failed)

@@ -99,24 +99,31 @@ class TestBrowser:
 @pytest.mark.usefixtures("record")
 class TestConformance:
     def options(self, session: Session) -> dict[str, list[str]]:
-        return {command[1]: command[2:] for command in session.ran}
+        return {command[1]: command[2:] for command in session.ran if "tiny:REPLAYED" not in command}
 
     def test_runs_both_halves_and_says_where_the_report_is(self, noxfile):
-        """Without options: the workloads' kernels, the fuzzer with seed 0, then op_db, on tiny."""
+        """Without options: the workloads' kernels, the fuzzer with seed 0, op_db, all on tiny."""
         noxfile.conformance(session := Session())
         assert session.ran[0] == ["benchmarks/kernel_counts.py", "--json", "reports/kernels.json"]
-        ran = {command[1]: command[2:] for command in session.ran[1:]}
-        assert list(ran) == ["conformance.fuzz", "conformance.opinfo_runner"]
+        ran = self.options(session)
+        assert list(ran)[1:] == ["conformance.fuzz", "conformance.opinfo_runner"]
         assert ran["conformance.fuzz"][:4] == ["--target", "tiny", "-n", "2"]
         assert value(ran["conformance.opinfo_runner"], "--suite") == "main"
         assert value(ran["conformance.opinfo_runner"], "--kernels") == "reports/kernels.json"
         assert str(noxfile.ROOT / "reports" / "conformance.html") in session.said[-1]
 
+    def test_the_programs_run_again_replayed(self, noxfile):
+        """The same programs of the fuzzer on tiny:REPLAYED, with a report of their own."""
+        noxfile.conformance(session := Session("--seed", "4"))
+        [replayed] = [command for command in session.ran if "tiny:REPLAYED" in command]
+        assert (value(replayed, "--seed"), value(replayed, "--programs")) == ("4", "300")
+        assert value(replayed, "--reports") == "reports/replayed"
+
     def test_another_target_has_no_workloads(self, noxfile):
-        """The kernel budgets are those of tiny."""
+        """The kernel budgets are those of tiny, and so is replay."""
         noxfile.conformance(session := Session("--target", "cpu"))
         assert list(self.options(session)) == ["conformance.fuzz", "conformance.opinfo_runner"]
-        assert not any("--kernels" in command for command in session.ran)
+        assert not any("--kernels" in command or "tiny:REPLAYED" in command for command in session.ran)
 
     def test_quick_is_less_of_both(self, noxfile):
         """--quick draws fewer programs and runs another suite."""
@@ -140,14 +147,14 @@ class TestConformance:
         for words, expected in ((["--update-baseline"], True), ([], False)):
             noxfile.conformance(session := Session("--quick", *words))
             assert ("--update-baseline" in session.ran[-1]) is expected
-            assert ("--record-kernels" in session.ran[-2]) is expected
+            assert ("--record-kernels" in self.options(session)["conformance.fuzz"]) is expected
 
     def test_a_failing_half_does_not_stop_the_other(self, noxfile):
         """When the fuzzer finds something, op_db is still run; the session then fails and names the half."""
         session = Session(failing="conformance.fuzz")
         with pytest.raises(RuntimeError, match=r"failed: conformance\.fuzz$"):
             noxfile.conformance(session)
-        assert len(session.ran) == 3
+        assert len(session.ran) == 4
 
     @pytest.mark.parametrize("code", [2, 130, 143])
     def test_the_exit_code_is_the_halves(self, noxfile, code):

@@ -130,4 +130,3 @@ class TinyTarget(Target):
         """The import that registers `tiny`."""
         chosen = f'import os\nos.environ["DEV"] = {RENDERERS[self.renderer]!r}\n' if self.renderer else ""
         return chosen + 'import conformance.backend\nDEVICE = "tiny"'
-
