@@ -1,4 +1,4 @@
-"""`tiny:REPLAYED` observes a step that was replayed: a lie that only replay tells is a finding there, and not on `tiny`."""
+"""`tiny:REPLAYED` observes a replayed step: a lie that only replay tells is a finding there, and not on `tiny`."""
 
 from __future__ import annotations
 
