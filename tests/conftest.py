@@ -7,15 +7,24 @@ would report the compiler; pytest's time limit for each test stands instead.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from conformance.core import versions
+from tests.standalone import Standalone
 
 settings.register_profile("conformance", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("conformance")
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """Runs a script in a process that has imported torch alone."""
+    with Standalone(tmp_path_factory.mktemp("standalone")) as running:
+        yield running
 
 
 def pytest_collection_finish() -> None:

@@ -4,10 +4,7 @@ Blocks marked `py` need a device that the tests do not have, and are left out.""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,63 +35,24 @@ BLOCKS = [
 ]
 
 
-SERVER = """
-import json, os, sys, traceback
-import torch, torch._dynamo, torch._functorch.aot_autograd
-for line in sys.stdin:
-    block, folder = json.loads(line)
-    if not (child := os.fork()):
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), number)
-        os.chdir(folder)
-        code = 1
-        try:
-            exec(compile(block, "<block>", "exec"), {"__name__": "__main__"})
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""Runs each block in a child that has imported torch, with what a first call of torch.compile imports, and nothing
-else, and that is not taken down at its end: both take longer than most blocks."""
-
-
-@pytest.fixture(scope="module")
-def server():
-    words = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-        yield running
-        running.stdin.close()
-
-
-def ran(server: subprocess.Popen[str], block: str, folder: Path) -> int:
-    """The exit code of a block in a process and a folder of its own; what it prints is in the file `out` there."""
-    folder.mkdir(exist_ok=True)
-    server.stdin.write(json.dumps([block, str(folder)]) + "\n")
-    server.stdin.flush()
-    return int(server.stdout.readline())
-
-
 class TestBlocks:
     def test_there_are_some(self):
         """The pages have Python to run."""
         assert BLOCKS
 
     @pytest.mark.parametrize(("block", "says"), BLOCKS)
-    def test_runs(self, block, says, tmp_path, server):
+    def test_runs(self, block, says, standalone):
         """The block runs as it stands in a fresh process; a finding prints what its comments say."""
-        assert ran(server, block, tmp_path) == 0, (tmp_path / "err").read_text()
-        assert says is None or (says and (tmp_path / "out").read_text().splitlines() == says)
+        ran = standalone(block)
+        assert ran.returncode == 0, ran.stderr
+        assert says is None or (says and ran.stdout.splitlines() == says)
 
-    def test_one_that_fails_is_told(self, tmp_path, server):
+    def test_one_that_fails_is_told(self, standalone):
         """Its exit code and what it printed are its own."""
-        code = ran(server, "print(1); raise SystemExit(3)", tmp_path)
-        assert code == 3 and (tmp_path / "out").read_text() == "1\n"
+        ran = standalone("import sys; print(1); print(2, file=sys.stderr); raise SystemExit(3)")
+        assert (ran.returncode, ran.stdout, ran.stderr) == (3, "1\n", "2\n")
+        ran = standalone("1 / 0")
+        assert ran.returncode == 1 and ran.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
 class TestFindings:
@@ -107,11 +65,11 @@ class TestFindings:
 
 
 class TestReadme:
-    def test_the_views_example_says_what_the_cpu_says(self, tmp_path, server):
+    def test_the_views_example_says_what_the_cpu_says(self, standalone):
         """The README's few lines about tiny print the same on the CPU."""
         [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         on_cpu = block.replace('device="tiny"', 'device="cpu"')
         assert block != on_cpu
-        assert [ran(server, each, tmp_path / name) for name, each in (("tiny", block), ("cpu", on_cpu))] == [0, 0]
-        said = (tmp_path / "cpu" / "out").read_text()
-        assert said and (tmp_path / "tiny" / "out").read_text() == said
+        tiny, cpu = standalone(block), standalone(on_cpu)
+        assert (tiny.returncode, cpu.returncode) == (0, 0)
+        assert cpu.stdout and tiny.stdout == cpu.stdout

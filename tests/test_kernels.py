@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from conformance import backend, kernels
+from conformance.kernels.__main__ import main
+from tests.standalone import Standalone
 
 
 def test_counts_what_the_device_counts() -> None:
@@ -62,20 +62,18 @@ def test_a_workload_over_its_budget_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1)])
-def test_the_command_explains_a_script(tmp_path: Path, code: str, exit_code: int) -> None:
+def test_the_command_explains_a_script(tmp_path: Path, code: str, exit_code: int, standalone: Standalone) -> None:
     """It prints what ran line by line, and ends with the script's own exit code."""
     script = tmp_path / "script.py"
     script.write_text("import torch, conformance.backend\n(torch.ones(3).to('tiny') + 1).sum().item()\n" + code)
-    command = [sys.executable, "-m", "conformance.kernels", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = "import runpy; runpy.run_module('conformance.kernels', run_name='__main__')"
+    done = standalone(run, words=[str(script)])
     assert done.returncode == exit_code, done.stderr
     assert "script.py:2" in done.stdout and "1 reduction" in done.stdout
     assert ("ZeroDivisionError" in done.stderr) == (exit_code == 1)
 
 
-def test_a_missing_script_is_one_sentence() -> None:
+def test_a_missing_script_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and the path."""
-    command = [sys.executable, "-m", "conformance.kernels", "nowhere.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "nowhere.py: there is no such file; give the path of a Python script.\n"
+    assert main(["nowhere.py"]) == 2
+    assert capsys.readouterr().err == "nowhere.py: there is no such file; give the path of a Python script.\n"

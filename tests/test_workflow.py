@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -88,9 +89,12 @@ class TestCommands:
 def help_of(words: list[str]) -> str:
     """What the help says of `nox -s SESSION`, or of `conformance JOB` with its sub-command if it has one."""
     if words[0] == "nox":
-        line = [*words[:3], "--", "--help"]
-    else:
-        line = [*words[:2], *[word for word in words[2:3] if word.isalpha()], "--help"]
+        return printed(*words[:3], "--", "--help")
+    return printed(*words[:2], *[word for word in words[2:3] if word.isalpha()], "--help")
+
+
+@functools.cache
+def printed(*line: str) -> str:
     return subprocess.run([sys.executable, "-m", *line], check=True, capture_output=True, text=True, cwd=ROOT).stdout
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -103,7 +101,7 @@ class TestCommand:
 
 class TestScript:
     @pytest.mark.parametrize("name", ["exp", "nn.functional.batch_norm without weights"])
-    def test_runs_alone(self, tmp_path, name):
+    def test_runs_alone(self, tmp_path, name, standalone):
         """The script of a finding ends with 1 where the fault is, and with 0 on torch CPU."""
         words = ["--target", PLANTED, "--op", name, "--variant", "forward", "--reports", f"{tmp_path}"]
         assert main(words) == 1
@@ -113,6 +111,6 @@ class TestScript:
             "got = answer", "from tests.planted.inaccurate import Inexact\nwith Inexact(): got = answer"
         )
         for text, code in ((script, 0), (planted, 1)):
-            made = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, text=True)
+            made = standalone(text)
             assert made.returncode == code, made.stderr
             assert "the largest errors in ulp" in made.stdout

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from conformance.core import names
 from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo import plan
+from tests.standalone import Standalone
 
 from .conftest import PLANTED, ROOT
 
@@ -162,18 +160,11 @@ class TestPlanted:
         """The faults do not spread."""
         assert run_case(planted, "sin").outcome is Outcome.PASS
 
-    def test_script_shows_the_fault(self, planted: Any) -> None:
+    def test_script_shows_the_fault(self, planted: Any, standalone: Standalone) -> None:
         """The failure's script runs alone, prints both answers, and ends with 1."""
         script = run_case(planted, "add").failures[0].script
         assert "import conformance" not in script
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), str(ROOT)])},
-        )
+        done = standalone(f"import sys\nsys.path[:0] = [{str(PLANTED)!r}, {str(ROOT)!r}]\n{script}")
         assert done.returncode == 1, done.stderr
         shown = done.stdout.splitlines()
         assert shown[0].startswith("cpu ")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -248,13 +246,11 @@ class Negative(Target):
 
 
 class TestScript:
-    def test_it_runs_alone_and_shows_both_answers(self, tmp_path):
+    def test_it_runs_alone_and_shows_both_answers(self, tmp_path, standalone):
         """The script needs torch only, here with cpu as the target."""
         path = tmp_path / "shown.py"
         path.write_text(script(TRANSPOSE_AND_WRITE, load_target("device:cpu")))
-        shown = subprocess.run(
-            [sys.executable, str(path)], capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path
-        )
+        shown = standalone(path)
         assert shown.stdout.count("[7., 7.]") == 6
         assert "no difference here" in shown.stdout
 
@@ -285,7 +281,7 @@ class TestScript:
         assert "\x1b" not in script(noted, load_target("cpu"))
 
     @pytest.mark.parametrize(("factor", "marked"), [(1.001, True), (1.0000001, False)])
-    def test_what_a_script_prints_of_a_wrong_target(self, factor, marked, tmp_path):
+    def test_what_a_script_prints_of_a_wrong_target(self, factor, marked, tmp_path, standalone):
         """Both answers of what differs, and where its elements lie on either side. A rounding within the tolerance was
         marked, and the picture was a comment."""
 
@@ -302,7 +298,7 @@ class TestScript:
         written = program(Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)), cells=8)
         path = tmp_path / "shown.py"
         path.write_text(script(written, Wrong()))
-        ran = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, cwd=tmp_path)
+        ran = standalone(path)
         assert ran.returncode == 1, ran.stderr
         shown = ran.stdout
         assert "stride of b: expected (1, 3), got (2, 1)\n" in shown

@@ -4,6 +4,7 @@ whether the difference is there."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import re
@@ -143,6 +144,12 @@ class TestFirstScreen:
         assert judged({"value", "significant_stride", "kernels"}) == {"oracles": "['value', 'significant_stride']"}
 
 
+@functools.cache
+def numbered(number: int) -> Program:
+    """A drawn program: most faults need some dozens of the same ones."""
+    return Drawing().numbered(0, number)
+
+
 class TestShows:
     """The own part alone, run in this process, prints two different answers where the target is wrong."""
 
@@ -153,7 +160,7 @@ class TestShows:
         program, verdict = next(
             (drawn, verdict)
             for number in range(4000)
-            if (verdict := judge_program(drawn := Drawing().numbered(0, number), mutant)).mismatches
+            if (verdict := judge_program(drawn := numbered(number), mutant)).mismatches
         )
         first = verdict.mismatches[0]
 

@@ -3,8 +3,6 @@ leaves out."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -120,21 +118,21 @@ class TestWhole:
         assert verdict.bad_step == 1
 
     @pytest.mark.parametrize("spec", ["functionalize", "meta", "fake"])
-    def test_a_script_runs_by_itself(self, spec, tmp_path):
+    def test_a_script_runs_by_itself(self, spec, tmp_path, standalone):
         """The standalone script of a program that agrees shows no difference."""
         path = tmp_path / "script.py"
         path.write_text(script(WRITE_THROUGH_A_VIEW, load_target(spec)))
-        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        said = standalone(path)
         assert said.returncode == 0, said.stderr
         assert "no difference here" in said.stdout
 
-    def test_a_script_shows_a_real_bug(self, tmp_path):
+    def test_a_script_shows_a_real_bug(self, tmp_path, standalone):
         """Both answers, and nothing that is not promised. The scripts of whole programs failed in their own inputs, on
         both sides alike, and so showed nothing whatever was wrong."""
         path = tmp_path / "script.py"
         target = load_target("functionalize")
         path.write_text(script(UNFOLD_WITH_GAPS, target, judge_program(UNFOLD_WITH_GAPS, target).mismatches))
-        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        said = standalone(path)
         assert said.returncode == 1, said.stderr
         assert said.stdout.splitlines()[:2] == [
             "cpu [1.0, 1.0, 3.0, 3.0, 5.0]",
@@ -143,7 +141,7 @@ class TestWhole:
         assert "value of a: expected [1.0, 1.0, 3.0, 3.0, 5.0], got [1.0, 0.0, 3.0, 0.0, 5.0]" in said.stdout
         assert "stride of" not in said.stdout
 
-    def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path):
+    def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path, standalone):
         """The error, and not each of the CPU's answers beside a nothing."""
         path = tmp_path / "script.py"
         counts = Program(
@@ -152,7 +150,7 @@ class TestWhole:
             (Step("expand", (tensor("a"), []), out=("b",)), Step("add_", (tensor("b"), 1))),
         )
         path.write_text(script(counts, load_target("functionalize")))
-        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        said = standalone(path)
         assert said.returncode == 1, said.stderr
         lines = said.stdout.splitlines()
         assert lines[1].startswith("functionalize RuntimeError('!value_.key_set()")
@@ -265,11 +263,11 @@ class TestErrorsAndGradients:
             ops |= {step.op for step in program.steps}
         assert "backward" in ops
 
-    def test_a_script_with_a_step_that_raises_runs_by_itself(self, tmp_path):
+    def test_a_script_with_a_step_that_raises_runs_by_itself(self, tmp_path, standalone):
         """Both answers are the error's type."""
         path = tmp_path / "script.py"
         path.write_text(script(ERRS, load_target("aot_eager")))
-        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        said = standalone(path)
         assert said.returncode == 0, said.stderr
         assert "no difference here" in said.stdout
 
