@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -17,13 +17,14 @@ SERVER = """
 import json, os, runpy, sys, traceback
 import torch, torch._dynamo, torch._functorch.aot_autograd
 for line in sys.stdin:
-    path, folder, out, err, words = json.loads(line)
+    path, folder, out, err, words, environment = json.loads(line)
     if not (child := os.fork()):
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         for number, name in ((1, out), (2, err)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         os.chdir(folder)
+        os.environ.update(environment)
         sys.argv[1:] = words
         sys.path[0] = os.path.dirname(path)
         code = 1
@@ -58,9 +59,14 @@ class Standalone:
         self.server.communicate()
 
     def __call__(
-        self, script: str | Path, folder: Path | None = None, words: Sequence[str] = ()
+        self,
+        script: str | Path,
+        folder: Path | None = None,
+        words: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Its exit code, and what it printed; it runs in `folder`, otherwise in an empty one."""
+        """Its exit code, and what it printed; it runs in `folder`, otherwise in an empty one. `environment` is added to
+        that of this process, which torch has been imported in."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.count += 1
@@ -72,7 +78,7 @@ class Standalone:
             path = script
         else:
             path.write_text(script)
-        asked = [str(path), str(folder or mine / "files"), str(out), str(err), list(words)]
+        asked = [str(path), str(folder or mine / "files"), str(out), str(err), list(words), dict(environment or {})]
         self.server.stdin.write(json.dumps(asked) + "\n")
         self.server.stdin.flush()
         code = int(self.server.stdout.readline())

@@ -252,46 +252,51 @@ class TestReduce:
         assert [(step.op, step.under) for step in small.steps] == [("add_", ("vmap",))]
 
 
-DRAWN = [Drawing().numbered(0, number) for number in range(STATE_EVERY * 84)]
+@pytest.fixture(scope="module")
+def drawn_with_states():
+    """Four times as many programs that change states as there are topics; none is drawn while tests are collected."""
+    return [Drawing().numbered(0, number) for number in range(STATE_AT, STATE_EVERY * 84, STATE_EVERY)]
 
 
 class TestDrawing:
-    def test_one_program_in_eight_changes_states(self):
+    @pytest.mark.parametrize("blocks", [8, pytest.param(84, marks=pytest.mark.slow)])
+    def test_one_program_in_eight_changes_states(self, blocks):
         """And no other: the programs between them are what they were before there were states."""
-        for number, drawn in enumerate(DRAWN):
+        for number in range(STATE_EVERY * blocks):
+            drawn = Drawing().numbered(0, number)
             stateful = any(s.under or OPS[s.op].family == "state" for s in drawn.steps)
             assert stateful <= (number % STATE_EVERY == STATE_AT)
 
-    def test_each_state_is_reached(self):
-        """Four times as many programs as there are topics make calls under every state, and again outside of it."""
+    def test_each_state_is_reached(self, drawn_with_states):
+        """These programs make calls under every state, and again outside of it."""
         repeated = {
             name
-            for drawn in DRAWN
+            for drawn in drawn_with_states
             for one, two in zip(drawn.steps, drawn.steps[1:])
             if one.op == two.op and one.args == two.args
             for name in {*one.under} ^ {*two.under}
         }
         assert repeated == {*STATES}
 
-    def test_each_step_of_the_family_is_drawn(self):
+    def test_each_step_of_the_family_is_drawn(self, drawn_with_states):
         """A row that is never drawn tests nothing."""
-        drawn = {step.op for one in DRAWN for step in one.steps}
+        drawn = {step.op for one in drawn_with_states for step in one.steps}
         assert {op.name for op in OPS.values() if op.family == "state"} - drawn == set()
 
-    def test_each_is_restored_by_the_end(self):
+    def test_each_is_restored_by_the_end(self, drawn_with_states):
         """Such a program ends by asking what is global, mostly: a device that leaves it changed is found."""
-        stateful = DRAWN[STATE_AT::STATE_EVERY]
-        assert sum(one.steps[-1].op == "global_state" for one in stateful) > len(stateful) / 2
+        ends = [one.steps[-1].op for one in drawn_with_states]
+        assert ends.count("global_state") > len(ends) / 2
 
     def test_without_the_family_no_states_are_drawn(self):
         """A target that leaves it out is asked nothing of it."""
         plain = Drawing(without=("state",)).numbered(0, STATE_AT)
         assert not any(step.under for step in plain.steps)
 
-    def test_torch_cpu_agrees_with_itself(self):
+    def test_torch_cpu_agrees_with_itself(self, drawn_with_states):
         """Sixty programs, run as a target."""
         target = load_target("cpu")
-        for drawn in DRAWN[STATE_AT::STATE_EVERY][:60]:
+        for drawn in drawn_with_states[:60]:
             assert judge_program(drawn, target).passed
 
     def test_states_stand_as_they_can_be_printed(self):

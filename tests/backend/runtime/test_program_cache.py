@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from tinygrad.device import CompileError
 
 import conformance.backend  # noqa: F401 - registers the device
 from conformance.backend.runtime import program_cache
+from tests.standalone import Standalone
 
 PROGRAM = """
 import torch
@@ -31,21 +29,20 @@ print(len(made))
 """
 
 
-def generated(cache: Path, **settings: str) -> int:
-    """How many kernels a fresh process generated code for."""
-    environment = {**os.environ, "CACHEDB": str(cache), **settings}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
-def test_a_second_process_finds_the_programs_of_the_first(tmp_path: Path) -> None:
+def test_a_second_process_finds_the_programs_of_the_first(tmp_path: Path, standalone: Standalone) -> None:
     """The result is right both times; other settings, or no cache, mean other programs."""
-    cache = tmp_path / "cache.db"
-    first = generated(cache)
+
+    def generated(**settings: str) -> int:
+        """How many kernels a fresh process, which has not imported tinygrad, generated code for."""
+        done = standalone(PROGRAM, environment={"CACHEDB": str(tmp_path / "cache.db"), **settings})
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    first = generated()
     assert first > 0
-    assert generated(cache) == 0
-    assert generated(cache, NOOPT="1") == first
-    assert generated(cache, CACHELEVEL="0") == first
+    assert generated() == 0
+    assert generated(NOOPT="1") == first
+    assert generated(CACHELEVEL="0") == first
 
 
 def test_a_second_thread_computes_too():

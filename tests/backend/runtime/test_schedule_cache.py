@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tinygrad.uop import Ops
 import conformance.backend
 from conformance.backend.runtime import disk_cache, schedule_cache, scheduler
 from conformance.backend.runtime.stats import reset_stats, stats
+from tests.standalone import Standalone
 
 PROGRAM = """
 import contextlib, json, sys
@@ -69,17 +71,27 @@ def command(*ways: dict[str, Any]) -> list[str]:
     return [sys.executable, "-c", PROGRAM, json.dumps(ways or [{}])]
 
 
-def run(cache: Path, *ways: dict[str, Any], **settings: str) -> list[dict[str, Any]]:
-    """What a fresh process found, and how, in each of these ways (in one, if none is given)."""
-    environment = {**os.environ, "CACHEDB": str(cache), "TINY_DEVICES": "2", **settings}
-    done = subprocess.run(command(*ways), env=environment, capture_output=True, text=True, check=True)
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
-    assert all(a["transformed"] == a["scheduled"] for a in answers)
-    return answers
+Run = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def run(standalone: Standalone) -> Run:
+    """What a fresh process, which has not imported tinygrad, finds with a cache, and how, in each of some ways (in one,
+    if none is given)."""
+
+    def run(cache: Path, *ways: dict[str, Any], **settings: str) -> list[dict[str, Any]]:
+        environment = {"CACHEDB": str(cache), "TINY_DEVICES": "2", **settings}
+        done = standalone(PROGRAM, words=[json.dumps(ways or [{}])], environment=environment)
+        assert done.returncode == 0, done.stderr
+        answers: list[dict[str, Any]] = json.loads(done.stdout)
+        assert all(a["transformed"] == a["scheduled"] for a in answers)
+        return answers
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[Path, dict[str, Any]]:
     """A cache that a first process has filled, and what that process found."""
     cache = tmp_path_factory.mktemp("schedules") / "cache.db"
     (first,) = run(cache)
@@ -104,7 +116,7 @@ def table(connection: sqlite3.Connection, name: str) -> str:
 class TestSecondProcess:
     """A process that meets the graphs of another."""
 
-    def test_schedules_nothing(self, filled: tuple[Path, dict[str, Any]]) -> None:
+    def test_schedules_nothing(self, filled: tuple[Path, dict[str, Any]], run: Run) -> None:
         """No graph is scheduled; values and kernels are those of the first process."""
         cache, first = filled
         (second,) = run(cache)
@@ -113,7 +125,7 @@ class TestSecondProcess:
             assert second[known] == first[known]
 
     @pytest.mark.slow
-    def test_of_other_graphs(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    def test_of_other_graphs(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path, run: Run) -> None:
         """With another number or dtype in it, on another device or under another setting, a graph is another."""
         cache, first = filled
         ways = [{"number": 2.25}, {"dtype": "float64"}, {"device": "tiny:1"}, {"NO_MEMORY_PLANNER": 1}]
@@ -127,13 +139,15 @@ class TestSecondProcess:
         assert not any(o["scheduled"] for o in run(copy, {}, *ways))
 
     @pytest.mark.parametrize("variable", ["REDUCEOP_SPLIT_SIZE", "CACHELEVEL"])
-    def test_under_other_variables(self, filled: tuple[Path, dict[str, Any]], variable: str, tmp_path: Path) -> None:
+    def test_under_other_variables(
+        self, filled: tuple[Path, dict[str, Any]], variable: str, tmp_path: Path, run: Run
+    ) -> None:
         """A variable that tinygrad reads while it schedules makes another schedule; CACHELEVEL=0 turns all this off."""
         cache, first = filled
         (other,) = run(copied(cache, tmp_path), **{variable: "0" if variable == "CACHELEVEL" else "20"})
         assert other["scheduled"] == first["scheduled"]
 
-    def test_damaged_rows(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    def test_damaged_rows(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path, run: Run) -> None:
         """Rows that were cut, emptied, overwritten, or changed in one byte are made again: their numbers are places in
         memory, so none may be believed that was not written."""
         cache, first = filled
@@ -151,7 +165,7 @@ class TestSecondProcess:
         (healed,) = run(copy)
         assert (healed["scheduled"], healed["values"]) == (0, first["values"])
 
-    def test_a_program_that_is_gone(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    def test_a_program_that_is_gone(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path, run: Run) -> None:
         """A schedule that names a program which is no longer there is made again."""
         cache, first = filled
         copy = copied(cache, tmp_path)
@@ -161,7 +175,7 @@ class TestSecondProcess:
         assert (again["scheduled"], again["values"]) == (first["scheduled"], first["values"])
 
     @pytest.mark.slow
-    def test_where_kernels_are_no_host_code(self, tmp_path: Path) -> None:
+    def test_where_kernels_are_no_host_code(self, tmp_path: Path, run: Run) -> None:
         """A renderer whose kernels are launched through tinygrad's runtime, over views of buffers, finds them too."""
         (first,) = run(tmp_path / "cache.db", DEV="PYTHON")
         (second,) = run(tmp_path / "cache.db", DEV="PYTHON")
@@ -183,7 +197,7 @@ class TestSecondProcess:
         assert first["values"] == second["values"] == [[6.0, 6.0], [12.0, 12.0], [24.0, 24.0]]
 
     @pytest.mark.slow
-    def test_two_at_once(self, tmp_path: Path) -> None:
+    def test_two_at_once(self, tmp_path: Path, run: Run) -> None:
         """Processes that fill one cache at the same time do not disturb each other."""
         environment = {**os.environ, "CACHEDB": str(tmp_path / "cache.db")}
         both = [subprocess.Popen(command(), env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
