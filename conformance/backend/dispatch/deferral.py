@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from tinygrad.uop.ops import UOp
 
-from ..lazy import access, calls
+from ..lazy import access, calls, flush
 from ..lazy.calls import Call
 from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import LazyStorage, storage_of
@@ -29,7 +29,7 @@ from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
 from ..runtime.replay import canonical
 from ..runtime.stats import STATS
-from .metadata import global_settings, warned
+from .metadata import global_settings
 from .registry import Context, Row, is_data
 from .tensors import Spec, geometry, new_tensor, place, read, store, tensor_on_content
 
@@ -216,6 +216,14 @@ class Noted(threading.local):
 NOTED = Noted()
 
 
+def compute_index(storages: Sequence[LazyStorage]) -> None:
+    """Let no queued call write these: what computes an index, whose elements are looked at, is a step of its own, which
+    may equal an earlier one."""
+    written = [lazy for lazy in storages if lazy.queued == calls.WRITTEN]
+    if written:
+        flush.flush(written)
+
+
 class Deferred:
     """A kernel which answers a call that equals an earlier one from what that one was found to be."""
 
@@ -255,28 +263,27 @@ class Deferred:
             return self.kernel(*args, **kwargs)
         arrays: Sequence[Any] = ()
         if self.row.reads_index:
-            if any(lazy.queued == calls.WRITTEN for i, lazy in enumerate(storages) if i):
-                return self.kernel(*args, **kwargs)
+            compute_index(storages[1:])
             prepared, arrays = prepared.rehearsed(numbers, args)
         STATS.native[self.name] += 1
         return _queued(prepared, storages, numbers, args, kwargs, self.targets, arrays)
 
     def _takes_index(self, prepared: Prepared, args: Any) -> bool:
-        """Check an index's elements now, as they are; False where a queued call has yet to write them."""
+        """Check an index's elements now, as they are; False where it is no index of the device."""
         assert self.row.index is not None
         return self.row.index(Context(prepared.context.op, prepared.outs, prepared.index, args))
 
     def _learnt(self, key: Any, args: Any, kwargs: Any) -> Any:
         """The kernel's own answer; what it was found to be is remembered."""
         before, NOTED.wanted, NOTED.prepared = NOTED.wanted, self.name, None
-        warnings = warned()
+        warned = COUNTERS.warned
         try:
             result = self.kernel(*args, **kwargs)
         finally:
             NOTED.wanted = before
         COUNTERS.prepared += 1
         noted = NOTED.take()
-        if noted is not None and warned() == warnings:
+        if noted is not None and COUNTERS.warned == warned:
             if len(self.known) >= MOST_PREPARED:
                 self.known.clear()
             self.known[key] = noted()

@@ -20,6 +20,7 @@ import torch
 from ..lazy import layout
 from ..lazy.storage import storage_of
 from ..runtime import torch_compat
+from ..runtime.counters import COUNTERS
 from ..runtime.torch_compat import OpOverload
 from . import fallback
 from .tensors import Spec, geometry
@@ -67,18 +68,12 @@ def specs(
         if len(_specs) > _SPECS_KEPT:
             _said.pop(_specs.popitem(last=False)[0], None)
     if _said and key in _said:
-        _given[0] += 1
+        COUNTERS.warned += 1
         for text, category in _said[key]:
             warnings.warn(text, category, stacklevel=2)
     return known
 
 
-def warned() -> int:
-    """How many calls have warned so far: one that does is not to be answered without asking for its metadata."""
-    return _given[0]
-
-
-_given = [0]
 _said: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
 """The warnings of the calls in `_specs`: what is remembered of a call warns again, as often as it is made."""
 

@@ -26,7 +26,7 @@ from tinygrad.uop.ops import UOp
 from ..runtime import expressions, memory, recording, scheduler
 from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
-from ..runtime.replay import Replay
+from ..runtime.replay import Replay, Spec, canonical
 from ..runtime.schedule_cache import settings
 from . import calls
 from .calls import Call
@@ -94,6 +94,9 @@ class Step(NamedTuple):
 
     schedule: Replay
     sources: list[int]  # the schedule's buffers, among the step's
+    made: list[
+        Spec
+    ]  # buffers that value functions make for the schedule to write, which follow the step's own and data
     values: list[Value | Restored | None]  # what each storage holds afterwards, None where that is as before
     reads: list[list[int]]  # of each Restored: its buffers among the step's
     overwritten: list[int]  # storages into whose own buffers the schedule writes
@@ -161,12 +164,14 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
 
 def _state(storage: LazyStorage, buffers: dict[UOp, int]) -> Any:
     """What a storage holds at the beginning, as a key; its buffer is numbered."""
-    if storage.has_pending_writes or storage.donor is not None:
+    if storage.has_pending_writes:
         raise _Unlike
+    donor = storage.donor
+    into = None if donor is None else buffers.setdefault(donor, len(buffers))
     flat, view = storage.flat, storage.view
     if flat is None and view is None:
         number = storage.number()
-        return storage.dtype, type(number), str(number)
+        return storage.dtype, type(number), str(number), into
     value = flat if flat is not None else view[3]  # type: ignore[index]
     if value.op is Ops.BUFFER and expressions.is_realized(value):
         return (
@@ -174,10 +179,17 @@ def _state(storage: LazyStorage, buffers: dict[UOp, int]) -> Any:
             value.shape,
             buffers.setdefault(value, len(buffers)),
             view[:3] if flat is None and view else None,
+            into,
         )
-    if not _buffers_of(value):
-        return flat, view
-    raise _Unlike
+    return (*_graph(value, buffers), view[:3] if flat is None and view else None, into)
+
+
+def _graph(value: UOp, buffers: dict[UOp, int]) -> tuple[Any, ...]:
+    """A lazy value as a key; the buffers that it reads are numbered."""
+    graph = canonical([value])
+    if not all(node.op is Ops.BUFFER or node.op not in _OUTSIDE for node in graph.nodes):
+        raise _Unlike
+    return graph.key, *[buffers.setdefault(b, len(buffers)) for b in graph.buffers]
 
 
 def _buffers_of(value: UOp) -> set[UOp]:
@@ -188,7 +200,10 @@ _OUTSIDE = frozenset({Ops.BUFFER, Ops.CALL, Ops.AFTER, Ops.PARAM})
 
 
 def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
-    """Raise _Unlike where another storage may have a part in the step; values that read no buffer join the key."""
+    """What other storages have of the step's buffers, or read of none, joins the key.
+
+    Raises _Unlike where the step would have to compute another one."""
+    own = set(buffers)
     for storage in DIRTY.values():
         if id(storage) not in places:
             raise _Unlike
@@ -199,13 +214,17 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
         reads = _buffers_of(value)
         if not reads:
             key.append(value)
-        elif any(b.op is not Ops.BUFFER or b in buffers for b in reads):
+        elif any(b.op is not Ops.BUFFER for b in reads):
             raise _Unlike
+        elif not own.isdisjoint(reads) or (storage.donor is not None and storage.donor in own):
+            key.append(_state(storage, buffers))
+    shared = []
     for storage in BY_ADDRESS.values():
         if id(storage) not in places:
             held = storage.base_buffer()
-            if held is not None and held in buffers:
-                raise _Unlike
+            if held is not None and held in own:
+                shared.append(buffers[held])
+    key.append(tuple(sorted(shared)))
 
 
 def replay(step: Begun, why: str) -> bool:
@@ -220,6 +239,7 @@ def replay(step: Begun, why: str) -> bool:
             number, dtype = one
             one = np.array([number], dtype=np.float64 if dtype is dtypes.float64 else np.float32)
         table.append(memory.from_host(one.reshape(-1), COMPUTED[torch.from_numpy(one).dtype], known.device))
+    table += [UOp.new_buffer(*spec) for spec in known.made]
     with DeferSigint(bool(known.overwritten)) as run:
         try:
             slots = scheduler.rerun(known.schedule, [table[i] for i in known.sources], why, run.begin)
@@ -262,6 +282,7 @@ def recorded(step: Begun, compute: Callable[[], None]) -> None:
     _known.move_to_end(step.key)
     if len(_known) > MOST_STEPS:
         _known.popitem(last=False)
+    inside = {id(storage) for storage in step.storages}
     # What nobody else holds must not be held here: it would be computed with the rest.
     step.storages[:] = [s if s.owner() is not None else None for s in step.storages]
     if not isinstance(count, int) or count < SEEN_BEFORE:
@@ -270,8 +291,9 @@ def recorded(step: Begun, compute: Callable[[], None]) -> None:
         compute()
         return
     before = [s and (s.flat, s.view, s.version) for s in step.storages]
-    others = [(s, s.base_value()) for s in LAZY.values() if s not in step.storages]
+    others = [(s, s.base_value()) for s in LAZY.values() if id(s) not in inside]
     copies, stored, generation = COUNTERS.copies_in, COUNTERS.stored, memory.generation()
+    first = next(UOp.unique_num)  # buffers with a greater number are made from here on
     with scheduler.watched() as schedules:
         with calls.watched_data() as data:
             calls.settle()
@@ -281,22 +303,27 @@ def recorded(step: Begun, compute: Callable[[], None]) -> None:
         return
     same = COUNTERS.stored == stored and COUNTERS.copies_in - copies == len(data) == len(step.data)
     if len(schedules) == 1 and schedules[0] is not None and same and all(s.base_value() is v for s, v in others):
-        made = _step(step, before, schedules[0], data, memory.generation() - generation)
+        made = _step(step, before, schedules[0], data, memory.generation() - generation, first)
         if made is not None:
             _known[step.key] = made
             COUNTERS.recorded += 1
 
 
-def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwrites: int) -> Step | None:
-    """How the queue was computed; None where that cannot be told."""
+def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwrites: int, first: int) -> Step | None:
+    """How the queue was computed; None where that cannot be told. Buffers numbered above `first` are new."""
     run, buffers, slots, device = schedule
     if any(b.op is not Ops.BUFFER for b in slots):
         return None
     table = {b: i for i, b in enumerate([*step.buffers, *data])}
     count = len(step.buffers) + len(data)
     fresh = slots[len(buffers) :]
-    if len(table) != count or any(b not in table for b in buffers) or any(b in table for b in fresh):
+    if len(table) != count:
         return None
+    own = [b for b in buffers if b not in table]
+    if any(b.arg.slot <= first for b in own) or any(b in table for b in fresh):
+        return None
+    table |= {b: count + i for i, b in enumerate(own)}
+    count = len(table)
     table |= {b: count + i for i, b in enumerate(fresh)}
     values: list[Any] = []
     reads: list[list[int]] = []
@@ -340,7 +367,8 @@ def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwr
             reads[-1] = [table[b] for b in outside]
     if len(overwritten) != overwrites:
         return None
-    return Step(run, [table[b] for b in buffers], values, reads, overwritten, device)
+    specs = [(b.arg.device, b.max_numel(), b.dtype) for b in own]
+    return Step(run, [table[b] for b in buffers], specs, values, reads, overwritten, device)
 
 
 __all__ = ["begun", "recorded", "replay", "reset_state"]

@@ -149,21 +149,21 @@ pointwise(
 )
 
 
-@value("log_sigmoid_forward")
+@value("log_sigmoid_forward", deferrable=True)
 def log_sigmoid_forward(ctx: Context, x: UOp) -> tuple[UOp, UOp]:
     """log(sigmoid(x)) and the buffer e**-|x|."""
     x = cast(x, opmath(ctx.out.computed))
     return log_sigmoid(x), e.exp(-e.absolute(x))
 
 
-@value("glu")
+@value("glu", deferrable=True)
 def glu(ctx: Context, x: UOp, dim: int = -1) -> UOp:
     """The first half along a dimension times the sigmoid of the second."""
     a, b = cast(x, opmath(ctx.out.computed)).chunk(2, dim)
     return a * e.sigmoid(b)
 
 
-@value("glu_backward")
+@value("glu_backward", deferrable=True)
 def glu_backward(ctx: Context, grad: UOp, x: UOp, dim: int) -> UOp:
     """The gradient of glu."""
     dtype = opmath(ctx.out.computed)

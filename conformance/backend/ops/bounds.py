@@ -18,9 +18,10 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from ..dispatch import fallback, transfer
+from ..dispatch.deferral import compute_index
 from ..dispatch.registry import Context
 from ..dispatch.tensors import is_tiny, peek, read
-from ..lazy import calls, flush
+from ..lazy import flush
 from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import storage_of, storage_to_read
 from ..runtime import memory, recording, scheduler
@@ -62,12 +63,13 @@ def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> bool:
-    """Check an index of a call that is going to be queued; False where a queued call has yet to write its elements.
+    """Check an index of a call that is going to be queued; False where it is no tensor of the device.
 
-    Raises the CPU's error where one is wrong.
+    Raises the CPU's error where an element is wrong.
     """
-    if not is_tiny(index) or storage_of(index).queued == calls.WRITTEN:
+    if not is_tiny(index):
         return False
+    compute_index([storage_of(index)])
     checked(ctx, index, low, high, ignored, peek)
     return True
 

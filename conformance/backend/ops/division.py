@@ -214,7 +214,7 @@ SHORT = {
 }
 
 
-@value("pow.Tensor_Scalar")
+@value("pow.Tensor_Scalar", deferrable=True)
 def pow_scalar(ctx: Context, x: UOp, exponent: float) -> UOp:
     """x ** a number."""
     dtype = opmath(ctx.out.computed)

@@ -37,7 +37,7 @@ def _sum(x: UOp) -> UOp:
     return total(x.reshape((x.numel(),)), (0,)).reshape(())
 
 
-@value("huber_loss")
+@value("huber_loss", deferrable=True)
 def huber_loss(ctx: Context, self: UOp, target: UOp, reduction: int = MEAN, delta: float = 1.0) -> UOp:
     """Half the square below delta, delta * (|x| - delta / 2) above."""
     dtype = opmath(ctx.out.computed)

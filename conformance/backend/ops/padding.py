@@ -43,7 +43,7 @@ def _padded(x: UOp, padding: Sequence[int], within: Callable[[UOp, int], UOp]) -
     return chosen.permute((*range(dims, x.ndim), *range(dims)))
 
 
-@value("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+@value("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", deferrable=True)
 def reflection_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
     """The last dimensions mirrored at their ends; `padding` begins with the two ends of the last one."""
     if self.dtype == dtypes.bool:
@@ -51,7 +51,7 @@ def reflection_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
     return _padded(self, padding, _reflected)
 
 
-@value("replication_pad1d", "replication_pad2d", "replication_pad3d")
+@value("replication_pad1d", "replication_pad2d", "replication_pad3d", deferrable=True)
 def replication_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
     """The last dimensions continued by their first and last elements."""
     return _padded(self, padding, _replicated)
@@ -81,7 +81,7 @@ def _folded(x: UOp, dim: int, size: int, left: int, right: int) -> UOp:
     return sum(pieces[1:], start=pieces[0])
 
 
-@value("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
+@value("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward", deferrable=True)
 def reflection_pad_backward(ctx: Context, gradient: UOp, self: UOp, padding: Sequence[int]) -> UOp:
     """The gradient by what was padded; `padding` begins with the two ends of the last dimension."""
     gradient = stored(gradient)

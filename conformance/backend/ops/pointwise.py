@@ -202,7 +202,7 @@ pointwise(
 )
 
 
-@value("logit")
+@value("logit", deferrable=True)
 def logit(ctx: Context, x: UOp, eps: float | None = None) -> UOp:
     """log(x / (1 - x)), of x clamped to [eps, 1 - eps] where eps is given; each step in the tensor's own dtype."""
     dtype = opmath(ctx.out.computed)
@@ -214,7 +214,7 @@ def logit(ctx: Context, x: UOp, eps: float | None = None) -> UOp:
     return e.log(cast(cast(divide(x, rest), kept), dtype))
 
 
-@value("round.decimals")
+@value("round.decimals", deferrable=True)
 def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
     """Scale by a power of ten, round, scale back (round_decimals_kernel)."""
     dtype = opmath(ctx.out.computed)
@@ -303,7 +303,7 @@ def where(ctx: Context, condition: UOp, a: UOp, b: UOp) -> UOp:
     return cast(condition, dtypes.bool).where(cast(a, dtype), cast(b, dtype))
 
 
-@value("nan_to_num")
+@value("nan_to_num", deferrable=True)
 def nan_to_num(
     ctx: Context, x: UOp, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> UOp:

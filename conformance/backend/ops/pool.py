@@ -250,5 +250,5 @@ def _adaptive_max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp
 
 for _dims in (2, 3):
     _forward, _backward = _adaptive_max_pool(_dims)
-    value(f"adaptive_max_pool{_dims}d")(_forward)
-    value(f"adaptive_max_pool{_dims}d_backward")(_backward)
+    value(f"adaptive_max_pool{_dims}d", deferrable=True)(_forward)
+    value(f"adaptive_max_pool{_dims}d_backward", deferrable=True)(_backward)

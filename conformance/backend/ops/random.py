@@ -55,8 +55,23 @@ NEW = ("randperm", "randperm.generator")
 HOSTED = ("bernoulli", "bernoulli.out", "bernoulli.p", "bernoulli_.Tensor", "multinomial", "multinomial.out", "poisson",
           "binomial", "normal.Tensor_float", "normal.Tensor_float_out", "normal.float_Tensor",
           "normal.float_Tensor_out", "normal.Tensor_Tensor", "normal.Tensor_Tensor_out", "_standard_gamma",
-          "_sample_dirichlet", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_",
+          "_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_",
           "rrelu_with_noise.out")  # fmt: skip
+
+
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(result, mask): the mask is drawn on the CPU as its kernel does; what it leaves is computed on the device."""
+    if train is False or not input.numel() or not input.is_floating_point():
+        return _dropout_on_cpu(input, p, train)  # type: ignore[no-any-return]
+    recording.check_closed("it draws random numbers")
+    kept = 1.0 - p
+    drawn = torch.empty(input.size(), dtype=torch.bool, device="cpu").bernoulli_(kept)
+    STATS.host[str(aten.native_dropout.default)] += 1
+    mask = upload(drawn, input.device.index or 0)
+    return input.mul(mask).mul_(1.0 / kept if kept else 0.0), mask
+
+
+_dropout_on_cpu = hosted("native_dropout")
 
 
 def _find(name: str) -> Any:
@@ -68,4 +83,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     **{name: _drawn_inplace(_find(name)) for name in INPLACE},
     **{name: _drawn_new(_find(name)) for name in NEW},
     **{name: hosted(name) for name in HOSTED},
+    "native_dropout": native_dropout,
 }

@@ -20,6 +20,7 @@ from ..dispatch.registry import Context, decomposition, value
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..runtime import materialization
+from ..runtime.counters import COUNTERS
 from . import elementary as e
 from . import order
 from .elementary import INF, divide, subtract
@@ -110,7 +111,7 @@ def amin(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: 
     return order.extreme(x, dims, largest=False).reshape(ctx.out.size)
 
 
-@value("aminmax")
+@value("aminmax", deferrable=True)
 def aminmax(ctx: Context, x: UOp, *, dim: int | None = None, keepdim: bool = False) -> tuple[UOp, UOp]:
     """The smallest and the largest element."""
     return amin(ctx, x, dim), amax(ctx, x, dim)
@@ -169,7 +170,7 @@ def all_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: 
     return x.eq(0).max(dims, keepdim=True).reshape(ctx.out.size).logical_not()
 
 
-@value("count_nonzero.dim_IntList", "count_nonzero")
+@value("count_nonzero.dim_IntList", "count_nonzero", deferrable=True)
 def count_nonzero(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None) -> UOp:
     """The number of elements that are not 0 (nan is not)."""
     x, dims = along(x, dim)
@@ -189,13 +190,14 @@ def _moment_row(ctx: Context, x: UOp, dim: Sequence[int] | None, correction: flo
     if count(x, dims) <= (1 if correction is None else correction):
         said = f"{ctx.op._schema.name.removeprefix('aten::')}(): degrees of freedom is <= 0. {_CORRECTION}"
         warnings.warn(said, UserWarning, stacklevel=2)
+        COUNTERS.warned += 1
     return _moments(x, dims, 1 if correction is None else correction)
 
 
 _CORRECTION = "Correction should be strictly less than the reduction factor (input numel divided by output numel)."
 
 
-@value("var.correction", "std.correction")
+@value("var.correction", "std.correction", deferrable=True)
 def var(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: float | None = None,
         keepdim: bool = False) -> UOp:  # fmt: skip
     """The variance, or its square root, with a correction of the divisor."""
@@ -203,7 +205,7 @@ def var(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: f
     return (variance.sqrt() if ctx.op is aten.std.correction else variance).reshape(ctx.out.size)
 
 
-@value("var_mean.correction", "std_mean.correction")
+@value("var_mean.correction", "std_mean.correction", deferrable=True)
 def var_mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: float | None = None,
              keepdim: bool = False) -> tuple[UOp, UOp]:  # fmt: skip
     """The variance, or its square root, and the mean."""

@@ -35,14 +35,14 @@ def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
     return cast(x, wide), dim % x.ndim
 
 
-@value("cumsum")
+@value("cumsum", deferrable=True)
 def cumsum(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
     """The running sum."""
     x, dim = _lines(ctx, x, dim)
     return x._split_cumalu(dim, Ops.ADD).reshape(ctx.out.size)
 
 
-@value("cumprod")
+@value("cumprod", deferrable=True)
 def cumprod(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
     """The running product."""
     x, dim = _lines(ctx, x, dim)
@@ -69,13 +69,13 @@ def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp
     return values.reshape(ctx.out.size), indices.reshape(ctx.out.size)
 
 
-@value("cummax")
+@value("cummax", deferrable=True)
 def cummax(ctx: Context, x: UOp, dim: int) -> tuple[UOp, UOp]:
     """The running maximum and where it was last reached."""
     return _running_extreme(ctx, x, dim, largest=True)
 
 
-@value("cummin")
+@value("cummin", deferrable=True)
 def cummin(ctx: Context, x: UOp, dim: int) -> tuple[UOp, UOp]:
     """The running minimum and where it was last reached."""
     return _running_extreme(ctx, x, dim, largest=False)

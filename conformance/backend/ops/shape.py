@@ -62,7 +62,7 @@ def flip(ctx: Context, self: UOp, dims: Sequence[int]) -> UOp:
     return self.flip(tuple(d % rank for d in dims)) if rank and dims else self
 
 
-@value("roll", takes_complex=True)
+@value("roll", takes_complex=True, deferrable=True)
 def roll(ctx: Context, self: UOp, shifts: Sequence[int], dims: Sequence[int] = ()) -> UOp:
     """Elements moved along dimensions, those that leave at one end entering at the other."""
     rank = len(ctx.out.size)
@@ -114,7 +114,7 @@ def tril(ctx: Context, self: UOp, diagonal: int = 0) -> UOp:
     return _triangle(ctx, self, upper(rows, columns, _diagonal(diagonal, rows, columns) + 1).logical_not())
 
 
-@value("constant_pad_nd", keep_floats=False)
+@value("constant_pad_nd", keep_floats=False, deferrable=True)
 def constant_pad_nd(ctx: Context, self: UOp, pad: Sequence[int], number: float = 0) -> UOp:
     """A margin of one number around the last dimensions, last first; negative widths cut."""
     pairs = [(0, 0)] * (self.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
@@ -127,7 +127,7 @@ def constant_pad_nd(ctx: Context, self: UOp, pad: Sequence[int], number: float =
     return inside.where(x.pad(around), fill)
 
 
-@value("narrow_copy", takes_complex=True)
+@value("narrow_copy", takes_complex=True, deferrable=True)
 def narrow_copy(ctx: Context, self: UOp, dim: int, start: int, length: int) -> UOp:
     """A part of one dimension, copied."""
     dim %= len(ctx.out.size)
@@ -141,14 +141,14 @@ def zero(ctx: Context, self: UOp) -> UOp:
     return UOp.const(0, element(ctx.out.dtype)[0]).expand(self.shape)
 
 
-@value("channel_shuffle", "native_channel_shuffle")
+@value("channel_shuffle", "native_channel_shuffle", deferrable=True)
 def channel_shuffle(ctx: Context, self: UOp, groups: int) -> UOp:
     """Channels dealt out over the groups: (groups, channels / groups) transposed."""
     n, channels, *space = self.shape
     return self.reshape((n, groups, channels // groups, *space)).transpose(1, 2).reshape(self.shape)
 
 
-@value("pixel_shuffle")
+@value("pixel_shuffle", deferrable=True)
 def pixel_shuffle(ctx: Context, self: UOp, upscale_factor: int) -> UOp:
     """Channels (c, r, r) dealt out over the pixels: (..., c r^2, h, w) becomes (..., c, h r, w r)."""
     *batch, channels, h, w = self.shape
@@ -157,7 +157,7 @@ def pixel_shuffle(ctx: Context, self: UOp, upscale_factor: int) -> UOp:
     return squares.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2)).reshape(ctx.out.size)
 
 
-@value("pixel_unshuffle")
+@value("pixel_unshuffle", deferrable=True)
 def pixel_unshuffle(ctx: Context, self: UOp, downscale_factor: int) -> UOp:
     """Squares of r x r pixels as channels, the inverse of pixel_shuffle."""
     *batch, channels, h, w = self.shape
@@ -174,7 +174,7 @@ def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
     return cast(mask, dtypes.bool).expand(ctx.out.size).where(fill, self.expand(ctx.out.size))
 
 
-@value("trace")
+@value("trace", deferrable=True)
 def trace(ctx: Context, self: UOp) -> UOp:
     """The sum of a matrix's diagonal, integers in int64, floats in float64, as on the CPU."""
     size = min(ctx.args[0].shape)
@@ -183,7 +183,7 @@ def trace(ctx: Context, self: UOp) -> UOp:
     return self.cast(dtypes.float64 if dtypes.is_float(dtype) else dtype).sum()
 
 
-@value("linalg_cross")
+@value("linalg_cross", deferrable=True)
 def cross(ctx: Context, self: UOp, other: UOp, *, dim: int = -1) -> UOp:
     """The cross product of vectors of three along one dimension; 16-bit floats round each product, as on CPU."""
     size, dtype = ctx.out.size, ctx.out.computed

@@ -266,8 +266,8 @@ _FAMILIES = [
 ]
 for _name, _dims, _mode, _aligned in _FAMILIES:
     _forward, _backward = _interpolation(_dims, _mode, _aligned)
-    value(_name)(_forward)
-    value(f"{_name}_backward")(_backward)
+    value(_name, deferrable=True)(_forward)
+    value(f"{_name}_backward", deferrable=True)(_backward)
 
 
 def _adaptive_average(dims: int) -> tuple[Callable[..., UOp], Callable[..., UOp]]:
@@ -294,5 +294,5 @@ def _adaptive_average(dims: int) -> tuple[Callable[..., UOp], Callable[..., UOp]
 
 for _dims in (2, 3):
     _forward, _backward = _adaptive_average(_dims)
-    value(f"_adaptive_avg_pool{_dims}d")(_forward)
-    value(f"_adaptive_avg_pool{_dims}d_backward")(_backward)
+    value(f"_adaptive_avg_pool{_dims}d", deferrable=True)(_forward)
+    value(f"_adaptive_avg_pool{_dims}d_backward", deferrable=True)(_backward)

@@ -22,6 +22,7 @@ class Counters:
     bytes_in: int = 0
     bytes_out: int = 0
     prepared: int = 0  # calls whose metadata were looked up the long way
+    warned: int = 0  # calls that warned: such a one is not to be answered by what an earlier one was found to be
     recorded: int = 0  # queues of calls that are computed without their graph when they come again
     replayed: int = 0  # queues that were
     unoptimized: int = 0  # kernels that tinygrad's optimizer could not take

@@ -10,6 +10,7 @@ from torch import nn
 
 import conformance.backend as backend
 from conformance.backend.lazy import calls, steps
+from conformance.backend.runtime.counters import COUNTERS
 
 Look = Callable[[int, nn.Module, torch.Tensor], object]
 
@@ -188,3 +189,15 @@ class TestWhatTheKeyMustHave:
                 assert x.index_select(0, index)[1].item() == turn + 1
             index.add_(1)
             assert index[0].item() == turn + 1
+
+    def test_which_buffer_a_lazy_value_reads(self) -> None:
+        """A value that an operator outside of the queue made, over a buffer that the step reads too, or over another."""
+        y, z, w = (torch.tensor([start, start + 1]).to("tiny") for start in (1.0, 5.0, 0.0))
+        total, before = [0.0, 1.0], COUNTERS.replayed
+        for turn in range(9):
+            read = z if turn > 6 else y
+            lazy = torch.nextafter(read, read)  # the same number
+            w.add_(y).add_(lazy)
+            total = [t + i + 1 + i + (5 if turn > 6 else 1) for i, t in enumerate(total)]
+            assert w.tolist() == total
+        assert COUNTERS.replayed > before
