@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,21 +20,7 @@ from conformance.run import pool as pool_module
 from conformance.run import processes, stop
 from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied
 from conformance.run.pool import Counters, LocalPool
-
-PLANTED = Path(__file__).parent.parent / "planted"
-sys.path.insert(0, str(PLANTED))
-try:
-    import tasks
-finally:
-    sys.path.remove(str(PLANTED))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def importable() -> Iterator[None]:
-    """Spawned workers have this process's path."""
-    sys.path.insert(0, str(PLANTED))
-    yield
-    sys.path.remove(str(PLANTED))
+from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
 
 
 @pytest.fixture(scope="module")
@@ -51,40 +35,6 @@ def outcome(pool: Pool, function: Any, *args: Any) -> Done | Death:
     [(task, answer)] = pool.ended()
     assert task.args == args
     return answer
-
-
-def descendants(pid: int) -> list[int]:
-    found = [int(one) for task in Path(f"/proc/{pid}/task").iterdir()
-             for one in (task / "children").read_text().split()]  # fmt: skip
-    return found + [inner for one in found for inner in descendants(one)]
-
-
-def threads(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/task").iterdir()))
-
-
-def alive(pid: int) -> bool:
-    line = Path(f"/proc/{pid}/cmdline")
-    return line.exists() and bool(line.read_bytes())
-
-
-def trackers() -> set[int]:
-    """multiprocessing's own process, which serves all of this process's pools."""
-    return {pid for pid in descendants(os.getpid()) if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
-
-
-def only_of_tracker(said: bytes) -> bool:
-    """Whether all that was said is the warning of multiprocessing's own process about a dead process's semaphores."""
-    return all(b"leaked semaphore" in line or b"warnings.warn(" in line for line in said.splitlines())
-
-
-def until_ready(pool: LocalPool, workers: int) -> None:
-    """Wait until so many workers stand ready."""
-    pool._want_spare(True)
-    deadline = time.monotonic() + 100
-    while pool._census() < workers:
-        assert time.monotonic() < deadline, "the workers do not start"
-        time.sleep(0.05)
 
 
 class TestDeaths:
@@ -221,80 +171,6 @@ class TestSpare:
         with LocalPool("cpu", Limits(recycle=1), 1, ["tasks"]) as pool:
             assert len({pool.ask(tasks.pid) for _ in range(3)}) == 3
             assert pool.counters.restarted == 0
-
-
-class TestForks:
-    """Workers are forks of a process that has done nothing that a fork does not survive."""
-
-    pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
-
-    @pytest.mark.parametrize("preload", [pool_module.PRELOAD, ["conformance.fuzzing.worker", *pool_module.PRELOAD]])
-    def test_what_the_server_has_done(self, preload: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """It has imported torch and no target, initialized no device, and has one thread, whatever the user's setting
-        of OpenBLAS, which workers see."""
-        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-        with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"], preload) as pool:
-            assert pool.ask(tasks.looked) == {"targets": [], "devices": [], "tinygrad": False}
-            until_ready(pool, 1)
-            assert replace(pool.counters, started=0) == Counters(waited=1)
-            assert threads(pool.ask(os.getppid)) == 1
-            assert pool.ask(gc.get_freeze_count) > 100_000  # which no collection in a worker looks at
-            assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
-
-    @pytest.mark.parametrize(
-        ("module", "why"), [("threads_at_import", "started 1 threads"), ("no_such_module", "cannot be imported")]
-    )
-    def test_a_server_that_must_not_fork(self, module: str, why: str) -> None:
-        """Modules that start threads, or that cannot be imported: the task runs in a process of its own."""
-        with LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", module]) as pool:
-            assert pool.ask(os.getppid) == os.getpid()
-            assert why in pool.counters.lost
-            assert replace(pool.counters, lost="", started=0) == Counters(waited=1, restarted=1)
-
-    def test_a_server_that_dies(self) -> None:
-        """Its workers are ended, and the task runs again in one that needs no server."""
-        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
-            server = pool.ask(os.getppid)
-            pool.submit(Task("it", tasks.slowly_pid))
-            os.kill(server, signal.SIGKILL)
-            [(_, answer)] = pool.ended()
-            assert isinstance(answer, Done)
-            assert pool.ask(os.getppid) == os.getpid()
-            assert "has ended" in pool.counters.lost
-
-    def test_a_backend_that_torch_loads_by_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It may not survive a fork, so each worker is a process of its own, unless torch is told not to load it."""
-        assert processes.can_fork()
-        monkeypatch.setattr(processes.importlib.metadata, "entry_points", lambda group: [group])
-        assert not processes.can_fork()
-        monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-        assert processes.can_fork()
-
-    def test_a_pool_that_runs_nothing_starts_nothing(self) -> None:
-        """No process is there before the first task, so a command that ends earlier has none to end."""
-        before = set(descendants(os.getpid()))
-        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
-            assert pool.counters == Counters()
-            assert set(descendants(os.getpid())) == before
-
-    def test_stopped_while_it_imports(self) -> None:
-        """A stop does not wait for the imports of the server, and leaves nobody behind."""
-        before, left, began = set(descendants(os.getpid())), set[int](), time.monotonic()
-
-        def interrupts() -> None:
-            left.update(set(descendants(os.getpid())) - before)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        timer = threading.Timer(1.0, interrupts)
-        with stop.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", "sleeps_at_import"]) as pool:
-            timer.start()
-            with pytest.raises(stop.Stopped):
-                pool.submit(Task("it", tasks.pid))
-        with stop.deferred():  # the next test was asked for nothing
-            pass
-        assert time.monotonic() - began < 10
-        assert left
-        assert not any(alive(pid) for pid in left - trackers())
 
 
 class TestWorkers:

@@ -191,7 +191,7 @@ class TestWhatTheKeyMustHave:
             assert index[0].item() == turn + 1
 
     def test_which_buffer_a_lazy_value_reads(self) -> None:
-        """A value that an operator outside of the queue made, over a buffer that the step reads too, or over another."""
+        """A value made outside of the queue, over a buffer that the step reads too, or over another."""
         y, z, w = (torch.tensor([start, start + 1]).to("tiny") for start in (1.0, 5.0, 0.0))
         total, before = [0.0, 1.0], COUNTERS.replayed
         for turn in range(9):

@@ -1,0 +1,54 @@
+"""What the tests of pools share: the functions that workers are asked to run, and a look at a process's children."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from conformance.run.pool import LocalPool
+
+PLANTED = Path(__file__).parent.parent / "planted"
+sys.path.insert(0, str(PLANTED))
+try:
+    import tasks
+finally:
+    sys.path.remove(str(PLANTED))
+
+
+def descendants(pid: int) -> list[int]:
+    found = [int(one) for task in Path(f"/proc/{pid}/task").iterdir()
+             for one in (task / "children").read_text().split()]  # fmt: skip
+    return found + [inner for one in found for inner in descendants(one)]
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def alive(pid: int) -> bool:
+    line = Path(f"/proc/{pid}/cmdline")
+    return line.exists() and bool(line.read_bytes())
+
+
+def trackers() -> set[int]:
+    """multiprocessing's own process, which serves all of this process's pools."""
+    return {pid for pid in descendants(os.getpid()) if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def only_of_tracker(said: bytes) -> bool:
+    """Whether all that was said is the warning of multiprocessing's own process about a dead process's semaphores."""
+    return all(b"leaked semaphore" in line or b"warnings.warn(" in line for line in said.splitlines())
+
+
+def until_ready(pool: LocalPool, workers: int) -> None:
+    """Wait until so many workers stand ready."""
+    pool._want_spare(True)
+    deadline = time.monotonic() + 100
+    while pool._census() < workers:
+        assert time.monotonic() < deadline, "the workers do not start"
+        time.sleep(0.05)
+
+
+__all__ = ["PLANTED", "alive", "descendants", "only_of_tracker", "tasks", "threads", "trackers", "until_ready"]
