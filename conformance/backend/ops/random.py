@@ -65,10 +65,12 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         return _dropout_on_cpu(input, p, train)  # type: ignore[no-any-return]
     recording.check_closed("it draws random numbers")
     kept = 1.0 - p
-    drawn = torch.empty(input.size(), dtype=torch.bool, device="cpu").bernoulli_(kept)
+    like = torch.empty_strided(input.size(), input.stride(), dtype=torch.bool, device="meta")
+    drawn = torch.empty_like(like, device="cpu").bernoulli_(kept)
     STATS.host[str(aten.native_dropout.default)] += 1
     mask = upload(drawn, input.device.index or 0)
-    return input.mul(mask).mul_(1.0 / kept if kept else 0.0), mask
+    # The scale is rounded in the dtype of the input first, as on the CPU.
+    return mask.to(input.dtype).mul_(1.0 / kept if kept else 0.0).mul_(input), mask
 
 
 _dropout_on_cpu = hosted("native_dropout")

@@ -120,6 +120,31 @@ class TestReplay:
         assert [prepared for _, _, prepared in each[-4:]] == [0] * 4
         assert len({k for k, _, _ in each[3:]}) == 1
 
+    def test_dropout_and_computed_labels(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A mask drawn anew is an operand, an index that the queue computes ends a step: both are replayed."""
+
+        def program() -> list[float]:
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).to("tiny")
+            labels = torch.tensor([0, 1, 2, 1]).to("tiny")
+            data, losses = torch.arange(24.0).sin().reshape(4, 6).to("tiny"), []
+            for _ in range(9):
+                shifted = nn.functional.pad(labels, (0, 1), value=2)[1:]
+                loss = nn.functional.cross_entropy(net(data), shifted)
+                loss.backward()
+                with torch.no_grad():
+                    for parameter in net.parameters():
+                        parameter.sub_(parameter.grad, alpha=0.1)
+                        parameter.grad = None
+                losses.append(loss.item())
+            return losses
+
+        before = COUNTERS.replayed
+        found = program()
+        assert COUNTERS.replayed - before > 9  # more than one a turn
+        monkeypatch.setattr(steps, "ENABLED", False)
+        assert program() == found
+
     def test_a_buffer_that_somebody_else_holds(self) -> None:
         """A step that writes a parameter in place is not replayed where a copy has come to share its buffer."""
         w = torch.arange(8192.0).to("tiny")

@@ -321,6 +321,22 @@ def test_dropout_keeps_16_bits_in_its_gradient():
     assert (answer.dtype, answer.tolist()) == (want.dtype, want.tolist())
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_dropout_computes_nothing_on_the_cpu(dtype, p):
+    """Only the mask is drawn there: the activations used to be copied to the CPU and back at each dropout."""
+    x = torch.linspace(-3, 3, 12).to(dtype).reshape(3, 4).t()
+    torch.manual_seed(0)
+    want = torch.native_dropout(x, p, True)
+    moved = x.to("tiny")
+    before = backend.stats()["copies_out"]
+    torch.manual_seed(0)
+    found = torch.native_dropout(moved, p, True)
+    assert backend.stats()["copies_out"] == before
+    for one, other in zip(found, want, strict=True):
+        assert (one.dtype, one.stride(), one.tolist()) == (other.dtype, other.stride(), other.tolist())
+
+
 def test_convolutions_by_torch_itself():
     """`torch._convolution`, which traced modules call, has a hook for devices that are not PyTorch's; it was empty."""
     x, weight, bias = torch.randn(1, 2, 5), torch.randn(3, 2, 2), torch.randn(3)
