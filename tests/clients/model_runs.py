@@ -29,7 +29,8 @@ from conformance.backend.torch_api.compile import tiny as tiny_compiler
 sys.path.insert(0, str(Path(__file__).parents[2]))  # where it is run as a script
 from tests.clients.models import BY_NAME, MODELS, Model
 
-STEPS, MEASURED = 3, 3
+STEPS = 3
+REPLAYED, MEASURED = 6, 3  # steps after which an eager one is replayed, and how many are measured then
 NEW_TOKENS = 3
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- table: python tests/clients/model_runs.py --write -->", "<!-- end of table -->"
@@ -66,13 +67,13 @@ def compiled(net: nn.Module) -> Any:
 
 
 def train(model: Model, device: str, *, compile: bool = False, dropout: bool = True, measure: bool = False) -> Training:
-    """Train a model for three steps; with `measure` for three more, whose time and kernels are taken."""
+    """Train a model for three steps; with `measure` for more, of which time and kernels of the last are taken."""
     net = made(model, device, dropout=dropout).train()
     call = compiled(net) if compile else net
     inputs = {name: tensor.to(device) for name, tensor in model.inputs().items()}
     optimizer = torch.optim.SGD(net.parameters(), lr=model.lr, momentum=0.9)
     losses, seconds, kernels = [], [], 0
-    for step in range(STEPS + MEASURED * measure):
+    for step in range(STEPS + (REPLAYED + MEASURED) * measure):
         torch.manual_seed(step)
         before, start = backend.stats()["kernels"], time.process_time()
         optimizer.zero_grad()
@@ -84,7 +85,7 @@ def train(model: Model, device: str, *, compile: bool = False, dropout: bool = T
         torch.accelerator.synchronize()
         kernels = backend.stats()["kernels"] - before
         seconds.append(time.process_time() - start)
-    return Training(torch.stack(losses[:STEPS]), kernels, statistics.median(seconds[STEPS:] or seconds))
+    return Training(torch.stack(losses[:STEPS]), kernels, statistics.median(seconds[-MEASURED:]))
 
 
 def generate(model: Model, device: str, *, compile: bool = False) -> tuple[Tensor, Tensor]:

@@ -155,12 +155,15 @@ def _evaluated(family: Polynomials) -> Callable[..., UOp]:
         x, n = (cast(v, dtype) if isinstance(v, UOp) else UOp.const(float(v), dtype) for v in (x, n))
         n = n.cast(dtypes.int64)
         x, n = x.expand(ctx.out.size), n.expand(ctx.out.size)
-        p, q = x.const_like(1.0), family.first(x)
+        # In float64: neighbouring terms cancel, and the CPU's compiler may fuse a product and a difference, which rounds
+        # once.
+        wide = cast(x, dtypes.float64)
+        p, q = wide.const_like(1.0), family.first(wide)
         found = n.eq(0).where(p, q)
         for k in range(1, largest):
-            p, q = q, family.step(x, k, p, q)
+            p, q = q, family.step(wide, k, p, q)
             found = (n > k).where(q, found)
-        return (n < 0).where(0.0, family.special(x, n, found))
+        return (n < 0).where(0.0, family.special(x, n, cast(found, dtype)))
 
     return compute
 
