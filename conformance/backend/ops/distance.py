@@ -16,7 +16,7 @@ from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from . import order
 from .elementary import subtract
-from .reduction import materialize_if_costly, norm
+from .reduction import materialize_if_costly, norm, total
 
 LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, which decides an index
 
@@ -35,8 +35,11 @@ def cdist(ctx: Context, a: UOp, b: UOp, p: float, compute_mode: int | None) -> U
 
 def _length(difference: UOp, p: float) -> UOp:
     """The p-norm along the last dimension; for p = 0 the count of differences, which is nan if one of them is."""
-    length = norm(difference, p, (difference.ndim - 1,))
-    return (difference.ne(difference).any(-1, keepdim=True)).where(math.nan, length) if p == 0 else length
+    last = (difference.ndim - 1,)
+    if p == 0:  # one reduction
+        different = difference.ne(0).cast(difference.dtype)
+        return total(difference.ne(difference).where(different.const_like(math.nan), different), last)
+    return norm(difference, p, last)
 
 
 @value("_pdist_forward")

@@ -155,8 +155,7 @@ def _evaluated(family: Polynomials) -> Callable[..., UOp]:
         x, n = (cast(v, dtype) if isinstance(v, UOp) else UOp.const(float(v), dtype) for v in (x, n))
         n = n.cast(dtypes.int64)
         x, n = x.expand(ctx.out.size), n.expand(ctx.out.size)
-        # In float64: neighbouring terms cancel, and the CPU's compiler may fuse a product and a difference, which rounds
-        # once.
+        # In float64: terms cancel, and the CPU's compiler may fuse a product and a difference, which then round once.
         wide = cast(x, dtypes.float64)
         p, q = wide.const_like(1.0), family.first(wide)
         found = n.eq(0).where(p, q)
