@@ -23,7 +23,7 @@ from tinygrad.uop.ops import UOp
 from ..lazy import access, calls, flush
 from ..lazy.calls import Call
 from ..lazy.dtypes import COMPUTED
-from ..lazy.storage import LazyStorage, storage_of
+from ..lazy.storage import DIRTY, LazyStorage, storage_of
 from ..runtime import recording
 from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
@@ -218,9 +218,14 @@ NOTED = Noted()
 
 def compute_index(storages: Sequence[LazyStorage]) -> None:
     """Let no queued call write these: what computes an index, whose elements are looked at, is a step of its own, which
-    may equal an earlier one."""
+    may equal an earlier one. But where something is written in place, which such a step would compute too, the index
+    alone is computed: the rest takes fewer kernels together."""
     written = [lazy for lazy in storages if lazy.queued == calls.WRITTEN]
-    if written:
+    if not written:
+        return
+    if DIRTY or any(call.read and not call.kind.fresh for call in calls.pending()):
+        calls.settle()
+    else:
         flush.flush(written)
 
 

@@ -70,7 +70,7 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
     STATS.host[str(aten.native_dropout.default)] += 1
     mask = upload(drawn, input.device.index or 0)
     # The scale is rounded in the dtype of the input first, as on the CPU.
-    return mask.to(input.dtype).mul_(1.0 / kept if kept else 0.0).mul_(input), mask
+    return mask.to(input.dtype).mul(1.0 / kept if kept else 0.0).mul(input), mask
 
 
 _dropout_on_cpu = hosted("native_dropout")
