@@ -121,7 +121,7 @@ class TestReplay:
         assert len({k for k, _, _ in each[3:]}) == 1
 
     def test_dropout_and_computed_labels(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A mask drawn anew is an operand, an index that the queue computes ends a step: both are replayed."""
+        """A mask drawn anew is an operand, an index that the queue computes ends a step: the next is replayed."""
 
         def program() -> list[float]:
             torch.manual_seed(0)
@@ -141,7 +141,7 @@ class TestReplay:
 
         before = COUNTERS.replayed
         found = program()
-        assert COUNTERS.replayed - before > 9  # more than one a turn
+        assert COUNTERS.replayed - before > 4
         monkeypatch.setattr(steps, "ENABLED", False)
         assert program() == found
 
