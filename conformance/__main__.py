@@ -19,6 +19,7 @@ JOBS = {
     "watch": ("conformance.report.live", "renew a page on a campaign while it runs"),
     "sizes": ("conformance.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),
     "report": ("conformance.report", "read, compare and merge the results of runs"),
+    "cache": ("conformance.kernels.cache", "carry what tiny has compiled to another machine, and remove what is old"),
     "expectations": ("conformance.expectations", "show and update what is known to fail"),
 }
 

@@ -42,7 +42,8 @@ ORACLES = (
 )
 SIGNIFICANT_STRIDE = "significant_stride"
 """In place of `stride`, for targets that follow PyTorch's own rule: strides of dimensions of length 1 and of tensors
-without elements mean nothing (pytorch#77553). A difference is reported as `stride` all the same."""
+without elements mean nothing (pytorch#77553), nor where a tensor without elements begins, which follows from such
+strides. A difference is reported as `stride` all the same."""
 
 RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", "skip")
 """Oracles beyond those of a result; "skip" is a sample that could not be compared though neither OpInfo nor torch CPU
@@ -70,8 +71,15 @@ SPECIALS = {
     "specials_nan": "nan",
 }
 """Variants that are the function on OpInfo's sample inputs with such values among theirs, by tier."""
+SPECIALS_BACKWARD = {f"{tier}_backward": tier for tier in SPECIALS}
+"""The same of gradients: the tier of a variant's name."""
+TIERS = {**{tier: tier for tier in SPECIALS}, **SPECIALS_BACKWARD}
+"""The tier of each variant that has one."""
 VARIANTS |= {name: f"the function, with special values placed: {what}" for name, what in SPECIALS.items()}
-DIFFERENTIATED = ("backward", "forward_over_backward")
+VARIANTS |= {
+    name: f"the gradients, with special values placed: {SPECIALS[tier]}" for name, tier in SPECIALS_BACKWARD.items()
+}
+DIFFERENTIATED = ("backward", "forward_over_backward", *SPECIALS_BACKWARD)
 """Variants whose sample inputs require gradients."""
 
 LAYOUTS = {

@@ -137,6 +137,8 @@ def differences(
                 found.append(Mismatch(oracle, name, str(one or "nothing"), str(two or "nothing")))
         elif not both or (strided and _significant(want, name) == _significant(got, name)):
             continue
+        elif oracle == "storage_offset" and SIGNIFICANT_STRIDE in oracles and 0 in want["shape", name]:
+            continue  # a narrow to nothing begins as far off as a stride says that means nothing
         elif oracle == "kernels":
             if two > one:
                 found.append(Mismatch(oracle, name, f"at most {one}", str(two), DETAIL[oracle]))
@@ -217,6 +219,11 @@ def differing(
     if bits:
         return ~((want == got) & same_sign(want, got) | want.isnan() & got.isnan())
     rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
+    if want.dtype.is_complex:
+        # An infinite part leaves the distance of two complex numbers undefined, however close the other parts are.
+        parts = [torch.view_as_real(side.resolve_conj()) for side in (got, want)]
+        close = torch.isclose(parts[0], parts[1], rtol=rtol, atol=atol, equal_nan=True).all(-1)
+        return ~(torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True) | close)
     return ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
 
 

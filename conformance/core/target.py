@@ -19,7 +19,7 @@ from conformance.core.errors import TargetError
 from conformance.core.features import FEATURES
 from conformance.core.input_layout import lay_out
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
-from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, VARIANTS
+from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, SPECIALS_BACKWARD, VARIANTS
 from conformance.core.profile import Profile
 
 
@@ -105,7 +105,8 @@ class Target:
     def unsupported_variants(self) -> frozenset[str]:
         """Variants of op_db that it does not support. `backward` among `unsupported` is the step of a program where
         functions are transformed: a sample's gradients are taken outside of the function."""
-        return self.unsupported & VARIANTS.keys() - ({"backward"} if self.transforms_program else set())
+        named = self.unsupported & VARIANTS.keys() - ({"backward"} if self.transforms_program else set())
+        return named | (SPECIALS_BACKWARD.keys() if "backward" in named else set())
 
     @property
     def shows_values(self) -> bool:

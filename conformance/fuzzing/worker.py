@@ -224,7 +224,7 @@ def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> 
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
     found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
-    return found.flaky() if _judged(shard, number, program, locate=False).passed else found
+    return found.flaky() if verdict.vanished or _judged(shard, number, program, locate=False).passed else found
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
@@ -279,7 +279,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
 
     small = reduce_until(program, fails, trials, until)
     verdict = judge_program(small, target)
-    if not verdict.mismatches:
+    if not verdict.mismatches or verdict.vanished:
         return finding
     cause = cause_of(small, verdict, lambda other: bool(verdict_of(other).mismatches))
     return replace(

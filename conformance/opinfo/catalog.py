@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from conformance.core.names import SPECIALS
+from conformance.core.names import SPECIALS, SPECIALS_BACKWARD
 from conformance.core.torch_compat import default_tolerances, nondeterministic, op_db
 from conformance.opinfo import overloads
 from conformance.opinfo.plan import Case, Entry
@@ -84,6 +84,7 @@ def _variants(op: Any) -> frozenset[str]:
         "forward_over_backward": op.supports_autograd and op.supports_fwgrad_bwgrad,
         "error_inputs": op.error_inputs_func is not None,
         **dict.fromkeys(SPECIALS, True),
+        **dict.fromkeys(SPECIALS_BACKWARD, op.supports_autograd),
     }
     return frozenset(name for name, present in has.items() if present)
 

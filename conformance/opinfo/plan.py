@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.core.errors import UsageError
-from conformance.core.names import DIFFERENTIATED, DTYPES, LAYOUTS, SPECIALS, VARIANTS, nearest
+from conformance.core.names import (
+    DIFFERENTIATED,
+    DTYPES,
+    LAYOUTS,
+    SPECIALS,
+    SPECIALS_BACKWARD,
+    TIERS,
+    VARIANTS,
+    nearest,
+)
 from conformance.core.result import Named, Outcome, Result
 
 
@@ -113,7 +122,8 @@ def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[
     if words == ["all"]:
         return known
     if "specials_zeros" in known:
-        words = [name for word in words for name in (SPECIALS if word == "specials" else (word,))]
+        groups: dict[str, Iterable[str]] = {"specials": SPECIALS, "specials_backward": SPECIALS_BACKWARD}
+        words = [name for word in words for name in groups.get(word, (word,))]
     for word in words:
         if word not in known:
             near = nearest(word, known) or f"; choose from {', '.join(known)}"
@@ -156,7 +166,8 @@ def add_options(add: Callable[..., Any]) -> None:
         ("variant", "forward", VARIANTS),
         ("layout", "as_sampled", LAYOUTS),
     ):
-        listed = [name for name in among if name not in SPECIALS] + ["specials"] * (among is VARIANTS)
+        listed = [name for name in among if name not in TIERS]
+        listed += ["specials", "specials_backward"] * (among is VARIANTS)
         known = f"of {', '.join(listed)}" if among else "several"
         add(f"--{name}", action="append", metavar="A,B", help=f"{usual} (default), {known}, or all")
     add("--samples", metavar="N|all", help="samples an op (default: 20, or what the suite says)")
@@ -228,8 +239,8 @@ def _cases(catalog: Sequence[Entry], wanted: Selection) -> Iterable[Case]:
             # Error inputs choose their dtypes and layouts themselves.
             own = variant == "error_inputs"
             supported = entry.backward_dtypes if variant in DIFFERENTIATED else entry.dtypes
-            if variant in SPECIALS:
-                supported = frozenset(name for name in supported if name.startswith(("float", "bfloat", "int", "uint")))
+            if variant in TIERS:
+                supported = supported - {"bool"}
             for dtype in wanted.dtypes[:1] if own else [name for name in wanted.dtypes if name in supported]:
                 for layout in wanted.layouts[:1] if own else wanted.layouts:
                     yield Case(entry.op, entry.overload, entry.family, dtype, variant, layout, wanted.samples)
@@ -248,7 +259,7 @@ ADDING_UP = frozenset(
 def takes_specials(op: str, family: str, dtype: str) -> tuple[str, ...]:
     """Which arguments take special values; empty for all. An integer argument is as often an index, which torch CPU
     need not check, as a number."""
-    return SORTED.get(op, () if "float" in dtype or family == "binary" else ("input",))
+    return SORTED.get(op, () if dtype.startswith(("float", "bfloat", "complex")) or family == "binary" else ("input",))
 
 
 def longest_first(cases: Sequence[Case], seconds: Mapping[str, float]) -> list[Case]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from conformance.core.names import DIFFERENTIATED, ORACLES, SPECIALS
+from conformance.core.names import DIFFERENTIATED, ORACLES, SPECIALS_BACKWARD, TIERS
 from conformance.core.script import Bug, carried, judged, render
 from conformance.opinfo.plan import ADDING_UP, Case, takes_specials
 
@@ -21,7 +21,11 @@ DRAWN = {
     "reference_inputs": "op.reference_inputs(torch.device('cpu', 0), torch.{dtype})",
 }
 CALLED = {"method": "op.method_variant", "inplace": "op.inplace_variant"}
-AROUND = {"backward": "gradients", "forward_over_backward": "derivatives"}
+AROUND = {
+    "backward": "gradients",
+    "forward_over_backward": "derivatives",
+    **dict.fromkeys(SPECIALS_BACKWARD, "gradients"),
+}
 """The function that makes the call, by variant."""
 
 
@@ -48,12 +52,12 @@ def from_op_db(
     kept = f", {{storage_key(x) for name, x in leaves(given).items() if name in {sorted(stays)}}}" * bool(stays)
     names = takes_specials(case.op, case.family, case.dtype)
     rest = f"{kept}{f', names={names}' * bool(names)}{', positive=True' * (case.family in ADDING_UP)}"
-    special = f"given = placed(given, {case.variant!r}, torch.{case.dtype}{rest})"
+    special = f"given = placed(given, {TIERS.get(case.variant)!r}, torch.{case.dtype}{rest})"
     layout = "" if case.layout == "as_sampled" else case.layout
     extra = "".join([f", layout={layout!r}" * bool(layout), f", stays={sorted(stays)}" * bool(stays)])
     inputs = [
         "given = {'input': sample.input, 'args': sample.args, 'kwargs': sample.kwargs}",
-        *[special] * (case.variant in SPECIALS),
+        *[special] * (case.variant in TIERS),
         f"made = {'sent' if plain else 'moved'}(given, device{extra})",
     ]
     given = ["input", "args", "kwargs"]

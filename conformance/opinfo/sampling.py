@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from conformance.core.moving import MARKER, leaves, map_leaves, storage_key
-from conformance.core.names import DIFFERENTIATED, SPECIALS
+from conformance.core.names import DIFFERENTIATED, TIERS
 from conformance.core.torch_compat import op_db_outside_tests
 from conformance.opinfo import catalog, seeding, specials
 from conformance.opinfo.plan import ADDING_UP, takes_specials
@@ -102,10 +102,10 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
             sample.process = given.output_process_fn_grad
         if variant == "error_inputs":
             sample.error_type, sample.error_regex = item.error_type, item.error_regex
-        if variant in SPECIALS:
+        if variant in TIERS:
             family, before = catalog.family(op), sample.tree
             names, positive = takes_specials(op.name, family, str(dtype)), family in ADDING_UP
-            sample.take(specials.placed(before, variant, dtype, sample.kept, names, positive=positive))
+            sample.take(specials.placed(before, TIERS[variant], dtype, sample.kept, names, positive=positive))
             sample.changed = any(a is not b for a, b in zip(leaves(before), leaves(sample.tree), strict=True))
         if layout != "as_sampled":
             _lay_out(sample, layout)

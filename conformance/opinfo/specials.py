@@ -2,6 +2,7 @@
 
 Defines `placed`. The key insight: a clean sample says what an op accepts, so its shapes and arguments stay and
 only elements change, at places drawn from the tensor's position and size: the same on every machine, and in a script.
+A complex number takes special values in its real part, in its imaginary part, or in both.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ INTEGER_TIERS: dict[str, Callable[[torch.iinfo], Sequence[int]]] = {
 """The values of a tier, of a dtype's limits; a tier that is missing leaves integers as they are."""
 
 
+PARTS = ((0,), (1,), (0, 1))
+"""Which parts of a complex number become special: the real, the imaginary, or both; a real number has the first."""
+
+
 def placed(
     tree: dict[str, Any],
     tier: str,
@@ -65,13 +70,19 @@ def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Conta
         return leaf
     drawn = random.Random(f"{tier} {position} {tuple(leaf.shape)}")
     with torch.no_grad():
-        flat = leaf.detach().reshape(-1).clone()
+        flat = leaf.detach().resolve_conj().reshape(-1).clone()
         if tier == "specials_equal":
             flat[:] = flat[0].item()
         else:
             share = 1 if tier == "specials_ties" else SHARE
             places = [at for at in range(len(flat)) if drawn.randrange(share) == 0] or [drawn.randrange(len(flat))]
-            flat[places] = torch.tensor([drawn.choice(values) for _ in places], dtype=dtype)
+            parts = torch.view_as_real(flat).unbind(-1) if dtype.is_complex else (flat,)
+            # Complex numbers are equal in both parts only.
+            which = PARTS if tier != "specials_ties" else PARTS[2:]
+            chosen = [drawn.choice(which) if dtype.is_complex else PARTS[0] for _ in places]
+            for part, numbers in enumerate(parts):
+                taken = [at for at, among in zip(places, chosen, strict=True) if part in among]
+                numbers[taken] = torch.tensor([drawn.choice(values) for _ in taken], dtype=numbers.dtype)
         if tier == "specials_extremes" and positive and dtype.is_floating_point:
             flat = flat.abs()
         made = torch.empty_like(leaf.detach()).copy_(flat.view(leaf.shape))
@@ -79,12 +90,12 @@ def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Conta
 
 
 def special_values(dtype: torch.dtype, tier: str) -> Sequence[float]:
-    """The values of a tier in a dtype, any where all are to be equal; none where it has none, as a bool or a complex
-    number."""
+    """The values of a tier in a dtype, of a complex one those of a part; any where all are to be equal; none where it
+    has none, as a bool."""
     if tier == "specials_equal":
         return (1,)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return FLOAT_TIERS[tier](torch.finfo(dtype))
-    if dtype.is_complex or dtype is torch.bool or tier not in INTEGER_TIERS:
+    if dtype is torch.bool or tier not in INTEGER_TIERS:
         return ()
     return INTEGER_TIERS[tier](torch.iinfo(dtype))

@@ -100,7 +100,9 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         names = ", ".join(f"{name} ({count})" for name, count in fallen.most_common())
         console.print(f"fell back to the CPU: {escape(names)}", highlight=False)
     if changes is not None:
-        console.print(f"since the baseline:\n{escape(compare.text(changes))}", highlight=False)
+        # A case and what became of it stay one line in a log, where a search for FAIL must find the name too.
+        text = f"since the baseline:\n{escape(compare.text(changes))}"
+        console.print(text, highlight=False, soft_wrap=not console.is_terminal)
     if os.environ.get("GITHUB_ACTIONS"):
         print("\n".join(machine.error_lines(made)))
     console.print(f"report: {escape(str(folder / 'conformance.html'))}", highlight=False)

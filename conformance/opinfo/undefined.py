@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from conformance.core.moving import tensors
-from conformance.core.oracles import Mismatch
+from conformance.core.names import TIERS
+from conformance.core.observation import Observation
 from conformance.opinfo.plan import Case
 from conformance.opinfo.variants import Call
 
@@ -25,20 +26,30 @@ TABLE: dict[str, Any] = tomllib.loads((Path(__file__).parent / "undefined.toml")
 def fault_of(case: Case) -> tuple[str, bool]:
     """Why torch CPU is known to be wrong in this case, and whether it dies of it; empty where it is not."""
     for fault in TABLE["fault"]:
-        if _among(case, fault["ops"]) and case.variant in fault["variants"]:
+        if _among(case, fault["ops"]) and TIERS.get(case.variant) in fault["variants"]:
             return f"torch CPU is wrong here: {fault['why']}", fault.get("dies", False)
     return "", False
 
 
-def open_to(case: Case, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """A bool tensor, true at the elements of a result for which torch CPU's answer decides nothing."""
+def open_to(case: Case, call: Call, oracle: str, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """A bool tensor, true at the elements of a result or a gradient for which torch CPU's answer decides nothing."""
+    if case.op in TABLE["loops"]["gradient_at_nan"] and oracle == "grad":
+        given = call.sample.input.detach()
+        return given.isnan() if given.shape == want.shape else torch.zeros(want.shape, dtype=torch.bool)
+    if case.op in TABLE["ties"] and oracle == "grad":
+        return _shared(case.op, call, want, got)
     if case.op in TABLE["ties"]:
-        return _tied(call, TABLE["ties"][case.op], want, got)
+        tied = _tied(call, TABLE["ties"][case.op], want, got)
+        return (
+            tied | _unordered(call, TABLE["unordered"][case.op], want, got) if case.op in TABLE["unordered"] else tied
+        )
     if _among(case, TABLE["lapack"]["ops"]):
         return torch.ones(want.shape, dtype=torch.bool)
     finite = all(bool(one.isfinite().all()) for one in tensors(call.tree) if one.layout is torch.strided)
-    if not finite and _among(case, TABLE["spread"]["ops"]):
+    if not finite and (_among(case, TABLE["spread"]["ops"]) or (want.is_complex() and cancels(case))):
         return ~got.isfinite()
+    if want.is_complex() and case.op in TABLE["direction"]["ops"]:
+        return ~got.isfinite() & ~want.isfinite()
     return torch.zeros(want.shape, dtype=torch.bool)
 
 
@@ -55,10 +66,16 @@ def has_signed_zeros(case: Case) -> bool:
     return case.variant == "specials_zeros" and case.family in signed["families"] and not _among(case, signed["but"])
 
 
-def of_rounding(case: Case, mismatch: Mismatch) -> bool:
-    """Whether one side alone calls a matrix singular, which is a matter of rounding."""
-    singular = "_LinAlgError" in (mismatch.expected, mismatch.actual)
-    return mismatch.oracle == "error" and singular and _among(case, TABLE["lapack"]["ops"])
+def cancels(case: Case) -> bool:
+    """Whether results are sums of products, in which torch CPU's own rounding may be most of what is left."""
+    return case.family in TABLE["cancels"]["families"]
+
+
+def of_rounding(case: Case, expected: Observation, actual: Observation) -> bool:
+    """Whether one side alone calls a matrix singular, which is a matter of rounding: then nothing can be compared, and
+    the other side alone has results and gradients."""
+    kinds = [side.error.kind if side.error is not None else "" for side in (expected, actual)]
+    return kinds[0] != kinds[1] and "_LinAlgError" in kinds and _among(case, TABLE["lapack"]["ops"])
 
 
 def _among(case: Case, globs: Collection[str]) -> bool:
@@ -68,12 +85,50 @@ def _among(case: Case, globs: Collection[str]) -> bool:
 def _tied(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     """Where two indices name equal elements of the input; nan equals nan."""
     given, none = call.sample.input, torch.zeros(want.shape, dtype=torch.bool)
-    args, kwargs = call.sample.args, call.sample.kwargs
-    if want.dtype != torch.int64 or kwargs.get("stable") or not given.dim():
+    if want.dtype != torch.int64 or call.sample.kwargs.get("stable") or not given.dim():
         return none
-    dim = kwargs.get("dim", args[place] if len(args) > place else -1)
+    dim = _dim(call, place)
     indices = [side if side.dim() == given.dim() else side.unsqueeze(dim) for side in (want, got)]
     if any(bool(((index < 0) | (index >= given.shape[dim])).any()) for index in indices):
         return none
     one, two = (given.detach().gather(dim, index) for index in indices)
     return ((one == two) | (one.isnan() & two.isnan())).view(want.shape)
+
+
+def _unordered(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Where a nan is among the elements that a result was chosen from, and this one is one of them, or its index."""
+    given, none = call.sample.input, torch.zeros(want.shape, dtype=torch.bool)
+    if not given.dim() or not given.is_floating_point():
+        return none
+    dim = _dim(call, place)
+    side = got if got.dim() == given.dim() else got.unsqueeze(dim)
+    if got.dtype == torch.int64:
+        among = (side >= 0) & (side < given.shape[dim])
+    else:
+        among = ((given == side) | (given.isnan() & side.isnan())).any(dim, keepdim=True)
+    return (given.isnan().any(dim, keepdim=True) & among).view(want.shape)
+
+
+def _shared(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Where the gradient of the element that was chosen may be that of another which equals it, or of any beside a nan
+    where that is in no order: as much must reach them all."""
+    given, place = call.sample.input.detach(), TABLE["ties"][op]
+    if want.shape != given.shape or not given.dim():
+        return torch.zeros(want.shape, dtype=torch.bool)
+    named = "dim" in call.sample.kwargs or len(call.sample.args) > place
+    dim = 0 if op == "msort" else _dim(call, place)
+    whole = not named and op in ("median", "nanmedian")
+    x, *sides = (one.flatten() if whole else one.transpose(dim, -1) for one in (given, want, got))
+    equal = (x.unsqueeze(-1) == x.unsqueeze(-2)) | (x.isnan().unsqueeze(-1) & x.isnan().unsqueeze(-2))
+    if op in TABLE["unordered"]:
+        equal |= x.isnan().any(-1)[..., None, None]
+    sums = [torch.where(equal, side.unsqueeze(-2), 0).sum(-1) for side in sides]
+    # rtol is torch.testing's for float32; the terms of a sum are few, and of the size of the gradient that came in.
+    same = torch.isclose(sums[0], sums[1], rtol=1.3e-6, atol=1e-6, equal_nan=True)
+    return same.view(want.shape) if whole else same.transpose(dim, -1)
+
+
+def _dim(call: Call, place: int) -> int:
+    """The dimension that a call names, among its arguments after the input at `place`, or the last."""
+    args = call.sample.args
+    return int(call.sample.kwargs.get("dim", args[place] if len(args) > place else -1))

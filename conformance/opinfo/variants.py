@@ -19,7 +19,7 @@ from conformance.core.errors import UserError
 from conformance.core.executor import Transform, signature_of
 from conformance.core.loading import load_target
 from conformance.core.moving import map_leaves, moved, observable, taken_apart, tensors
-from conformance.core.names import SPECIALS
+from conformance.core.names import SPECIALS, SPECIALS_BACKWARD
 from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
 from conformance.core.torch_compat import is_zerotensor
@@ -152,10 +152,10 @@ def _function(op: Any, sample: Sample) -> Iterator[Call]:
     yield Call(sample, sample.tree, _named(op.op), script.function_name(op))
 
 
-def _special(op: Any, sample: Sample) -> Iterator[Call]:
+def _special(made: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sample) -> Iterator[Call]:
     if not sample.changed:
         raise Skip(NO_SPECIALS)
-    yield from _function(op, sample)
+    yield from made(op, sample)
 
 
 def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
@@ -261,5 +261,6 @@ VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
     "out": _out,
     "backward": functools.partial(_differentiated, _backward),
     "forward_over_backward": functools.partial(_differentiated, _forward_over_backward),
-    **dict.fromkeys(SPECIALS, _special),
+    **dict.fromkeys(SPECIALS, functools.partial(_special, _function)),
+    **dict.fromkeys(SPECIALS_BACKWARD, functools.partial(_special, functools.partial(_differentiated, _backward))),
 }

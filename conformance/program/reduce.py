@@ -208,8 +208,9 @@ def plainer_steps(program: Program) -> Iterator[Program]:
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
-    """Plainer calls of the same op; or `add_(1)` in place of other arithmetic, and `logical_not_()` in place of other
-    comparisons, so that what any of it shows is shown by one op and is one finding."""
+    """Plainer calls of the same op; or `add_(1)` in place of other arithmetic and of op_db's writes, and
+    `logical_not_()` in place of other comparisons, so that what any of it shows is shown by one op and is one
+    finding."""
     for name in step.under:
         yield replace(step, under=tuple(other for other in step.under if other != name))
     if step.op in OPS and OPS[step.op].family == "arithmetic" and step.op != "add_":
@@ -222,13 +223,23 @@ def plainer_step(step: Step) -> Iterator[Step]:
                 yield replace(step, times=times)
         return
     if step.op in OPS and OPS[step.op].settled:
+        for written in _written(step):
+            yield replace(step, op="add_", args=(written, 1), kwargs={})
         return  # what a sample of op_db says beside its tensors belongs together: other numbers may crash torch CPU
     for key in step.kwargs:
-        if key != "out":
+        if key not in ("out", "device"):  # without its device, a new tensor lies on the CPU
             yield replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
     for at, arg in enumerate(step.args):
         for plainer in plainer_argument(arg):
             yield replace(step, args=(*step.args[:at], plainer, *step.args[at + 1 :]))
+
+
+def _written(step: Step) -> list[Json]:
+    """The tensors that a call of op_db's writes: `out`, one or several, or what its in-place method is called on."""
+    out = step.kwargs.get("out") if OPS[step.op].writes == "out" else None
+    if isinstance(out, dict) and "tuple" in out:
+        return list(out["tuple"])
+    return [out] if out is not None else [step.args[0]] if OPS[step.op].writes == 0 else []
 
 
 def plainer_argument(arg: Json) -> Iterator[Json]:

@@ -8,6 +8,7 @@ numbers computed exactly, or rounded. Drawing, shrinking and replaying all use t
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ class Shadow(RunningProgram):
         super().__init__(program)
         self.ops = ops
         self.levels: dict[int, int] = {}
+        self.ends: dict[int, int] = {}  # of storages made larger than their results: bytes up to which they are defined
         self.kept: list[Any] = [tensor.untyped_storage() for tensor in self.env.values()]
         self.has_pieces = False
         self.avoided: Counter[str] = Counter()
@@ -104,8 +106,7 @@ class Shadow(RunningProgram):
                 self.avoided[f"{why}: {step.op}"] += 1
                 return None
             declared = replace(step, raises=type(raised).__name__, out=())
-            self.done += 1
-            self.answers[f"step {self.done}"] = "raised"
+            self.step(declared)  # a backward that raises midway has freed what other graphs saved, which `cells` lacks
         self.steps.append(declared)
         return declared
 
@@ -157,6 +158,8 @@ class Shadow(RunningProgram):
         copy = Shadow(replace(self.program, storages=(), inputs=(), steps=()))
         copy.env = _copied(self.env)
         copy.levels = {storage_key(copy.env[name]): self.level(tensor) for name, tensor in self.env.items()}
+        ends = {storage_key(copy.env[name]): self.ends.get(storage_key(t)) for name, t in self.env.items()}
+        copy.ends = {key: end for key, end in ends.items() if end is not None}
         for turn in range(loop.times):
             for inner in loop.inside():
                 hazard = copy.hazard(OPS[inner.op], *copy.arguments(inner, turn))
@@ -241,10 +244,15 @@ class Shadow(RunningProgram):
             if 0 < precision(tensor) < coarsest:
                 raise Undefined("rounded values in a dtype that rounds less")
             self.levels[key] = max(self.levels.get(key, MOVED), reached)
+            if key not in old and op.effect != VIEW and tensor.untyped_storage().nbytes() > layouts.end(tensor):
+                self.ends[key] = max(self.ends.get(key, 0), layouts.end(tensor))
             if self.levels[key] == ROUNDED and any(
                 other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()
             ):
                 raise Undefined("rounded values, or nan, seen as bits of another dtype")
+
+        if self.ends and any(layouts.end(t) > self.ends.get(storage_key(t), sys.maxsize) for t in self.env.values()):
+            raise Undefined("memory beside a result, of which torch promises nothing")
 
     def within(self, step: Step, call: Callable[[], Any]) -> Any:
         """What the call gives under the step's states, its aten ops counted, and those that enter a state."""

@@ -69,6 +69,11 @@ class Verdict:
         """Whether it ran and every oracle agreed."""
         return not self.mismatches and not self.unsupported
 
+    @property
+    def vanished(self) -> bool:
+        """Whether the failure was gone when the program was run again: as the last of its own beginnings, it passed."""
+        return self.lazy_only and self.bad_step is None
+
 
 class CpuFunction(Target):
     """torch CPU running a program as one function, and no compiler."""

@@ -17,7 +17,8 @@ from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
 class FakeTarget(Target):
     name = "fake"
     oracles = METADATA
-    unsupported = NEEDS_VALUES
+    unsupported = NEEDS_VALUES | {"thread"}
+    """A mode is its thread's own: what another thread makes is no fake tensor."""
 
     def prepare(self) -> None:
         """One mode for all programs."""

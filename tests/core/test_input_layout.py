@@ -10,6 +10,7 @@ import torch
 from conformance.core import result as model
 from conformance.core.input_layout import LayoutUnavailable, lay_out, unfolded
 from conformance.core.loading import load_target
+from conformance.core.versions import holds
 from conformance.fuzzing.command import main
 from conformance.opinfo import runner
 
@@ -39,7 +40,9 @@ class TestTorchCpuWithout:
         words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", str(programs)]
         assert main([*words, "--only", "op_db", "--reports", str(tmp_path)]) == 0
         drawn = model.load(tmp_path / "fuzz.json").drawn
-        assert drawn is not None and drawn.called > 5 * programs and drawn.compared >= 0.8 * programs
+        share = 0.8 if holds("<2.15") else 0.75  # op_db of 2.15 has an input more that no view can make
+        assert drawn is not None and drawn.called > 5 * programs and drawn.compared >= share * programs
+        assert drawn.compared + sum(drawn.unsupported.values()) == programs
 
     @pytest.mark.parametrize("shard", ["1/16", pytest.param("1/4", marks=pytest.mark.slow)])
     def test_op_db_agrees(self, shard, tmp_path):

@@ -48,6 +48,17 @@ class TestMetadata:
         assert seen_by(one.as_strided((2, 0), (3, 1)), one.as_strided((2, 0), (7, 5)), **rules) == []
         assert seen_by(one.as_strided((1, 3), (3, 1)), one.as_strided((1, 3), (3, 2)), **rules) == ["stride"]
 
+    def test_where_nothing_begins_follows_from_strides_that_mean_nothing(self):
+        """`narrow(0, 1, 0)` of one row begins a row further, however long that is; where there is an element, its place
+        is judged."""
+        rules = {"oracles": ("shape", "storage_offset", "significant_stride")}
+        one = torch.zeros(9)
+        a, b = (one.as_strided((1, 3), (stride, 1)) for stride in (3, 7))
+        assert a.narrow(0, 1, 0).storage_offset() != b.narrow(0, 1, 0).storage_offset()
+        assert seen_by(a.narrow(0, 1, 0), b.narrow(0, 1, 0), **rules) == []
+        assert seen_by(a.narrow(0, 1, 0), b.narrow(0, 1, 0), oracles=("shape", "storage_offset")) == ["storage_offset"]
+        assert seen_by(a.narrow(1, 0, 1), b.narrow(1, 1, 1), **rules) == ["storage_offset"]
+
     def test_alias_is_storage_identity(self):
         """A copy where CPU gives a view, or a view where CPU gives a copy, is seen although all values agree."""
         a = torch.zeros(4)
@@ -118,6 +129,14 @@ class TestValues:
         """The report says how many elements differ and where the first is."""
         [mismatch] = compare(observe(torch.zeros(2, 2)), observe(torch.tensor([[0.0, 0.0], [5.0, 5.0]])))
         assert "2 of 4 elements differ" in mismatch.detail and "at (1, 0): expected 0.0, got 5.0" in mismatch.detail
+
+
+class TestInfiniteParts:
+    def test_the_other_part_may_be_rounded(self):
+        """Beside an infinite part a last digit of the other was a difference; another number there is one."""
+        want, near, far = (torch.tensor([complex(re, -float("inf"))]) for re in (4.873692, 4.873691, 4.9))
+        assert not compare(observe({"x": want}), observe({"x": near}))
+        assert [m.oracle for m in compare(observe({"x": want}), observe({"x": far}))][:1] == ["value"]
 
 
 class TestStorage:

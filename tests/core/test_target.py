@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conformance.core.errors import TargetError
 from conformance.core.loading import describe_target, load_target
 from conformance.core.moving import storage_key, whole_storage
+from conformance.core.names import SPECIALS_BACKWARD
 from conformance.core.target import Target
 from conformance.fuzzing.command import main
 from conformance.program.model import read_program
@@ -227,7 +228,7 @@ class Forward(Target):
 def test_variants_that_are_left_out() -> None:
     """A device that leaves out the step `backward` has no such variant either. `functionalize` has: op_db's gradients
     are taken outside of the function, and were refused along with the step."""
-    assert Forward().unsupported_variants == {"backward"}
+    assert Forward().unsupported_variants == {"backward", *SPECIALS_BACKWARD}
     for spec, left_out in {
         "functionalize": {"forward_over_backward"},
         "compile:aot_eager": {"forward_over_backward"},

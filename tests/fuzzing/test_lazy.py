@@ -92,8 +92,9 @@ def test_a_campaign_names_it(forgetful, tmp_path):
 
 
 def test_drawn_programs_find_it(forgetful, tmp_path):
-    """Without a hint, within 60 programs."""
+    """Without a hint, within 60 programs. Memory that it never writes holds anything: such failures may be FLAKY."""
     assert main(["--target", forgetful, "--programs", "60", "--without", "op_db", "--reports", str(tmp_path)]) == 1
-    found = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
+    saved = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
+    found = [one for one in saved if one["kind"] != "FLAKY"]
     assert any("only together" in one["signature"] and one["first_bad_step"] for one in found)
     assert not any("only together" in one["signature"] and not one["first_bad_step"] for one in found)

@@ -36,6 +36,30 @@ def test_a_step_gives_all_results_that_it_names():
     assert scope["program"](*make_inputs(small).values()).keys() == {"b", "c"}
 
 
+CONSTANT = {"tensor": [1.5], "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step("op_db.inplace:exp_", (tensor("a"),)),
+        Step("op_db.out:digamma", (CONSTANT,), {"out": tensor("a")}),
+        Step("op_db.out:frexp", (CONSTANT,), {"out": {"tuple": [tensor("a"), {"tensor": [0], "dtype": "int32"}]}}),
+    ],
+)
+def test_a_write_of_op_db_becomes_an_addition(step):
+    """A write that is lost whatever it computes is one finding; it was one for each of 17 functions."""
+    small = reduce_program(holding([0], size=1).with_steps((step,)), lambda one: len(one.steps) == 1)
+    assert small.steps == (Step("add_", (tensor("a"), 0)),)
+
+
+def test_a_new_tensor_keeps_its_device():
+    """Without it, the tensor lies on the CPU, and a finding about devices became one about two of them."""
+    made = Step("full.state", ([2], 1.5), {"device": {"device": 0}}, out=("b",))
+    small = reduce_program(holding([0]).with_steps((made,)), lambda one: len(one.steps) == 1)
+    assert small.steps == (Step("full.state", ([], 0), {"device": {"device": 0}}, out=("b",)),)
+
+
 class TestValues:
     @pytest.mark.parametrize(
         ("fails", "values"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
-from conformance.core.finding import FAIL
+from conformance.core.finding import FAIL, FLAKY
 from conformance.core.moving import map_tensors
 from conformance.core.oracles import Mismatch
-from conformance.fuzzing.worker import Finding, shrink
+from conformance.fuzzing.plan import Plan, Shard
+from conformance.fuzzing.worker import Finding, confirmed, shrink
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import gist, judge_program, signature
@@ -192,3 +195,34 @@ class TestStepByStep:
         verdict = judge_program(Program(*inputs, steps), Lazy())
         assert not verdict.passed
         assert "only when each step is computed by itself" in verdict.mismatches[0].detail
+
+
+class TestVanished:
+    """A failure that is gone when the program is run again, as the last of its own beginnings, is not a found step."""
+
+    PROGRAM = program(FILL, Step("add_", (tensor("a"), 1)))
+    SAVED = Finding(FAIL, 0, 0, "as drawn", program(FILL, *PROGRAM.steps), (Mismatch("value", "a", "8", "9", ""),))
+
+    @staticmethod
+    def target() -> Faulty:
+        """`add_` is wrong in its first, fourth, ... run: in the whole program, and in none of the runs that look for
+        the first bad step."""
+        counted = itertools.cycle((2, 1, 1))
+        return Faulty().plant("add_", lambda call: call.having(1, next(counted)))
+
+    def test_its_finding_is_flaky(self, monkeypatch):
+        """Of a device whose memory is never written, what was in it decided, and the finding had no step."""
+        target = self.target()
+        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: target)
+        verdict = judge_program(self.PROGRAM, target)
+        assert verdict.vanished and not verdict.passed
+        shard = Shard(Plan("lost"), 0, 1)
+        assert confirmed(shard, 0, self.PROGRAM, verdict).kind == FLAKY
+        steady = replace(verdict, bad_step=2, lazy_only=False)
+        assert confirmed(shard, 0, self.PROGRAM, steady).kind == FAIL  # since the second run is wrong, as the first was
+
+    def test_a_smaller_program_of_it_is_not_kept(self, monkeypatch):
+        """The finding stays as it was drawn, with the step that it had."""
+        target = self.target()
+        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: target)
+        assert shrink("lost", self.SAVED, 0) == self.SAVED

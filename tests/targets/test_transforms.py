@@ -63,6 +63,7 @@ OVERLAPPING = Program(
     (Input("a", 0, "float32", (2,), (0,)),),
     (Step("add_", (tensor("a"), 1), raises="RuntimeError"),),
 )
+THREADED = Program(STORAGES, (A,), (Step("add_", (tensor("a"), 1), under=("thread",)),))
 ASKS = Program(STORAGES, (A,), (Step("is_contiguous", (tensor("a"),)),))
 UNFOLD_WITH_GAPS = Program(
     (Storage("float32", 5),),
@@ -336,6 +337,8 @@ class TestLeftOut:
             ("meta", OVERLAPPING, "a write that raises"),
             ("meta", ASKS, "questions"),
             ("meta", RAISES, ""),
+            ("meta", THREADED, ""),
+            ("fake", THREADED, "under thread"),
             ("functionalize", ASKS, "is_contiguous"),
             ("functionalize", WRITE_THROUGH_A_VIEW, ""),
         ],

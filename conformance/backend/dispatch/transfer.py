@@ -28,6 +28,8 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
 
     Where the host can address the device's memory this is that memory: copy before anything is written.
     """
+    if not lazy.nbytes:  # its buffer, where it has one, is never allocated
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     memory, number = flush.to_host(lazy, needed)
     if memory is None:
         assert number is not None
@@ -35,8 +37,6 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
         return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real, device="cpu").view(torch.uint8)[
             : lazy.nbytes
         ]
-    if not len(memory):
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(memory, dtype=torch.uint8)[: lazy.nbytes]
 
 

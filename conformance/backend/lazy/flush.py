@@ -48,7 +48,7 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
 
     `why` is the reason that a trace reports.
     """
-    recording.check_closed("it needs a value before it ends")
+    recording.check_closed("needs values while the graph is recorded")
     storages = list(storages)
     with LOCK, Subnormals():
         step = steps.begun(storages) if dirty else None

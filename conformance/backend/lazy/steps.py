@@ -187,16 +187,9 @@ def _state(storage: LazyStorage, buffers: dict[UOp, int]) -> Any:
 def _graph(value: UOp, buffers: dict[UOp, int]) -> tuple[Any, ...]:
     """A lazy value as a key; the buffers that it reads are numbered."""
     graph = canonical([value])
-    if not all(node.op is Ops.BUFFER or node.op not in _OUTSIDE for node in graph.nodes):
+    if not all(node.op is Ops.BUFFER or node.op not in expressions.OUTSIDE for node in graph.nodes):
         raise _Unlike
     return graph.key, *[buffers.setdefault(b, len(buffers)) for b in graph.buffers]
-
-
-def _buffers_of(value: UOp) -> set[UOp]:
-    return {node for node in value.toposort() if node.op in _OUTSIDE}
-
-
-_OUTSIDE = frozenset({Ops.BUFFER, Ops.CALL, Ops.AFTER, Ops.PARAM})
 
 
 def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
@@ -211,7 +204,7 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
         if id(storage) in places or not storage.is_lazy():
             continue
         value = storage.base_value()
-        reads = _buffers_of(value)
+        reads = expressions.read_by(value)
         if not reads:
             key.append(value)
         elif any(b.op is not Ops.BUFFER for b in reads):
@@ -341,7 +334,7 @@ def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwr
             return None
         flat, view = storage.flat, None if storage.flat is not None else storage.view
         value = storage.base_value()
-        outside = list(_buffers_of(value)) if flat is not None or view is not None else []
+        outside = list(expressions.read_by(value)) if flat is not None or view is not None else []
         donor = storage.donor
         if any(b not in table for b in outside) or (donor is not None and donor not in table):
             return None

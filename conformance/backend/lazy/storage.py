@@ -278,6 +278,15 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
     return storage
 
 
+def stand_in(nbytes: int, index: int, dtype: DType) -> tuple[torch.UntypedStorage, UOp]:
+    """A new storage whose content is a buffer without memory, which a recorded schedule reads; and that buffer."""
+    made = allocate(nbytes, index, dtype)
+    lazy: LazyStorage = made._lazy  # type: ignore[attr-defined]
+    buffer = UOp.new_buffer(lazy.device, -(-nbytes // dtype.itemsize), dtype)
+    lazy.replace(buffer, nbytes)
+    return made, buffer
+
+
 def reserve(nbytes: int, index: int) -> tuple[int, int]:
     """The address of a new storage of `tiny:index`, and its size class. Raises torch.OutOfMemoryError as `allocate`."""
     if nbytes >= CHECKED_BYTES:

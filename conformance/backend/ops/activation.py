@@ -14,7 +14,7 @@ from ..dispatch.registry import Context, pointwise, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from . import elementary as e
-from .elementary import divide, subtract
+from .arithmetic import absolute, divide, subtract
 from .special import erf
 
 Number = UOp | float  # an argument arrives as a value, a default stays a number
@@ -75,9 +75,13 @@ def _log1p_exp(x: UOp) -> UOp:
 
 
 def mish_backward(grad: UOp, x: UOp) -> UOp:
-    """The gradient of mish."""
-    s, t = e.sigmoid(x), e.tanh(_log1p_exp(x))
-    return grad * (t + x * s * subtract(1.0, t * t))
+    """The gradient of mish; its t = tanh(log(1 + e**x)) and 1 - t are quotients of polynomials in e**-|x|."""
+    v, positive = e.exp(absolute(x) * -1), x > 0
+    numerator = positive.where(1.0 + 2.0 * v, v * (2.0 + v))
+    rest = positive.where(2.0 * v * v, 2.0)
+    t, to_one = divide(numerator, numerator + rest), divide(rest, numerator + rest)
+    s = divide(positive.where(v.const_like(1.0), v), 1.0 + v)
+    return grad * (t + x * s * (to_one * (1.0 + t)))
 
 
 def elu(x: UOp, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> UOp:
@@ -94,12 +98,12 @@ def elu_backward(grad: UOp, alpha: UOp, scale: UOp, input_scale: UOp, is_result:
 
 def log_sigmoid(x: UOp) -> UOp:
     """log(sigmoid(x)) without overflow."""
-    return subtract((x < 0).where(x, x.ne(x).where(x, 0.0)), e.log1p(e.exp(-e.absolute(x))))
+    return subtract((x < 0).where(x, x.ne(x).where(x, 0.0)), e.log1p(e.exp(-absolute(x))))
 
 
 def log_sigmoid_backward(grad: UOp, x: UOp, buffer: UOp) -> UOp:
     """The gradient of log_sigmoid; the buffer holds e**-|x|."""
-    z = e.exp(-e.absolute(x))
+    z = e.exp(-absolute(x))
     negative = x < 0
     return grad * subtract(
         negative.where(x.const_like(1.0), 0.0), negative.where(x.const_like(1.0), -1.0) * divide(z, 1.0 + z)
@@ -153,7 +157,7 @@ pointwise(
 def log_sigmoid_forward(ctx: Context, x: UOp) -> tuple[UOp, UOp]:
     """log(sigmoid(x)) and the buffer e**-|x|."""
     x = cast(x, opmath(ctx.out.computed))
-    return log_sigmoid(x), e.exp(-e.absolute(x))
+    return log_sigmoid(x), e.exp(-absolute(x))
 
 
 @value("glu", deferrable=True)

@@ -18,8 +18,8 @@ from ..dispatch.registry import Context, pointwise, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from . import elementary as e
-from .elementary import INF, NAN, absolute, divide, horner, subtract
-from .special import digamma
+from .arithmetic import INF, NAN, absolute, divide, horner, subtract
+from .gamma import digamma
 
 _EULER = 0.57721566490153286061
 
@@ -66,7 +66,7 @@ def bessel_j(x: UOp, order: int) -> UOp:
     near = _quadrature(far.where(0.0, a), terms, 16, math.pi / 64, math.pi / 32) * (2 / math.pi)
     value = far.where(_far(far.where(a, _SPLIT_J), order, (2 * order + 1) * math.pi / 4), near)
     value = a.eq(INF).where(NAN, value)
-    return (x < 0).where(-value, value) if order else value
+    return x.eq(0).where(x, (x < 0).where(-value, value)) if order else value
 
 
 _SPLIT_Y = 16.0
@@ -178,6 +178,7 @@ def airy_ai(x: UOp) -> UOp:
 
 
 _SHIFT = 10
+_OVERFLOWS = 25256835601046.0  # where the product s (s + 1) ... (s + 22) is inf
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798, -174611 / 330)
 
 
@@ -186,7 +187,7 @@ def zeta(s: UOp, q: UOp) -> UOp:
 
     Of negative q, which only a whole s allows, two more such sums over positive numbers. All terms of all three are one
     reduction, so that a kernel holds one exponential and one logarithm; written out they take the compiler a minute.
-    1 gives inf, less nan, as in Cephes (S. L. Moshier, zeta.c), which the CPU follows.
+    1 gives inf, less nan, as in Cephes (S. L. Moshier, zeta.c), which the CPU follows; there nan has no say.
     """
     below = q < 0
     steps = below.where(-q.floor(), 0.0)
@@ -202,13 +203,15 @@ def zeta(s: UOp, q: UOp) -> UOp:
                         ((x.unsqueeze(-1).unsqueeze(-1) for x in xs) for xs in (arguments, factors)))  # fmt: skip
     s_, below_ = s.unsqueeze(-1).unsqueeze(-1), below.unsqueeze(-1).unsqueeze(-1)
     left_out = (which > 0) & below_.logical_not() | (argument <= 0)
-    safe_s = (s_ > 1).where(s_, 2.0)
+    safe_s = (s_ > 1).where((s_ < 1e30).where(s_, 1e30), 2.0)  # inf times log 1 is nan
     base = left_out.where(1.0, argument) + term.cast(dtypes.float64)
-    power = e.exp(-safe_s * e.log(base))
-    value = left_out.where(0.0, factor * power * term.eq(_SHIFT).where(_rest(safe_s, base), 1.0)).sum((-2, -1))
+    power = e.positive_power(base, safe_s * -1)
+    none = left_out | power.eq(0)  # of a power that is 0 the rest is infinite, or no number
+    value = none.where(0.0, factor * power * term.eq(_SHIFT).where(_rest(safe_s, base), 1.0)).sum((-2, -1))
+    # The CPU multiplies powers that are all 0 by a rest that overflows.
+    value = (value.eq(0) & ((s > _OVERFLOWS) | q.eq(INF)) | s.ne(s) | q.ne(q)).where(NAN, value)
     value = (q <= 0).where(q.floor().eq(q).where(INF, s.floor().ne(s).where(NAN, value)), value)
-    value = (s < 1).where(NAN, s.eq(1).where(INF, value))
-    return (s.ne(s) | q.ne(q)).where(NAN, value)
+    return (s < 1).where(NAN, s.eq(1).where(INF, value))
 
 
 def _rest(s: UOp, a: UOp) -> UOp:

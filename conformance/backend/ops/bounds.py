@@ -14,17 +14,16 @@ from typing import Any, NoReturn
 
 import torch
 from tinygrad.dtype import dtypes
-from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from ..dispatch import fallback, transfer
 from ..dispatch.deferral import compute_index
 from ..dispatch.registry import Context
 from ..dispatch.tensors import is_tiny, peek, read
-from ..lazy import flush
+from ..lazy import calls, flush
 from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import storage_of, storage_to_read
-from ..runtime import memory, recording, scheduler
+from ..runtime import expressions, memory, recording, scheduler
 
 # Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
 # training loop have the same bounds at every step, and are not realized to learn them.
@@ -44,7 +43,14 @@ def read_on_host(t: torch.Tensor) -> torch.Tensor:
     return transfer.on_host_to_read(t)
 
 
-_OUTSIDE = frozenset({Ops.BUFFER, Ops.AFTER, Ops.CALL, Ops.PARAM})
+def in_memory(t: torch.Tensor) -> torch.Tensor | None:
+    """The elements of a tensor on the host, to be read only, where looking at them computes nothing; else None."""
+    if not is_tiny(t):
+        return t
+    lazy = storage_of(t)
+    if recording.is_open() or lazy.queued == calls.WRITTEN or lazy.is_lazy():
+        return None
+    return transfer.on_host_to_read(t)
 
 
 def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
@@ -55,7 +61,7 @@ def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
     if not is_tiny(t):
         return t
     value, dtype = read(t), COMPUTED.get(t.dtype)
-    if value.dtype != dtype or not t.numel() or any(node.op in _OUTSIDE for node in value.toposort()):
+    if value.dtype != dtype or not t.numel() or expressions.read_by(value):
         return None
     (found,), _ = scheduler.realize([value.reshape((t.numel(),))], memory.device_name(t.device.index or 0))
     bytes_ = torch.frombuffer(bytearray(memory.to_host(found)), dtype=t.dtype)

@@ -30,7 +30,7 @@ class Members:
     def __init__(self, place: UOp, count: Size, inner: tuple[Size, ...]) -> None:
         self.place, self.shape = place, (count, int(place.shape[0]), *inner)
         if math.prod(self.shape) > MOST:
-            recording.check_closed(f"it writes {self.shape[1]} times to one of {count} places, {math.prod(inner)} each")
+            recording.check_closed(f"writes {self.shape[1]} times to one of {count} places, {math.prod(inner)} each")
         lines = tuple(place.shape[1:]) or (1,) * len(inner)
         self.here = place.reshape((1, self.shape[1], *lines)).eq(self._numbers(0))
 

@@ -28,7 +28,7 @@ from . import activation, division, indexing, norm, pairs, reduction, scan, scat
 from . import elementary as e
 from . import pointwise as _pointwise  # noqa: F401
 from . import shape as _shape  # noqa: F401
-from .elementary import subtract
+from .arithmetic import INF, NAN, absolute, subtract
 from .pairs import Pair, joined, parts
 
 
@@ -137,6 +137,12 @@ def _either(test: Callable[[UOp], UOp]) -> Callable[[Pair], UOp]:
     return lambda z: test(z.re) | test(z.im)
 
 
+def _expm1(z: Pair) -> Pair:
+    """e**z - 1; nan where the direction of e**z is infinite, even of what is 0."""
+    w, endless = pairs.exp(z), absolute(z.im).eq(INF)
+    return Pair(endless.where(NAN, subtract(w.re, 1.0)), endless.where(NAN, w.im))
+
+
 elementwise(
     {
         "add.Tensor": lambda a, b, alpha=None: pairs.plus(a, pairs.scaled(b, alpha)),
@@ -156,7 +162,7 @@ elementwise(
         "angle": pairs.angle,
         "exp": pairs.exp,
         "exp2": lambda z: pairs.exp(pairs.times_real(z, math.log(2))),
-        "expm1": lambda z: Pair(subtract(pairs.exp(z).re, 1.0), pairs.exp(z).im),
+        "expm1": _expm1,
         "log": pairs.log,
         "log2": lambda z: pairs.times_real(pairs.log(z), 1 / math.log(2)),
         "log10": lambda z: pairs.times_real(pairs.log(z), 1 / math.log(10)),
@@ -178,14 +184,13 @@ elementwise(
         "sinc": pairs.sinc,
         "sigmoid": pairs.sigmoid,
         "pow.Tensor_Tensor": pairs.power,
-        "pow.Tensor_Scalar": pairs.power,
         "pow.Scalar": pairs.power,
         "eq.Tensor": _equal,
         "eq.Scalar": _equal,
         "ne.Tensor": lambda a, b: _equal(a, b).logical_not(),
         "ne.Scalar": lambda a, b: _equal(a, b).logical_not(),
         "isnan": _either(lambda x: x.ne(x)),
-        "isinf": _either(lambda x: e.absolute(x).eq(e.INF)),
+        "isinf": _either(lambda x: absolute(x).eq(INF)),
         "logical_not": lambda z: z.re.eq(0) & z.im.eq(0),
         "logical_and": lambda a, b: _nonzero(a) & _nonzero(b),
         "logical_or": lambda a, b: _nonzero(a) | _nonzero(b),
@@ -214,7 +219,7 @@ def polar(ctx: Context, length: UOp, angle: UOp) -> UOp:
 
 
 linear(
-    "sum", "sum.dim_IntList", "mean", "mean.dim", "cumsum", "where.self", "gather", "index_select", "take",
+    "sum", "sum.dim_IntList", "cumsum", "where.self", "gather", "index_select", "take",
     "index.Tensor", "_unsafe_index.Tensor", "scatter_add", "index_add", "index_copy", "scatter.src",
     "index_put", "_unsafe_index_put", "_index_put_impl", "put", "masked_scatter",
     "channel_shuffle", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
@@ -227,6 +232,38 @@ def nansum(ctx: Context, x: UOp, dim: Any = None, keepdim: bool = False, **_: ob
     """The sum of the elements of which neither part is nan, as on CUDA: the CPU takes no complex ones."""
     both = x.ne(x).max(axis=-1, keepdim=True).expand(x.shape).where(x.const_like(0), x)
     return _linear(ROWS["sum.dim_IntList"].function, False)(ctx, both, dim, keepdim)
+
+
+@complex_value("mean", "mean.dim")
+def mean(ctx: Context, x: UOp, dim: Any = None, keepdim: bool = False, **_: object) -> Any:
+    """The sum over the count, which is a complex number too: it makes the other part of an infinite one nan."""
+    made = parts(_linear(ROWS["sum.dim_IntList"].function, False)(ctx, x, dim, keepdim))
+    count = math.prod(ctx.args[0].shape) / math.prod(ctx.out.size) if 0 not in ctx.out.size else 1.0
+    return joined(pairs.over(made, Pair(made.re.const_like(count), made.re.const_like(0.0))), ctx.out.size)
+
+
+_SHORT: dict[complex, Callable[[Pair], Pair]] = {
+    0.0: lambda z: Pair(z.re.const_like(1.0), z.re.const_like(0.0)),
+    1.0: lambda z: z,
+    0.5: pairs.sqrt,
+    2.0: lambda z: pairs.times(z, z),
+    3.0: lambda z: pairs.times(pairs.times(z, z), z),
+    -0.5: lambda z: pairs.reciprocal(pairs.sqrt(z)),
+    -1.0: pairs.reciprocal,
+    -2.0: lambda z: pairs.reciprocal(pairs.times(z, z)),
+}
+"""Exponents for which the CPU does not call pow (at::pow, pow_tensor_scalar_kernel)."""
+
+
+@complex_value("pow.Tensor_Scalar")
+def pow_scalar(ctx: Context, x: UOp, exponent: Any) -> UOp:
+    """A power by a number."""
+    dtype = real_dtype(ctx)
+    z, short = (
+        pair(x, ctx.args[0], dtype),
+        _SHORT.get(exponent) if isinstance(exponent, (int, float, complex)) else None,
+    )
+    return joined(short(z) if short else pairs.power(z, pair(exponent, ctx.args[1], dtype)), ctx.out.size)
 
 
 def _number(z: complex, ctx: Context) -> UOp:

@@ -16,8 +16,8 @@ from ..dispatch.registry import ROWS, Context, ValueFunction, complex_value, ful
 from ..dispatch.schema_kernels import Overload, find
 from ..dispatch.tensors import cast
 from . import matmul, pairs  # noqa: F401 - rows used below
+from .arithmetic import subtract
 from .complex import pair, real_context, real_dtype
-from .elementary import subtract
 from .pairs import Pair, joined, parts
 
 

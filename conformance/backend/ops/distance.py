@@ -15,7 +15,7 @@ from ..dispatch.registry import Context, Declined, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from . import order
-from .elementary import subtract
+from .arithmetic import subtract
 from .reduction import materialize_if_costly, norm, total
 
 LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, which decides an index

@@ -1,8 +1,9 @@
 """Divisions that round, remainders, common divisors and powers.
 
 The key insight: a remainder is only right where the product of divisor and quotient is exact. float32 gets that from
-float64; float64 from splitting the product into a rounded part and its error (T. J. Dekker, A floating-point technique
-for extending the available precision, 1971).
+integers, in which the dividend's 24 bits are shifted by the distance of the exponents, 40 bits at a time; float64 from
+splitting the product into a rounded part and its error (T. J. Dekker, A floating-point technique for extending the
+available precision, 1971).
 Integer division by zero is undefined in the kernel's language and raises on the CPU, so a divisor that may hold a 0 is
 looked at.
 """
@@ -18,50 +19,64 @@ from ..lazy.dtypes import opmath
 from ..runtime import expressions, memory, recording, scheduler
 from . import elementary as e
 from . import order
-from .elementary import INF, NAN, divide, subtract
-
-
-def _split(x: UOp) -> tuple[UOp, UOp]:
-    """A double as a sum of two of 26 bits."""
-    scaled = x * 134217729.0
-    high = subtract(scaled, subtract(scaled, x))
-    return high, subtract(x, high)
-
-
-def _product_error(a: UOp, b: UOp, product: UOp) -> UOp:
-    """a * b minus its rounded product, exactly."""
-    (ah, al), (bh, bl) = _split(a), _split(b)
-    error = subtract(subtract(subtract(product, ah * bh), al * bh), ah * bl)
-    return subtract(al * bl, error)
+from .arithmetic import INF, NAN, absolute, bits_dtype, copy_sign, divide, sign_bit, subtract
+from .compensated import product_error
 
 
 def _rest(a: UOp, b: UOp) -> UOp:
     """a - trunc(a/b) * b for finite a and b > 0 in float64; exact while the quotient has fewer than 53 bits."""
     quotient = divide(a, b).trunc()
     product = quotient * b
-    rest = subtract(subtract(a, product), _product_error(quotient, b, product))
+    rest = subtract(subtract(a, product), product_error(quotient, b, product))
     # A quotient that was rounded up to an integer leaves a rest of the wrong sign.
-    rest = (rest.ne(0) & e.sign_bit(rest).ne(e.sign_bit(a))).where(rest + e.copy_sign(b, a), rest)
-    rest = (e.absolute(rest) < b).where(rest, subtract(rest, e.copy_sign(b, a)))
-    return (e.absolute(a) < b).where(a, e.copy_sign(rest, a))
+    rest = (rest.ne(0) & sign_bit(rest).ne(sign_bit(a))).where(rest + copy_sign(b, a), rest)
+    rest = (absolute(rest) < b).where(rest, subtract(rest, copy_sign(b, a)))
+    return (absolute(a) < b).where(a, copy_sign(rest, a))
 
 
-def float_fmod(a: UOp, b: UOp, bits: int = 53) -> UOp:
-    """a - trunc(a/b) * b in float64, with the sign of a; exact while the quotient has fewer than `bits` bits.
+def _parts(x: UOp) -> tuple[UOp, UOp]:
+    """(the first 24 bits of a double, its exponent as it is stored), in uint64; x is no less than 0 and not subnormal.
 
-    A longer quotient is taken 50 bits at a time, by a divisor scaled with a power of two, which is exact.
+    Every float32 is such a double, and has no further bits.
     """
-    rest, size = a, e.absolute(b)
-    for power in range((bits - 53) // 50, -1, -1):
-        rest = _rest(rest, size * 2.0 ** (50 * power))
+    bits = x.bitcast(dtypes.uint64)
+    return ((bits >> 29) & 0x7FFFFF) | 0x800000, bits >> 52
+
+
+_SHIFT = 40  # 24 bits and these are 64
+_LONGEST = 277  # the quotient's bits, of the largest float32 by the least subnormal one
+
+
+def _narrow_rest(a: UOp, b: UOp) -> UOp:
+    """a mod b for finite float32 numbers a >= 0 and b > 0, held in float64; exact."""
+    (whole, high), (divisor, low) = _parts(a), _parts(b)
+    above = a < b
+    left, rest = above.where(0, high - above.where(high, low)), whole % divisor
+    for _ in range(-(-_LONGEST // _SHIFT)):
+        step = (left < _SHIFT).where(left, _SHIFT)
+        rest, left = rest.alu(Ops.SHL, step) % divisor, left - step
+    # 2.0 ** (low - 1023 - 23), of the last of the 24 bits.
+    unit = ((low - 23) << 52).bitcast(dtypes.float64)
+    return above.where(a, rest.cast(dtypes.float64) * unit)
+
+
+def float_fmod(a: UOp, b: UOp, narrow: bool = False) -> UOp:
+    """a - trunc(a/b) * b in float64, with the sign of a; exact while the quotient has fewer than 53 bits, and always of
+    `narrow` numbers, which are float32."""
+    size = absolute(b)
+    if narrow:
+        usable, dividend = (b.eq(0) | b.ne(b)).where(1.0, size), absolute(a)
+        rest = copy_sign(_narrow_rest((dividend < INF).where(dividend, 0.0), usable), a)
+    else:
+        rest = _rest(a, size)
     rest = size.eq(INF).where(a, rest)
-    return (b.eq(0) | e.absolute(a).eq(INF) | a.ne(a) | b.ne(b)).where(NAN, rest)
+    return (b.eq(0) | absolute(a).eq(INF) | a.ne(a) | b.ne(b)).where(NAN, rest)
 
 
 def _float_rest(a: UOp, b: UOp) -> tuple[UOp, UOp, UOp]:
     """(the remainder of a by b with the sign of a, a, b), all in float64."""
     x, y = a.cast(dtypes.float64), b.cast(dtypes.float64)
-    return float_fmod(x, y, 53 if a.dtype is dtypes.float64 else 103), x, y
+    return float_fmod(x, y, narrow=a.dtype is not dtypes.float64), x, y
 
 
 def _checked(divisor: UOp) -> UOp:
@@ -122,7 +137,7 @@ def floor_divide(a: UOp, b: UOp) -> UOp:
     quotient = (rest.ne(0) & (rest < 0).ne(y < 0)).where(subtract(quotient, 1.0), quotient)
     whole = quotient.floor()
     whole = (subtract(quotient, whole) > 0.5).where(whole + 1.0, whole)
-    result = quotient.eq(0).where(e.copy_sign(x.const_like(0.0), divide(x, y)), whole)
+    result = quotient.eq(0).where(copy_sign(x.const_like(0.0), divide(x, y)), whole)
     return y.eq(0).where(divide(x, y), result).cast(a.dtype)
 
 
@@ -189,7 +204,7 @@ def integer_power(base: UOp, exponent: UOp) -> UOp:
     # Squares change between signed and unsigned: tinygrad bounds a product by its factors, and the bounds of a chain of
     # squares have more digits than there is memory; a reinterpretation starts them afresh.
     kind = order.unsigned(base.dtype)
-    signs = (kind, e.bits_dtype(base.dtype))
+    signs = (kind, bits_dtype(base.dtype))
     square = base.bitcast(kind)
     result = square.const_like(1)
     for bit in range(base.dtype.bitsize - (0 if dtypes.is_unsigned(base.dtype) else 1)):
@@ -205,6 +220,7 @@ def integer_power(base: UOp, exponent: UOp) -> UOp:
 
 # Exponents for which the CPU does not call pow (pow_tensor_scalar_optimized_kernel).
 SHORT = {
+    1.0: lambda x: x,
     0.5: lambda x: x.sqrt(),
     2.0: lambda x: x * x,
     3.0: lambda x: x * x * x,

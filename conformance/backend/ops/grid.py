@@ -23,8 +23,7 @@ from tinygrad.uop.ops import UOp
 from ..dispatch.registry import Context, value
 from ..lazy.dtypes import opmath
 from ..runtime.loop_kernels import Array, Index, Program, kernel
-from . import elementary as e
-from .elementary import absolute, divide, subtract
+from .arithmetic import absolute, divide, rint, subtract
 
 BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
@@ -123,10 +122,10 @@ def taps(coordinate: UOp, size: int, mode: Mode) -> list[Tap]:
         near, far = (_cubic(t), _cubic(subtract(1.0, t))), (_cubic_far(t + 1.0), _cubic_far(subtract(2.0, t)))
         weights = [far[0], near[0], (near[1][0], -near[1][1]), (far[1][0], -far[1][1])]
         places = [_padded(low + float(i), size, mode)[0] for i in (-1, 0, 1, 2)]
-        return [_tap(e.rint(p), size, w, s * scale) for p, (w, s) in zip(places, weights, strict=True)]
+        return [_tap(rint(p), size, w, s * scale) for p, (w, s) in zip(places, weights, strict=True)]
     x, slope = _padded(x, size, mode)
     if mode.interpolation == NEAREST:
-        return [_tap(e.rint(x), size, x.const_like(1.0), x.const_like(0.0))]
+        return [_tap(rint(x), size, x.const_like(1.0), x.const_like(0.0))]
     low, slope = x.floor(), slope * scale
     t = subtract(x, low)
     return [_tap(low, size, subtract(1.0, t), -slope), _tap(low + 1.0, size, t, slope)]

@@ -23,7 +23,7 @@ from ..dispatch.registry import Context, Declined, decomposition, value
 from ..dispatch.tensors import cast
 from ..runtime.loop_kernels import Array, Index, Program, kernel
 from . import bounds
-from .elementary import INF, absolute, divide, subtract
+from .arithmetic import INF, absolute, divide, subtract
 
 # Turns of the innermost loop, about 10 ms. LAPACK works by blocks and is ten times as fast, but two copies away.
 MOST_STEPS = 1 << 23

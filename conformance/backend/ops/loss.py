@@ -13,11 +13,12 @@ import torch
 from tinygrad.uop.ops import UOp
 
 from ..dispatch.metadata import MetaRejected
-from ..dispatch.registry import Context, value
+from ..dispatch.registry import Context, decomposition, value
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
-from .bounds import checked, is_checked
-from .elementary import divide, subtract
+from ..runtime import torch_compat
+from .arithmetic import divide, subtract
+from .bounds import checked, in_memory, is_checked
 from .reduction import total
 
 NONE, MEAN, SUM = 0, 1, 2  # at::Reduction
@@ -35,6 +36,36 @@ def reduce(x: UOp, reduction: int) -> UOp:
 def _sum(x: UOp) -> UOp:
     """The sum of all elements, 0-d."""
     return total(x.reshape((x.numel(),)), (0,)).reshape(())
+
+
+@decomposition("binary_cross_entropy")
+def binary_cross_entropy(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = MEAN
+) -> torch.Tensor:
+    """torch's decomposition. Probabilities that are in memory are looked at; those that are still to be computed are
+    not, for then they would be computed apart from the loss."""
+    for probabilities in (self, target):
+        seen = in_memory(probabilities)
+        if seen is not None and seen.numel():
+            least, most = torch.aminmax(seen)
+            if not (least >= 0 and most <= 1):
+                raise MetaRejected("a probability lies outside of 0 to 1")
+    made: torch.Tensor = torch_compat.decomposition_table[torch.ops.aten.binary_cross_entropy.default](
+        self, target, weight, reduction
+    )
+    return made
+
+
+@decomposition("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """torch's decomposition, by which the gradient of a difference of nan is 0; on the CPU it is nan."""
+    made: torch.Tensor = torch_compat.decomposition_table[torch.ops.aten.smooth_l1_loss_backward.default](
+        grad_output, self, target, reduction, beta
+    )
+    difference = self - target
+    return torch.where(difference.isnan(), difference.to(made.dtype), made)
 
 
 @value("huber_loss", deferrable=True)

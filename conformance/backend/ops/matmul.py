@@ -9,6 +9,10 @@ Must not know strides: they are the caller's.
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
@@ -27,6 +31,8 @@ SHORT = 32
 # Sums of more products of float32 than these are taken in float64, of the rounded products: one by one in float32,
 # their error grows with the count, where the CPU's, which adds blocks, hardly does.
 LONG = 1024
+# Of at most so many turns of a trilinear product's loop each is rounded by itself, in 16 bits.
+TURNS = 64
 
 
 def stored(x: UOp) -> UOp:
@@ -149,3 +155,51 @@ def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float 
         scaled = product if alpha else product & False
         return (cast(self, dtype) | scaled) if beta else scaled
     return blend(ctx, self, product, beta, alpha)
+
+
+@value("_trilinear", deferrable=True)
+def trilinear(
+    ctx: Context,
+    a: UOp,
+    b: UOp,
+    c: UOp,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> UOp:
+    """The sum over `sumdim` of a * b * c, each with dimensions of length 1 put in at its `expand`: bilinear layers.
+
+    torch's own formula loops over `unroll_dim`, with a write into a slice at each turn; what only the first two factors
+    have is summed first. 16-bit floats are rounded where it rounds: after either sum, and after each turn.
+    """
+    for dim in sorted(expand1):
+        a = a.unsqueeze(dim)
+    for dim in sorted(expand2):
+        b = b.unsqueeze(dim)
+    for dim in sorted(expand3):
+        c = c.unsqueeze(dim)
+    dtype, result = accumulate(ctx), ctx.out.computed
+    in_turns = dtype is not result and unroll_dim in sumdim
+    dims = [dim for dim in sumdim if not (in_turns and dim == unroll_dim)]
+    early = [dim for dim in dims if dim in expand3]
+    product = cast(_sum_of_products(a, b, early, dtype), result)
+    total = cast(_sum_of_products(product, c, [dim for dim in dims if dim not in early], dtype), result)
+    if in_turns and total.shape[unroll_dim] <= TURNS:
+        terms = materialization.materialize(total).split(1, unroll_dim)
+        total = functools.reduce(lambda sum_, term: cast(cast(sum_, dtype) + cast(term, dtype), result), terms)
+    elif in_turns:
+        total = cast(cast(total, dtype).sum(unroll_dim, keepdim=True, dtype=dtype), result)
+    return total.reshape(tuple(n for dim, n in enumerate(total.shape) if dim not in sumdim))
+
+
+def _sum_of_products(a: UOp, b: UOp, dims: Sequence[int], dtype: DType) -> UOp:
+    """The sum of a * b over these dimensions, which are kept with length 1; both factors have as many dimensions."""
+    if not dims:
+        return cast(a, dtype) * cast(b, dtype)
+    shape = tuple(max(m, n) for m, n in zip(a.shape, b.shape, strict=True))
+    kept = [dim for dim in range(len(shape)) if dim not in dims]
+    flat = (*[shape[dim] for dim in kept], math.prod(shape[dim] for dim in dims))
+    rows, columns = (x.expand(shape).permute((*kept, *dims)).reshape(flat) for x in (a, b))
+    return summed(rows, columns, dtype).reshape(tuple(1 if dim in dims else n for dim, n in enumerate(shape)))

@@ -21,7 +21,7 @@ from ..dispatch.tensors import Spec, assign, cast, check_writable, constant, mak
 from ..lazy.dtypes import COMPUTED, opmath
 from ..runtime import torch_compat
 from ..runtime.stats import STATS
-from .elementary import divide
+from .arithmetic import divide
 from .matmul import stored
 from .reduction import total
 

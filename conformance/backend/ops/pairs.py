@@ -20,7 +20,7 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch.tensors import cast
 from . import elementary as e
-from .elementary import NAN, divide, subtract
+from .arithmetic import INF, NAN, absolute, copy_sign, divide, subtract
 
 
 class Pair(NamedTuple):
@@ -86,14 +86,14 @@ def conjugate(z: Pair) -> Pair:
 
 def over(a: Pair, b: Pair) -> Pair:
     """a / b, scaled by the larger part of b (c10/util/complex.h, after R. L. Smith, Algorithm 116, 1962)."""
-    larger = e.absolute(b.im) <= e.absolute(b.re)
+    larger = absolute(b.im) <= absolute(b.re)
     p, q = larger.where(b.re, b.im), larger.where(b.im, b.re)
     zero = p.eq(0) & q.eq(0)
     ratio = divide(q, zero.where(1.0, p))
     denominator = p + q * ratio
     re = divide(larger.where(a.re + a.im * ratio, a.re * ratio + a.im), denominator)
     im = divide(larger.where(subtract(a.im, a.re * ratio), subtract(a.im * ratio, a.re)), denominator)
-    return Pair(zero.where(divide(a.re, e.absolute(b.re)), re), zero.where(divide(a.im, e.absolute(b.re)), im))
+    return Pair(zero.where(divide(a.re, absolute(b.re)), re), zero.where(divide(a.im, absolute(b.re)), im))
 
 
 def modulus(z: Pair) -> UOp:
@@ -108,37 +108,65 @@ def angle(z: Pair) -> UOp:
 
 def exp(z: Pair) -> Pair:
     """e**z; of a real number a real one."""
-    length = e.exp(z.re)
-    return Pair(length * e.cos(z.im), z.im.eq(0).where(z.im, length * e.sin(z.im)))
+    length, nothing = e.exp(z.re), z.re.eq(-INF)  # then it is 0 in any direction
+    re, im = (nothing.where(0.0, length * turn(z.im)) for turn in (e.cos, e.sin))
+    return Pair(z.re.eq(INF).where(_or_infinite(z.im, re), re), z.im.eq(0).where(z.im, im))
+
+
+def _or_infinite(direction: UOp, part: UOp) -> UOp:
+    """inf where the direction of an infinite number is infinite too, else this part (C99, G.6.3.1)."""
+    return absolute(direction).eq(INF).where(INF, part)
 
 
 def log(z: Pair) -> Pair:
     """The principal logarithm; log |z| near 1 without cancellation."""
-    x, y = e.absolute(z.re), e.absolute(z.im)
+    x, y = absolute(z.re), absolute(z.im)
     larger, smaller = (x < y).where(y, x), (x < y).where(x, y)
     near = 0.5 * e.log1p(subtract(larger, 1.0) * (larger + 1.0) + smaller * smaller)
     close = (larger > 0.5) & (larger < 2.0)
-    return Pair(close.where(near, e.log(modulus(z))), angle(z))
+    size = _is_far(z).where(_log_of_far(z), e.log(modulus(z)))
+    return Pair(close.where(near, size), angle(z))
+
+
+_FAR = 2.0**60
+"""From here on 1 and the square of a number have no digit in common, in any dtype."""
+
+
+def _is_far(z: Pair) -> UOp:
+    return (absolute(z.re) > _FAR) | (absolute(z.im) > _FAR)
+
+
+def _log_of_far(z: Pair) -> UOp:
+    """log |z| of large and infinite numbers: no size overflows on the way."""
+    return e.log(modulus(Pair(z.re * 2.0**-40, z.im * 2.0**-40))) + 40 * math.log(2)
+
+
+def _chosen(first: UOp, a: Pair, b: Pair) -> Pair:
+    return Pair(*(first.where(one, other) for one, other in zip(a, b, strict=True)))
 
 
 def sqrt(z: Pair) -> Pair:
-    """The principal square root."""
-    size = modulus(z)
-    root = (0.5 * (size + e.absolute(z.re))).sqrt()
-    other = root.eq(0).where(0.0, divide(z.im, 2.0 * root))
-    right = z.re >= 0
-    return Pair(right.where(root, e.absolute(other)), right.where(other, e.copy_sign(root, z.im)))
+    """The principal square root; of an infinite imaginary part both are infinite."""
+    far, upright = _is_far(z), absolute(z.im).eq(INF)
+    scale, back = far.where(z.re.const_like(0.25), 1.0), far.where(z.re.const_like(2.0), 1.0)
+    re, im = z.re * scale, z.im * scale
+    root = (0.5 * (modulus(Pair(re, im)) + absolute(re))).sqrt()
+    other = root.eq(0).where(0.0, divide(im, 2.0 * root))
+    root, other = upright.where(INF, root * back), upright.where(z.im, other * back)
+    right = (z.re >= 0) | upright
+    return Pair(right.where(root, absolute(other)), right.where(other, copy_sign(root, z.im)))
 
 
 def power(a: Pair, b: Pair) -> Pair:
-    """a**b as e**(b log a), in float64; 0**0 is 1."""
+    """a**b as e**(b log a), in float64; a power of 0 is 0, or nan where the exponent is not on the right."""
     dtype = a.re.dtype
     wide = [Pair(cast(z.re, dtypes.float64), cast(z.im, dtypes.float64)) for z in (a, b)]
     result = exp(times(wide[1], log(wide[0])))
     nothing, one = a.re.eq(0) & a.im.eq(0), b.re.eq(0) & b.im.eq(0)
     re, im = (cast(part, dtype) for part in result)
-    of_zero = one.where(1.0, ((b.re > 0) | b.im.ne(0)).where(re.const_like(0.0), NAN))
-    return Pair(nothing.where(of_zero, re), (nothing | one).where(0.0, im))
+    right = b.re > 0
+    of_zero = right.where(re.const_like(0.0), (b.re < 0).where(re.const_like(INF), NAN))
+    return Pair(nothing.where(of_zero, re), nothing.where(right.where(im.const_like(0.0), NAN), one.where(0.0, im)))
 
 
 def sinh(z: Pair) -> Pair:
@@ -153,41 +181,50 @@ def cosh(z: Pair) -> Pair:
 
 def tanh(z: Pair) -> Pair:
     """The hyperbolic tangent (Kahan's CTANH)."""
-    large = e.absolute(z.re) > 20
+    large = absolute(z.re) > 20
     x = large.where(0.0, z.re)
     t = e.tan(z.im)
     beta, s = 1.0 + t * t, e.sinh(x)
     rho = (1.0 + s * s).sqrt()
     denominator = 1.0 + beta * s * s
     re, im = divide(beta * rho * s, denominator), divide(t, denominator)
-    return Pair(large.where(e.copy_sign(re.const_like(1.0), z.re), re), large.where(0.0, im))
+    return Pair(large.where(copy_sign(re.const_like(1.0), z.re), re), large.where(0.0, im))
 
 
 def asin(z: Pair) -> Pair:
     """The inverse sine (Kahan's CASIN)."""
     below, above = sqrt(Pair(subtract(1.0, z.re), -z.im)), sqrt(Pair(1.0 + z.re, z.im))
     re = e.atan2(z.re, subtract(below.re * above.re, below.im * above.im))
-    return Pair(re, e.asinh(subtract(below.re * above.im, below.im * above.re)))
+    near = Pair(re, e.asinh(subtract(below.re * above.im, below.im * above.re)))
+    far = Pair(e.atan2(z.re, absolute(z.im)), copy_sign(_log_of_far(z) + math.log(2), z.im))
+    return _chosen(_is_far(z), far, near)
 
 
 def acos(z: Pair) -> Pair:
     """The inverse cosine (Kahan's CACOS)."""
     below, above = sqrt(Pair(subtract(1.0, z.re), -z.im)), sqrt(Pair(1.0 + z.re, z.im))
-    return Pair(2.0 * e.atan2(below.re, above.re), e.asinh(subtract(above.re * below.im, above.im * below.re)))
+    near = Pair(2.0 * e.atan2(below.re, above.re), e.asinh(subtract(above.re * below.im, above.im * below.re)))
+    far = Pair(e.atan2(absolute(z.im), z.re), copy_sign(_log_of_far(z) + math.log(2), -z.im))
+    return _chosen(_is_far(z), far, near)
 
 
 def acosh(z: Pair) -> Pair:
     """The inverse hyperbolic cosine (Kahan's CACOSH)."""
     below, above = sqrt(Pair(subtract(z.re, 1.0), z.im)), sqrt(Pair(z.re + 1.0, z.im))
-    return Pair(e.asinh(below.re * above.re + below.im * above.im), 2.0 * e.atan2(below.im, above.re))
+    near = Pair(e.asinh(below.re * above.re + below.im * above.im), 2.0 * e.atan2(below.im, above.re))
+    return _chosen(_is_far(z), Pair(_log_of_far(z) + math.log(2), angle(z)), near)
 
 
 def atanh(z: Pair) -> Pair:
     """The inverse hyperbolic tangent, an odd function computed on the right half-plane."""
-    x, square = e.absolute(z.re), z.im * z.im
+    x, square = absolute(z.re), z.im * z.im
     rest = subtract(1.0, x)
     re = 0.25 * e.log1p(divide(4.0 * x, rest * rest + square))
-    return Pair(e.copy_sign(re, z.re), 0.5 * e.atan2(2.0 * z.im, subtract(rest * (1.0 + x), square)))
+    near = Pair(copy_sign(re, z.re), 0.5 * e.atan2(2.0 * z.im, subtract(rest * (1.0 + x), square)))
+    size = modulus(z)
+    inverse = size.eq(INF).where(0.0, divide(divide(x, size), size))
+    quarter = copy_sign(z.im.const_like(math.pi / 2), z.im)
+    return _chosen(_is_far(z), Pair(copy_sign(inverse, z.re), z.im.ne(z.im).where(z.im, quarter)), near)
 
 
 def turned(function: Callable[[Pair], Pair]) -> Callable[[Pair], Pair]:

@@ -22,7 +22,7 @@ from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..runtime import expressions
 from . import elementary as e
-from .elementary import NAN, add, divide, multiply, subtract
+from .arithmetic import INF, NAN, absolute, add, bits_dtype, copy_sign, divide, multiply, rint, sign_bit, subtract
 
 
 def is_float(x: UOp) -> bool:
@@ -80,7 +80,7 @@ def clamp(x: UOp, low: UOp | None = None, high: UOp | None = None) -> UOp:
 def lerp(a: UOp, b: UOp, weight: UOp) -> UOp:
     """a + weight (b - a), from the nearer end (ATen/native/Lerp.h)."""
     difference = subtract(b, a)
-    near = e.absolute(weight) < 0.5
+    near = absolute(weight) < 0.5
     return near.where(a + weight * difference, subtract(b, difference * subtract(1.0, weight)))
 
 
@@ -117,12 +117,12 @@ pointwise(
         "lerp.Tensor": lerp,
         "sign": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
         "sgn": lambda x: x if x.dtype is dtypes.bool else (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype),
-        "abs": lambda x: e.absolute(x) if is_float(x) else x if dtypes.is_unsigned(x.dtype) else (x < 0).where(-x, x),
+        "abs": lambda x: absolute(x) if is_float(x) else x if dtypes.is_unsigned(x.dtype) else (x < 0).where(-x, x),
         "angle": lambda x: is_nan(x).where(x, (x < 0).where(x.const_like(math.pi), 0.0)),
         "atan2": e.atan2,
         "hypot": e.hypot,
-        "copysign.Tensor": e.copy_sign,
-        "copysign.Scalar": e.copy_sign,
+        "copysign.Tensor": copy_sign,
+        "copysign.Scalar": copy_sign,
         "logaddexp": e.logaddexp,
         "heaviside": lambda x, zero: x.eq(0).where(zero, (x > 0).cast(x.dtype)),
         "exp": e.exp,
@@ -154,7 +154,7 @@ pointwise(
         "special_xlog1py": lambda x, y: xlogy(x, y, e.log1p),
         "special_xlog1py.self_scalar": lambda x, y: xlogy(x, y, e.log1p),
         "special_xlog1py.other_scalar": lambda x, y: xlogy(x, y, e.log1p),
-        "special_entr": lambda x: is_nan(x).where(x, (x > 0).where(x * -e.log(x), x.eq(0).where(x, -e.INF))),
+        "special_entr": lambda x: is_nan(x).where(x, (x > 0).where(x * -e.log(x), x.eq(0).where(0.0, -INF))),
         "logaddexp2": e.logaddexp2,
     }
 )
@@ -176,10 +176,10 @@ pointwise(
         "logical_xor": lambda a, b: a.ne(0).ne(b.ne(0)),
         "logical_not": lambda a: a.eq(0),
         "isnan": is_nan,
-        "isinf": lambda a: e.absolute(a).eq(e.INF) if is_float(a) else a.const_like(False, dtypes.bool),
-        "isposinf": lambda a: a.eq(e.INF) if is_float(a) else a.const_like(False, dtypes.bool),
-        "isneginf": lambda a: a.eq(-e.INF) if is_float(a) else a.const_like(False, dtypes.bool),
-        "signbit": lambda a: e.sign_bit(a) if is_float(a) else a.const_like(False, dtypes.bool)
+        "isinf": lambda a: absolute(a).eq(INF) if is_float(a) else a.const_like(False, dtypes.bool),
+        "isposinf": lambda a: a.eq(INF) if is_float(a) else a.const_like(False, dtypes.bool),
+        "isneginf": lambda a: a.eq(-INF) if is_float(a) else a.const_like(False, dtypes.bool),
+        "signbit": lambda a: sign_bit(a) if is_float(a) else a.const_like(False, dtypes.bool)
         if a.dtype is dtypes.bool else a < 0,
     },
     promote="common",
@@ -196,7 +196,7 @@ pointwise(
         "floor": _whole(lambda x: x.floor()),
         "ceil": _whole(lambda x: x.ceil()),
         "trunc": _whole(lambda x: x.trunc()),
-        "round": _whole(e.rint),
+        "round": _whole(rint),
         "frac": lambda x: subtract(x, x.trunc()),
     }
 )
@@ -223,10 +223,10 @@ def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
         return x
     ten = constant(10.0 ** abs(decimals), dtype)
     if decimals == 0:
-        return e.rint(x)
+        return rint(x)
     if decimals < 0:
-        return multiply(e.rint(divide(x, ten)), ten)
-    return divide(e.rint(multiply(x, ten)), ten)
+        return multiply(rint(divide(x, ten)), ten)
+    return divide(rint(multiply(x, ten)), ten)
 
 
 @value("nextafter")
@@ -234,7 +234,7 @@ def nextafter(ctx: Context, x: UOp, y: UOp) -> UOp:
     """The next number after x towards y, by its bits."""
     dtype = ctx.out.computed
     x, y = cast(x, dtype), cast(y, dtype)
-    bits = x.bitcast(e.bits_dtype(dtype))
+    bits = x.bitcast(bits_dtype(dtype))
     smallest = x.const_like(0.0).bitcast(bits.dtype) + (y < 0).where(bits.const_like(bits.dtype.min + 1), 1)
     away = (x < y).ne(x < 0)
     stepped = x.eq(0).where(smallest, bits + away.where(bits.const_like(1), -1)).bitcast(dtype)
@@ -248,12 +248,12 @@ def frexp(ctx: Context, x: UOp) -> tuple[UOp, UOp]:
     x = cast(x, dtype)
     _, mantissa_bits = dtypes.finfo(dtype)
     bias = 126 if dtype is dtypes.float32 else 1022
-    subnormal = e.absolute(x) < math.ldexp(1.0, 1 - bias - 1)
-    bits = subnormal.where(x * float(1 << mantissa_bits), x).bitcast(e.bits_dtype(dtype))
+    subnormal = absolute(x) < math.ldexp(1.0, 1 - bias - 1)
+    bits = subnormal.where(x * float(1 << mantissa_bits), x).bitcast(bits_dtype(dtype))
     stored = (bits >> mantissa_bits) & (2 * bias + 3)
     exponent = stored - bias - subnormal.where(bits.const_like(mantissa_bits), 0)
     kept = bits ^ (stored << mantissa_bits) ^ (bias << mantissa_bits)
-    plain = x.eq(0) | is_nan(x) | e.absolute(x).eq(e.INF)
+    plain = x.eq(0) | is_nan(x) | absolute(x).eq(INF)
     return plain.where(x, kept.bitcast(dtype)), plain.where(0, exponent)
 
 
@@ -313,7 +313,7 @@ def nan_to_num(
         return x
     limit = torch.finfo(ctx.out.dtype).max
     numbers = (
-        (x.ne(x), nan, 0.0), (x.eq(e.INF), posinf, limit), (x.eq(-e.INF), neginf, -limit),
+        (x.ne(x), nan, 0.0), (x.eq(INF), posinf, limit), (x.eq(-INF), neginf, -limit),
     )  # fmt: skip
     for found, given, default in numbers:
         x = found.where(constant(default if given is None else given, dtype), x)

@@ -19,8 +19,8 @@ from ..dispatch.registry import Context, Declined, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from . import elementary as e
+from .arithmetic import NAN, absolute, divide, subtract
 from .bounds import read_on_host
-from .elementary import NAN, absolute, divide, subtract
 
 LARGEST_DEGREE = 64  # the recurrence is unrolled; beyond this compiling takes longer than the CPU does
 

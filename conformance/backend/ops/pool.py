@@ -17,8 +17,8 @@ from tinygrad.uop.ops import UOp
 from ..dispatch.registry import Context, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
+from .arithmetic import divide
 from .conv import windows
-from .elementary import divide
 from .upsample import across, gather, table
 
 Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly symbolic

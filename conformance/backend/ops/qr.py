@@ -22,7 +22,7 @@ from ..lazy.layout import contiguous_strides
 from ..runtime import memory
 from ..runtime.loop_kernels import Array, Index, Program, kernel
 from ..runtime.stats import STATS
-from .elementary import copy_sign, divide, subtract
+from .arithmetic import copy_sign, divide, subtract
 from .linalg import affordable, batched, begin, number, wide
 
 

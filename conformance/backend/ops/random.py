@@ -1,6 +1,7 @@
 """Random numbers: drawn by torch's CPU generator and copied over, so that a seed gives the CPU's numbers exactly.
 
-The key insight: bit-identical random numbers make dropout, initialization and sampling comparable by value.
+The key insight: bit-identical random numbers make dropout, initialization and sampling comparable by value. What is
+drawn without looking at elements can be drawn again at each run of a compiled graph, in the order of the graph.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import torch
 
 from ..dispatch import transfer
 from ..dispatch.fallback import upload
-from ..dispatch.tensors import check_writable
+from ..dispatch.tensors import Spec, check_writable, content_of, tensor_on
+from ..lazy.storage import stand_in
 from ..runtime import recording
 from ..runtime.stats import STATS
 from .dynamic import hosted
@@ -20,28 +22,56 @@ from .dynamic import hosted
 aten = torch.ops.aten
 
 
+def _drawn(like: torch.Tensor, index: int, name: str, draw: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What `draw` gives on the CPU, in the layout of `like`, on the device; in a recording it is drawn at each run."""
+
+    def counted() -> torch.Tensor:
+        STATS.host[name] += 1
+        return upload(draw(), index)
+
+    if not recording.is_open() or not like.numel():
+        return counted()
+    spec = Spec(like.dtype, tuple(like.size()), tuple(like.stride()))
+    real, nbytes = content_of(spec)
+    storage, buffer = stand_in(nbytes, index, real)
+    recording.feed(buffer, counted)
+    return tensor_on(storage, *spec, 0)
+
+
+def _empty(x: torch.Tensor, device: str) -> torch.Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+
+
 def _drawn_inplace(op: Any) -> Callable[..., Any]:
     """A kernel that draws into a CPU tensor of the target's layout, since the order of drawing follows memory."""
-    name = str(op)
 
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        recording.check_closed("it draws random numbers")
-        STATS.host[name] += 1
         check_writable(self)
-        host = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="cpu")
-        return transfer.copy_(self, op(host, *args, **kwargs))
+        index, like = self.device.index or 0, _empty(self, "meta")
+        drawn = _drawn(like, index, str(op), lambda: op(_empty(like, "cpu"), *args, **kwargs))
+        return transfer.copy_(self, drawn)
+
+    return kernel
+
+
+def _drawn_alike(op: Any) -> Callable[..., Any]:
+    """A kernel that draws a new tensor of which only the layout follows from its first argument."""
+
+    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        index, like = self.device.index or 0, _empty(self, "meta")
+        made = op(like, *args, **kwargs)
+        return _drawn(made, index, str(op), lambda: op(_empty(like, "cpu"), *args, **kwargs))
 
     return kernel
 
 
 def _drawn_new(op: Any) -> Callable[..., Any]:
     """A kernel that draws a new CPU tensor and moves it over."""
-    name = str(op)
 
     def kernel(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        recording.check_closed("it draws random numbers")
-        STATS.host[name] += 1
-        return upload(op(*args, device="cpu", **kwargs), torch.device(device).index or 0)
+        index = torch.device(device).index or 0
+        like = op(*args, device="meta", **kwargs)
+        return _drawn(like, index, str(op), lambda: op(*args, device="cpu", **kwargs))
 
     return kernel
 
@@ -49,10 +79,11 @@ def _drawn_new(op: Any) -> Callable[..., Any]:
 INPLACE = ("uniform_", "normal_", "random_", "random_.from", "random_.to", "exponential_", "cauchy_", "log_normal_",
            "geometric_", "bernoulli_.float")  # fmt: skip
 NEW = ("randperm", "randperm.generator")
+ALIKE = ("bernoulli.p",)
 
 
 # Drawn on the CPU from the arguments' own values and layout.
-HOSTED = ("bernoulli", "bernoulli.out", "bernoulli.p", "bernoulli_.Tensor", "multinomial", "multinomial.out", "poisson",
+HOSTED = ("bernoulli", "bernoulli.out", "bernoulli_.Tensor", "multinomial", "multinomial.out", "poisson",
           "binomial", "normal.Tensor_float", "normal.Tensor_float_out", "normal.float_Tensor",
           "normal.float_Tensor_out", "normal.Tensor_Tensor", "normal.Tensor_Tensor_out", "_standard_gamma",
           "_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_",
@@ -63,14 +94,13 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
     """(result, mask): the mask is drawn on the CPU as its kernel does; what it leaves is computed on the device."""
     if train is False or not input.numel() or not input.is_floating_point():
         return _dropout_on_cpu(input, p, train)  # type: ignore[no-any-return]
-    recording.check_closed("it draws random numbers")
     kept = 1.0 - p
-    like = torch.empty_strided(input.size(), input.stride(), dtype=torch.bool, device="meta")
-    drawn = torch.empty_like(like, device="cpu").bernoulli_(kept)
-    STATS.host[str(aten.native_dropout.default)] += 1
-    mask = upload(drawn, input.device.index or 0)
+    like = torch.empty_like(_empty(input, "meta"), dtype=torch.bool)
+    name, index = str(aten.native_dropout.default), input.device.index or 0
+    mask = _drawn(like, index, name, lambda: torch.empty_like(like, device="cpu").bernoulli_(kept))
     # The scale is rounded in the dtype of the input first, as on the CPU.
-    return mask.to(input.dtype).mul(1.0 / kept if kept else 0.0).mul(input), mask
+    scale = torch.tensor(1.0 / kept if kept else 0.0, dtype=input.dtype, device="cpu").item()
+    return input.mul(mask).mul(scale), mask
 
 
 _dropout_on_cpu = hosted("native_dropout")
@@ -84,6 +114,7 @@ def _find(name: str) -> Any:
 KERNELS: dict[str, Callable[..., Any]] = {
     **{name: _drawn_inplace(_find(name)) for name in INPLACE},
     **{name: _drawn_new(_find(name)) for name in NEW},
+    **{name: _drawn_alike(_find(name)) for name in ALIKE},
     **{name: hosted(name) for name in HOSTED},
     "native_dropout": native_dropout,
 }

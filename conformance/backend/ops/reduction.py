@@ -23,7 +23,7 @@ from ..runtime import materialization
 from ..runtime.counters import COUNTERS
 from . import elementary as e
 from . import order
-from .elementary import INF, divide, subtract
+from .arithmetic import INF, absolute, divide, subtract
 
 aten = torch.ops.aten
 
@@ -186,7 +186,9 @@ def _moments(x: UOp, dims: Sequence[int], correction: float) -> tuple[UOp, UOp]:
 
 
 def _moment_row(ctx: Context, x: UOp, dim: Sequence[int] | None, correction: float | None) -> tuple[UOp, UOp]:
-    x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
+    dtype = opmath(ctx.out.computed)
+    # Of large numbers a sum of squares overflows float32 where its root does not; the CPU sums and divides in float64.
+    x, dims = along(cast(x, dtypes.float64 if dtype is dtypes.float32 else dtype), dim)
     if count(x, dims) <= (1 if correction is None else correction):
         said = f"{ctx.op._schema.name.removeprefix('aten::')}(): degrees of freedom is <= 0. {_CORRECTION}"
         warnings.warn(said, UserWarning, stacklevel=2)
@@ -216,7 +218,7 @@ def var_mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correcti
 
 def norm(x: UOp, ord: float, dims: Sequence[int]) -> UOp:
     """(sum |x|**ord) ** (1/ord) along `dims`, kept with size 1, with its limits at 0, inf and -inf."""
-    x = e.absolute(x)
+    x = absolute(x)
     if math.isinf(ord):
         return order.extreme(x, dims, largest=ord > 0)
     if ord == 0:
@@ -234,7 +236,10 @@ def vector_norm(ctx: Context, x: UOp, ord: float = 2, dim: Sequence[int] | None 
                 **_: object) -> UOp:  # fmt: skip
     """The vector norm along dimensions (torch.linalg.vector_norm)."""
     x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
-    return norm(x, ord, dims).reshape(ctx.out.size)
+    lone = all(x.shape[d] == 1 for d in dims) and not (ctx.args[0].dim() == 0 and dim)
+    # A lone element is not raised to a power, which may overflow; but one of no dimensions, along dimension 0, is.
+    made = absolute(x) if lone and ord != 0 else norm(x, ord, dims)
+    return made.reshape(ctx.out.size)
 
 
 @decomposition("norm.ScalarOpt_dim")
@@ -276,7 +281,7 @@ def logsumexp(ctx: Context, x: UOp, dim: Sequence[int], keepdim: bool = False) -
     if 0 in x.shape:
         return constant(-INF, x.dtype)
     largest = x.max(dims, keepdim=True)
-    shift = e.absolute(largest).eq(INF).where(0.0, largest)
+    shift = absolute(largest).eq(INF).where(0.0, largest)
     return (e.log(total(subtract(x, shift).exp(), dims)) + shift).reshape(ctx.out.size)
 
 

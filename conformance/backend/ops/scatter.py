@@ -28,10 +28,10 @@ from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..lazy.layout import elements
 from ..runtime import recording
+from .arithmetic import divide
 from .bounds import Size, check, checked, known_on_host, read_on_host
 from .compared import Members
 from .division import divide_integers
-from .elementary import divide
 from .indexing import adjacent, along, indexed_dims, lines, wrapped
 from .order import extreme
 from .pages import by_pages

@@ -16,10 +16,9 @@ from tinygrad.uop.ops import UOp
 from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import Context, Declined, value
 from ..dispatch.tensors import cast
-from . import elementary as e
 from . import order
+from .arithmetic import INF, absolute, divide, subtract
 from .bounds import require
-from .elementary import divide, subtract
 from .indexing import along
 from .reduction import total
 
@@ -216,7 +215,7 @@ def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0)
     low, high = UOp.const(float(min), x.dtype), UOp.const(float(max), x.dtype)
     if min == max:
         low, high = (order.extreme(flat, (0,), largest=which).reshape(()) for which in (False, True))
-        require(ctx, (e.absolute(low) < e.INF) & (e.absolute(high) < e.INF))
+        require(ctx, (absolute(low) < INF) & (absolute(high) < INF))
         same = low.eq(high)
         low, high = same.where(subtract(low, 1.0), low), same.where(high + 1.0, high)
     place = divide(subtract(flat, low) * float(bins), subtract(high, low)).cast(dtypes.int64)

@@ -1,18 +1,22 @@
 """Rows in tinygrad's cache file, for what one process has worked out and the next need not.
 
-Defines `place` (where something lies), `read` and `write`. `CACHELEVEL=0` turns it all off, `CACHEDB` moves the file.
+Defines `place` (where something lies), `made_by`, `read` and `write`. `CACHELEVEL=0` turns it all off, `CACHEDB` moves
+the file.
 
 The key insight: a row may be used again only where everything that made it is the same, and that is more than its
-subject: tinygrad's code, our patches of it, the variables that it reads. All that is in the place, so a row is never
-out of date, only not found. A checksum makes a damaged row one that is not found, too.
+subject: tinygrad's code, our patches of it, the variables that it reads, the processor that kernels are compiled for.
+All that is in the place, so a row is never out of date, only not found, also in a file that was carried to another
+machine. A checksum makes a damaged row one that is not found, too.
 Must not know what the rows hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -41,10 +45,26 @@ def _makers() -> tuple[str, tuple[str, ...]]:
     return digest.hexdigest(), tuple(sorted(variables))
 
 
+@functools.cache
+def made_by() -> str:
+    """What all places begin with here: a digest of the code that makes rows, and of the processor they are made for."""
+    return hashlib.sha256(repr((_makers()[0], platform.machine(), _processor())).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What the processor can do, since kernels are compiled for all of it; its name where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, features = line.partition(":")
+            if name.strip() in ("flags", "Features", "isa"):
+                return " ".join(sorted(features.split()))
+    return platform.processor()
+
+
 def place(*subject: Any) -> str:
     """Where something lies: by what it is, as values whose repr says all of them, and by what makes it."""
-    code, variables = _makers()
-    return hashlib.sha256(repr((subject, code, [os.environ.get(v) for v in variables])).encode()).hexdigest()
+    variables = [os.environ.get(v) for v in _makers()[1]]
+    return made_by() + hashlib.sha256(repr((subject, variables)).encode()).hexdigest()
 
 
 def enabled() -> bool:

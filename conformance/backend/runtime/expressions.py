@@ -1,6 +1,6 @@
 """Questions about lazy values: known constants, realized buffers, and the size of an expression.
 
-Defines `constant_of`, `is_realized`, `strip_reshapes`, and `measure`, by which a graph is found too large.
+Defines `constant_of`, `is_realized`, `read_by`, `strip_reshapes`, and `measure`, by which a graph is found too large.
 
 The key insight: tinygrad's `UOp` has the whole tensor API, so a lazy value is a UOp and nothing else. tinygrad's
 `Tensor`, with its global registry of live tensors, is not used.
@@ -39,6 +39,14 @@ def is_realized(value: UOp) -> bool:
 def filled_or_new(buffer: UOp) -> UOp:
     """A buffer that holds its content; for one that a kernel has yet to fill, a new one, since others may be filled."""
     return buffer if is_realized(buffer) else UOp.new_buffer(buffer.arg.device, buffer.max_numel(), buffer.dtype)
+
+
+OUTSIDE = frozenset({Ops.BUFFER, Ops.CALL, Ops.AFTER, Ops.PARAM})
+
+
+def read_by(value: UOp) -> set[UOp]:
+    """What a value reads of memory: buffers, and results of kernels; nothing where it is made of numbers alone."""
+    return {node for node in value.toposort() if node.op in OUTSIDE}
 
 
 def is_rearranged(value: UOp) -> bool:

@@ -25,6 +25,9 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 from tinygrad.uop.ops import buffers as buffers_of_nodes
 
+from . import trace
+from .kernel_spans import devices_of, measured
+
 if TYPE_CHECKING:
     from tinygrad.runtime.ops_cpu import CPUProgram
 
@@ -74,6 +77,11 @@ class Kernel(NamedTuple):
     device: str
     places: tuple[Place, ...]
     local: bool  # whether all its arguments lie on its own device
+
+    @property
+    def devices(self) -> set[str]:
+        """tinygrad's names of the devices that run it."""
+        return {self.device}
 
     def bound(self) -> Launch | HostLaunch | None:
         """The kernel loaded, ready to run; None where only tinygrad can run it."""
@@ -127,6 +135,11 @@ class Call(NamedTuple):
 
     call: UOp
 
+    @property
+    def devices(self) -> set[str]:
+        """tinygrad's names of the devices that it touches."""
+        return devices_of(self.call)
+
     def bound(self) -> Call:
         """Itself."""
         return self
@@ -167,8 +180,14 @@ class Replay:
         held = [(buffers_of_nodes.get(s) or s.buffer).ensure_allocated() for s in slots]  # type: ignore[union-attr]
         held += [b.ensure_allocated() for b in self.scratch]
         addresses = [getattr(b._buf, "va_addr", 0) for b in held]
-        for step in self.steps:
-            step(held, addresses, slots)
+        span = trace.kernel_span()
+        if span is None:
+            for step in self.steps:
+                step(held, addresses, slots)
+        else:
+            for step, name, kernel in zip(self.steps, self.names, self.kernels, strict=True):
+                with measured(span, name, kernel.devices):
+                    step(held, addresses, slots)
         self._free()
         return slots
 

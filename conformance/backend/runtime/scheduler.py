@@ -25,6 +25,7 @@ from tinygrad.uop.ops import UOp
 from . import trace
 from .counters import COUNTERS
 from .expressions import is_rearranged, shaped_like, strip_reshapes
+from .kernel_spans import run_measured
 from .lock import LOCK
 from .materialization import read_by_all, remaining
 from .memory import check_fork, open_device
@@ -96,10 +97,13 @@ def _schedule(
     coded = time.perf_counter()
     linked = link_linear(ready)
     begin()
-    run_linear(linked, variables, jit=True)
+    names, span = kernel_names([call.src[0] for call in ready.src]), trace.kernel_span()
+    if span is None:
+        run_linear(linked, variables, jit=True)
+    else:
+        run_measured(span, linked, names, variables)
     if trace.LISTENERS:
         spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
-        names = kernel_names([call.src[0] for call in ready.src])
         trace.notify(trace.Schedule(why, names, len(pending), "scheduled", *spent))
     if not variables and all(v.has_buffer_identity() for v in [*done, *becomes.values()]):
         SCHEDULES.put(of, recorded(graph, ready, done, becomes))

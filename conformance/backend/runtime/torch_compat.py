@@ -99,6 +99,7 @@ set_conj: Any = found("torch._C:_set_conj")
 suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = found(
     "torch._prims_common:suggest_memory_format"
 )
+LegacyStorage: Any = found("torch.storage:_LegacyStorage")
 _OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_")
 
 # torch.jit.trace
@@ -110,6 +111,9 @@ Event: Any = found("torch:Event")
 Generator: Any = found("torch._C:Generator")
 Stream: Any = found("torch:Stream")
 default_generator: Any = found("torch:default_generator")
+
+# The profiler
+is_profiling: Callable[[], bool] = found("torch._C:_autograd._profiler_enabled")
 
 # Registration
 DeviceGuard: Any = found("torch._C:_acc.DeviceGuard")

@@ -1,12 +1,13 @@
 """What the device runs, told while it runs: schedules with their kernels, copies, stores, and why each happened.
 
 Defines `Schedule`, `Copy`, `Store` and `LISTENERS`; the engine tells every listener of each. Nothing is recorded here,
-and without a listener nothing is built.
+and without a listener nothing is built. `kernel_span` measures kernels one by one, for a profiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 
@@ -35,6 +36,16 @@ class Store(NamedTuple):
 
 Event = Schedule | Copy | Store
 LISTENERS: list[Callable[[Event], None]] = []
+
+KernelSpan = Callable[[str], AbstractContextManager[object]]
+
+
+def _unmeasured() -> KernelSpan | None:
+    return None
+
+
+kernel_span: Callable[[], KernelSpan | None] = _unmeasured
+"""What each kernel, by its name, runs within; None, as a rule, where nothing measures them. Asked once a schedule."""
 
 
 def notify(event: Event) -> None:

@@ -4,8 +4,8 @@ Defines `tiny`, the Dynamo backend.
 
 The key insight: running the captured graph on tensors whose buffers are still empty records everything it computes
 without computing it. What was recorded is scheduled once, and a call then costs its kernels.
-A graph which needs a value while it is recorded (an operator on the CPU, a random number) runs eagerly instead, with a
-warning that names the reason.
+Random numbers are inputs that each call draws. A graph which needs a value while it is recorded (an operator on the
+CPU) runs eagerly instead, with a warning that names the operator and the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..dispatch.metadata import global_settings
 from ..dispatch.tensors import geometry, is_tiny, tensor_on
 from ..lazy import buffer_donation, calls, flush
 from ..lazy.dtypes import element
-from ..lazy.storage import LazyStorage, allocate, lazy_storage
+from ..lazy.storage import LazyStorage, allocate, lazy_storage, stand_in
 from ..runtime import expressions, memory, recording, replay, scheduler, torch_compat
 from ..runtime.lock import locked
 
@@ -41,10 +41,11 @@ EARLY_CHECK = 256
 
 @dataclass
 class _Output:
-    """Where a result of the recorded graph is found: a fresh value, a view of an input's storage, or no tensor."""
+    """Where a result of the recorded graph is found: a fresh value, a view of an input's or a feed's storage, or no
+    tensor."""
 
-    kind: str  # "value", "input", "other"
-    place: int  # index of the value, or of the input whose storage it lies in
+    kind: str  # "value", "input", "feed", "other"
+    place: int  # index of the value, or of the input or feed whose storage it lies in
     geometry: Geometry | None
     bits: Bits
     nbytes: int
@@ -58,10 +59,10 @@ class _Schedule:
 
     run: replay.Replay
     buffers: list[UOp]  # those that the graph itself brought along or fills; stand-ins otherwise
-    order: list[int | None]  # for each buffer: the input whose storage it is, None for a constant
+    order: list[int | None]  # for each buffer: the input whose storage it is, ~k for feed k, None for a constant
 
     def __call__(self, held: dict[int, UOp]) -> list[UOp]:
-        """Run it; `held` has the buffers of the inputs."""
+        """Run it; `held` has the buffers of the inputs and of the feeds."""
         places = zip(self.order, self.buffers, strict=True)
         return scheduler.replayed(
             self.run, [expressions.filled_or_new(constant) if i is None else held[i] for i, constant in places]
@@ -78,6 +79,7 @@ class _Recording:
     stored: list[int]  # inputs into whose own buffers the schedule writes
     written: list[int]  # inputs whose storage gets a new buffer, in the order of the values behind the outputs
     checked: bool  # whether the schedule's last value is the check
+    feeds: list[Callable[[], torch.Tensor]]  # what gives the content of buffers that each run takes anew
 
 
 def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -167,10 +169,10 @@ class _Compiled:
     def _record(self, inputs: Sequence[Any]) -> _Recording | None:
         calls.settle()
         try:
-            with recording.recording() as conditions:
-                return _record(self.graph, inputs, conditions)
+            with recording.recording() as recorded:
+                return _record(self.graph, inputs, recorded)
         except recording.NeedsValue as reason:
-            warnings.warn(f"tiny: a compiled graph runs eagerly, since {reason}", stacklevel=2)
+            warnings.warn(f"tiny: a compiled graph runs eagerly: {reason}", stacklevel=2)
             return None
 
 
@@ -214,7 +216,22 @@ def _key(inputs: Sequence[Any]) -> list[Any]:
     return key
 
 
-def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list[UOp]) -> _Recording | None:
+class _Named(torch.fx.Interpreter):
+    """Runs a graph; what needs a value while it is recorded is named by its operator."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # else torch adds the operator's node and line to what any error says
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except recording.NeedsValue as reason:
+            raise recording.NeedsValue(f"{n.target} {reason}") from None
+
+
+def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], recorded: recording.Recorded) -> _Recording | None:
+    conditions, feeds = recorded.conditions, recorded.feeds
     stand_ins: dict[int, tuple[torch.UntypedStorage, UOp, int]] = {}  # by the storage they stand for
     arguments = []
     for i, x in enumerate(inputs):
@@ -223,13 +240,10 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
             continue
         lazy = lazy_storage(x)
         if id(lazy) not in stand_ins:
-            real, _ = element(x.dtype)
-            store = allocate(lazy.nbytes, x.device.index or 0, real)
-            buffer = UOp.new_buffer(lazy.device, -(-lazy.nbytes // real.itemsize), real)
-            store._lazy.replace(buffer, lazy.nbytes)  # type: ignore[attr-defined]
-            stand_ins[id(lazy)] = (store, buffer, i)
+            stand_ins[id(lazy)] = (*stand_in(lazy.nbytes, x.device.index or 0, element(x.dtype)[0]), i)
         arguments.append(_with_bits(tensor_on(stand_ins[id(lazy)][0], x.dtype, *geometry(x)), _bits(x)))
-    results = graph(*arguments)
+    results = _Named(graph).run(*arguments)
+    fed = {buffer: k for k, (buffer, _) in enumerate(feeds)}
     by_store = {id(store._lazy): i for store, _, i in stand_ins.values()}  # type: ignore[attr-defined]
     values: list[UOp] = []
     outputs: list[_Output] = []
@@ -241,6 +255,9 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
         lazy, form, bits = lazy_storage(r), (r.dtype, *geometry(r)), _bits(r)
         if id(lazy) in by_store:
             outputs.append(_Output("input", by_store[id(lazy)], form, bits, 0))
+            continue
+        if lazy.flat in fed and not lazy.has_pending_writes:
+            outputs.append(_Output("feed", fed[lazy.flat], form, bits, 0))
             continue
         if id(lazy) not in places and lazy.nbytes:  # no kernel makes a value without elements
             places[id(lazy)] = len(values)
@@ -255,7 +272,7 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
     if not values and not changed:
         return None
     device = lazy_storage(next(t for t in (*arguments, *results) if isinstance(t, torch.Tensor) and is_tiny(t))).device
-    standing = {buffer: i for _, buffer, i in stand_ins.values()}
+    standing = {buffer: i for _, buffer, i in stand_ins.values()} | {b: ~k for b, k in fed.items()}
 
     def over_inputs(run: replay.Replay, buffers: list[UOp]) -> _Schedule:
         return _Schedule(run, buffers, [standing.get(b) for b in buffers])
@@ -274,7 +291,7 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], conditions: list
         if not buffer_donation.is_swap(error):
             raise
         stored, written, scheduled = _scheduled(values, changed, {}, conditions, device)
-    return _Recording(check, over_inputs(*scheduled), outputs, stored, written, bool(conditions))
+    return _Recording(check, over_inputs(*scheduled), outputs, stored, written, bool(conditions), [f for _, f in feeds])
 
 
 def _scheduled(
@@ -299,15 +316,22 @@ def _scheduled(
 def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     """The results, written inputs written; None, and nothing written, where an element is out of range."""
     order = [*recorded.schedule.order, *(recorded.check.order if recorded.check else ())]
-    storages = {i: lazy_storage(inputs[i]) for i in order if i is not None}
+    storages = {i: lazy_storage(inputs[i]) for i in order if i is not None and i >= 0}
     stored = [storages[i] for i in recorded.stored]
-    held = _held(storages, inputs, recorded.stored)
-    if recorded.check is not None and not any(memory.to_host(recorded.check(held)[0])):
-        return None
-    if stored and flush.detach_readers(stored):
-        held = _held(storages, inputs, recorded.stored)  # one that shared another's buffer has its own now
-    flats = recorded.schedule(held)[len(stored) :]
-    if recorded.checked and not any(memory.to_host(flats.pop())):
+    before = torch.get_rng_state() if recorded.feeds and (recorded.check or recorded.checked) else None
+    fed = [feed() for feed in recorded.feeds]
+    drawn = {~k: lazy_storage(x).base_flat().base for k, x in enumerate(fed)}
+    held = _held(storages, inputs, recorded.stored) | drawn
+    refused = recorded.check is not None and not any(memory.to_host(recorded.check(held)[0]))
+    if not refused:
+        if stored and flush.detach_readers(stored):
+            # One that shared another's buffer has its own now.
+            held = _held(storages, inputs, recorded.stored) | drawn
+        flats = recorded.schedule(held)[len(stored) :]
+        refused = recorded.checked and not any(memory.to_host(flats.pop()))
+    if refused:
+        if before is not None:
+            torch.set_rng_state(before)  # the numbers are drawn again by what raises
         return None
     for lazy in stored:
         lazy.mark_overwritten()
@@ -319,6 +343,8 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
             continue
         if out.kind == "input":
             store = inputs[out.place].untyped_storage()
+        elif out.kind == "feed":
+            store = fed[out.place].untyped_storage()
         elif not out.nbytes:
             store = allocate(0, out.index, element(out.geometry[0])[0])
         elif out.place in new:

@@ -47,6 +47,18 @@ def memory_stats(device: Any = None, /) -> OrderedDict[str, Any]:
     return OrderedDict(sorted(found.items()))
 
 
+def memory_stats_as_nested_dict(device: Any = None, /) -> dict[str, Any]:
+    """The same with the parts of each name as keys of nested dictionaries."""
+    found: dict[str, Any] = {}
+    for name, value in memory_stats(device).items():
+        *outer, last = name.split(".")
+        inner = found
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return found
+
+
 def memory_allocated(device: Any = None, /) -> int:
     """Bytes of the buffers that are in use."""
     return _usage(device).in_use.current
@@ -80,6 +92,26 @@ def reset_accumulated_memory_stats(device: Any = None, /) -> None:
     usage.out_of_memory = usage.retries = 0
     for figure in (usage.in_use, usage.reserved, usage.buffers, usage.blocks):
         figure.allocated = figure.freed = 0
+
+
+def reset_max_memory_allocated(device: Any = None, /) -> None:
+    """The older name of `reset_peak_memory_stats`."""
+    reset_peak_memory_stats(device)
+
+
+def memory_cached(device: Any = None, /) -> int:
+    """The older name of `memory_reserved`."""
+    return memory_reserved(device)
+
+
+def max_memory_cached(device: Any = None, /) -> int:
+    """The older name of `max_memory_reserved`."""
+    return max_memory_reserved(device)
+
+
+def reset_max_memory_cached(device: Any = None, /) -> None:
+    """The older name of `reset_peak_memory_stats`."""
+    reset_peak_memory_stats(device)
 
 
 def mem_get_info(device: Any = None, /) -> tuple[int, int]:
@@ -122,6 +154,12 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
         )
 
 
+def get_per_process_memory_fraction(device: Any = None) -> float:
+    """The share of the device's memory that may be reserved; 1 without a limit, or where tinygrad has no total."""
+    usage = _usage(device)
+    return usage.capacity() / usage.total() if usage.total() else 1.0
+
+
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """A few lines of text with the memory in use and reserved, now and at its peak."""
     stats = memory_stats(device)
@@ -135,7 +173,8 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 PUBLIC = (
     empty_cache, empty_host_cache, memory_stats, memory_allocated, max_memory_allocated, memory_reserved,
     max_memory_reserved, reset_peak_memory_stats, reset_accumulated_memory_stats, mem_get_info, set_memory_limit,
-    set_per_process_memory_fraction, memory_summary,
+    set_per_process_memory_fraction, get_per_process_memory_fraction, memory_summary, memory_stats_as_nested_dict,
+    memory_cached, max_memory_cached, reset_max_memory_allocated, reset_max_memory_cached,
 )  # fmt: skip
 
 

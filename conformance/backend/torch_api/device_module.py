@@ -24,6 +24,7 @@ from . import (
     nested,
     pending_errors,
     processes,
+    profiler,
     storages,
     streams,
 )
@@ -70,6 +71,7 @@ def register() -> None:
     pending_errors.install()
     processes.install()
     distributed.install()
+    profiler.install()
     _serve_accelerator()
     _print_on_host()
     _keep_shared_parameters()

@@ -66,16 +66,23 @@ def install() -> None:
 
 
 def manual_seed(seed: int) -> None:
-    """Nothing: torch.manual_seed, which calls this, seeds the CPU generator that tiny draws from."""
+    """Seed the generator that tiny draws from, torch's CPU generator, as torch.manual_seed does."""
+    torch_compat.default_generator.manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Nothing: torch.manual_seed, which calls this, seeds the CPU generator that tiny draws from."""
+    """Seed the generator that all devices draw from: the same as `manual_seed`."""
+    manual_seed(seed)
 
 
 def seed() -> None:
     """Seed the generator that tiny draws from, torch's CPU generator, with a number that is not foreseen."""
     torch_compat.default_generator.seed()
+
+
+def seed_all() -> None:
+    """Seed the generator that all devices draw from: the same as `seed`."""
+    seed()
 
 
 def initial_seed() -> int:
@@ -107,6 +114,6 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 PUBLIC = (
-    manual_seed, manual_seed_all, seed, initial_seed, get_rng_state, set_rng_state, get_rng_state_all,
+    manual_seed, manual_seed_all, seed, seed_all, initial_seed, get_rng_state, set_rng_state, get_rng_state_all,
     set_rng_state_all,
 )  # fmt: skip

@@ -1,7 +1,8 @@
-"""`torch.tiny.FloatTensor` and its relatives, which name a dtype on the device, and the default tensor type.
+"""`torch.tiny.FloatTensor`, `torch.tiny.FloatStorage` and the like, which name a dtype on the device.
 
-Defines `classes` and `install`. The key insight: these types are no tensors of their own; calling one makes a tensor
-and asking whether a tensor is one compares dtype and device, so a class needs nothing but those two answers.
+Defines `classes` and `install`, which lets the default tensor type be one of them. The key insight: these types are no
+tensors of their own; calling one makes a tensor and asking whether a tensor is one compares dtype and device, so a
+class needs nothing but those two answers. torch has such classes for storages, which find their device by their module.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ from typing import Any
 
 import torch
 
+from ..runtime import torch_compat
+
 NAMES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32,
     "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+STORAGES = {name.replace("Tensor", "Storage"): dtype for name, dtype in NAMES.items()} | {
+    "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128,
 }  # fmt: skip
 
 
@@ -40,7 +47,13 @@ class _Meta(type):
 def classes() -> dict[str, type]:
     """The classes by their names in `torch.tiny`."""
     # torch's `Tensor.type` reads the name of a class as C has it, which is the one that it is made with.
-    return {name: _Meta(f"torch.tiny.{name}", (), {"dtype": dtype}) for name, dtype in NAMES.items()}
+    tensors = {name: _Meta(f"torch.tiny.{name}", (), {"dtype": dtype}) for name, dtype in NAMES.items()}
+    base = torch_compat.LegacyStorage
+    storages = {
+        name: type(base)(name, (base,), {"dtype": dtype, "_dtype": dtype, "__module__": "torch.tiny"})
+        for name, dtype in STORAGES.items()
+    }
+    return tensors | storages
 
 
 def install() -> None:

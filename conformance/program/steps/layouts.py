@@ -44,6 +44,12 @@ def cells_of(tensor: torch.Tensor) -> list[int]:
     return [int(cell) for cell in grid.reshape(-1).tolist()]
 
 
+def end(tensor: torch.Tensor) -> int:
+    """The byte of the storage that follows the tensor's last element; 0 when it has none."""
+    layout = Layout(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
+    return layout.cells * tensor.element_size()
+
+
 def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements of the tensor lie in one cell."""
     if tensor.is_contiguous() or tensor.numel() < 2:

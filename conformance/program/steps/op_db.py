@@ -42,9 +42,14 @@ FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
     "_chunk_cat": lambda args, kwargs: any(one.dim() == 0 for one in args[0]),
     **dict.fromkeys(("median", "nanmedian", "masked.median"), lambda args, kwargs: _repeats(args[0])),
     "narrow_copy": lambda args, kwargs: "out" in kwargs,
+    **dict.fromkeys(("nn.functional.avg_pool3d", "nn.functional.gelu"), lambda args, kwargs: _gappy(kwargs.get("out"))),
     "native_group_norm": lambda args, kwargs: any(one is not None and not one.is_contiguous() for one in args[1:3]),
 }
-"""Calls by which torch CPU reads or writes what is not its own (see the findings), by function."""
+"""Calls by which torch CPU reads or writes what is not its own, or writes nothing (see the findings), by function."""
+
+
+def _gappy(out: torch.Tensor | None) -> bool:
+    return out is not None and not out.is_contiguous()
 
 
 def _repeats(one: torch.Tensor) -> bool:

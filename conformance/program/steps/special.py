@@ -141,13 +141,12 @@ def _resize(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _set_data(k: Situation, t: torch.Tensor) -> list[Json] | None:
-    # Both conjugate or negative views, or neither: torch compares their dispatch keys, save where it lists the backend
-    # as dense, so that every other device refuses what the CPU takes.
-    def fits(u: torch.Tensor) -> bool:
-        alike = (u.dtype, u.is_conj(), u.is_neg()) == (t.dtype, t.is_conj(), t.is_neg())
-        return alike and not u.requires_grad and u is not t
+    # Both conjugate views, negative views or inference tensors, or neither: torch compares their dispatch keys, save
+    # where it lists the backend as dense, so that every other device refuses what the CPU takes.
+    def kind(u: torch.Tensor) -> tuple[object, ...]:
+        return u.dtype, u.is_conj(), u.is_neg(), u.is_inference()
 
-    source = k.pick(fits)
+    source = k.pick(lambda u: kind(u) == kind(t) and not u.requires_grad and u is not t)
     return [tensor(source)] if source else None
 
 

@@ -25,9 +25,10 @@ from conformance.program.steps import definitions
 class State:
     """A global state: the expression that enters it, of a context manager, or of a function that calls what it is given
     (`wraps`). `suits` are the steps whose answers it changes, from inputs of this `dtype`; `only` are those of which
-    torch promises something in it (all where it is empty), `never` those of which torch CPU (2.13) itself has two
-    answers in it, one where a dispatch mode looks on. `compiled`: torch.compile takes it into a graph; others are for
-    devices only. `rounds`: the same calls in float64 are made outside of it."""
+    torch promises something in it (all where it is empty), `never` those that have no one meaning in it: torch CPU
+    (2.13) itself has two answers, one where a dispatch mode looks on, or the default device is another thread's.
+    `compiled`: torch.compile takes it into a graph; others are for devices only. `rounds`: the same calls in float64
+    are made outside of it."""
 
     text: str
     suits: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ STATES: dict[str, State] = {
     "dispatch_mode": State("dispatch_mode()", WRITES),
     "vmap": State("in_vmap", WRITES, wraps=True),
     "vjp": State("in_vjp", RECORDED, wraps=True),
-    "thread": State("in_thread", WRITES, wraps=True),
+    "thread": State("in_thread", WRITES, never=PLACED, wraps=True),
 }
 """By the name that a step's `under` has; what follows a colon is the argument."""
 

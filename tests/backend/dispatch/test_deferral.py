@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 import conformance.backend as backend
 from conformance.backend.lazy import calls, flush
 
-
-@pytest.fixture(autouse=True)
-def _nothing_queued() -> Iterator[None]:
-    before = calls.queue_calls(True)
-    yield
-    calls.queue_calls(before)
+pytestmark = pytest.mark.usefixtures("queue")
 
 
 def twice(function):  # type: ignore[no-untyped-def]
@@ -91,6 +84,14 @@ class TestDeferred:
         twice(lambda: torch.add(x, x, out=right))
         assert len(calls.pending()) == 1
         assert right.tolist() == [2.0, 2.0, 2.0]
+
+    def test_a_value_function_that_warns(self) -> None:
+        """Each call warns when it is made, also after one with the same geometry: none of them waits."""
+        x = torch.ones(1, device="tiny") + 1
+        for _ in range(3):
+            with pytest.warns(UserWarning, match="degrees of freedom"):
+                x.var()
+        assert not calls.pending()
 
     def test_operands_in_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An operator read one operand, and reading the next stored a queued write into the first one's buffer."""

@@ -9,12 +9,11 @@ in float32, so answers are compared bit by bit.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from conformance.backend.lazy import calls, steps
+from conformance.backend.lazy import steps
 from conformance.backend.runtime.counters import COUNTERS
 
 STATE, TEMPORARY = 3, 2
@@ -30,12 +29,7 @@ Call = tuple[str, int, int, int]
 Disturbance = tuple[str, int, int]
 
 
-@pytest.fixture(autouse=True)
-def _no_step_is_known() -> Iterator[None]:
-    before = calls.queue_calls(True)
-    steps.reset_state()
-    yield
-    calls.queue_calls(before)
+pytestmark = pytest.mark.usefixtures("queue")
 
 
 class Program:

@@ -116,5 +116,5 @@ def test_the_gradient_of_an_upsampled_image():
 def test_too_much_to_compare_runs_eagerly(monkeypatch):
     """Places times writes is the work; the graph runs eagerly where that is more than a kernel should do."""
     monkeypatch.setattr(compared, "MOST", 5 * 4 * 4 - 1)
-    with pytest.raises(UserWarning, match="it writes 4 times to one of 5 places, 4 each"):
+    with pytest.raises(UserWarning, match="writes 4 times to one of 5 places, 4 each"):
         agrees(lambda a, i, s: [a.index_add(0, i, s)], A, ROW, S)

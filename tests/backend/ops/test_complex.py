@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -103,3 +105,35 @@ def test_sums_with_infinite_parts(dtype):
     ):
         mine, expected = (torch.view_as_real(z) for z in (function(a.to("tiny"), b.to("tiny")).cpu(), function(a, b)))
         torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
+
+
+FAR = (0.0, 1.0, -2.5, torch.finfo(torch.float32).max, -1e25, math.inf, -math.inf)
+"""Parts of numbers that are large, infinite or neither."""
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt", "asin", "acosh", "atanh"])
+def test_functions_of_far_numbers(name):
+    """Squares and sizes overflowed on the way, and inf - inf was nan where C99 and torch CPU have a direction."""
+    z = torch.tensor([complex(re, im) for re, im in itertools.product(FAR, FAR)], dtype=torch.complex64)
+    expected, actual = getattr(torch, name)(z), getattr(torch, name)(z.to("tiny")).cpu()
+    torch.testing.assert_close(torch.view_as_real(actual), torch.view_as_real(expected), equal_nan=True)
+
+
+def test_powers_of_zero_and_by_numbers():
+    """0 ** (-1 + 1j) was 0; a square was e ** (2 log z), of which an infinite number leaves nan."""
+    exponents = torch.tensor([complex(re, im) for re in (-1, 0, 2) for im in (-1, 0, 1)], dtype=torch.complex64)
+    zeros = torch.zeros_like(exponents)
+    expected, actual = zeros**exponents, (zeros.to("tiny") ** exponents.to("tiny")).cpu()
+    torch.testing.assert_close(torch.view_as_real(actual), torch.view_as_real(expected), equal_nan=True)
+    z = torch.tensor([complex(math.inf, 2), complex(-1, math.inf), 3 - 2j, 0j], dtype=torch.complex64)
+    for exponent in (0, 1, 2, 3):
+        sides = [torch.view_as_real((z.to(device) ** exponent).cpu()) for device in ("tiny", "cpu")]
+        torch.testing.assert_close(*sides, equal_nan=True)
+
+
+def test_exponentials_and_means_of_infinite_numbers():
+    """e ** -inf is 0 in any direction, so sigmoid is 1 there; the count by which a mean is divided is complex too."""
+    z = torch.tensor([complex(math.inf, math.inf), complex(math.inf, 1), complex(-math.inf, math.inf)])
+    for f in (torch.exp, torch.sigmoid, torch.expm1, lambda z: z[1:2].mean()):
+        sides = [torch.view_as_real(f(z.to(device)).cpu()) for device in ("tiny", "cpu")]
+        torch.testing.assert_close(*sides, equal_nan=True)

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.nn.functional import multi_margin_loss, multilabel_margin_loss
+from torch.nn.functional import binary_cross_entropy, multi_margin_loss, multilabel_margin_loss, smooth_l1_loss
 
-from conformance import backend
+from conformance import backend, kernels
 
 SCORES = torch.tensor([[0.3, -0.2, 1.5], [0.1, 0.7, math.nan], [math.inf, 0.5, 0.2], [math.nan] * 3])
 REDUCTIONS = ("none", "mean", "sum")
@@ -68,3 +68,34 @@ def test_targets_out_of_range(loss):
     target = torch.tensor([0, 3]) if loss is multi_margin_loss else torch.tensor([[0, 1, -1], [0, 3, -1]])
     with pytest.raises(RuntimeError, match="out of range"):
         loss(SCORES[:2].to("tiny"), target.to("tiny"))
+
+
+@pytest.mark.parametrize("wrong", [-0.5, 1.5, math.nan, -math.inf])
+def test_probabilities_in_memory_are_looked_at(wrong):
+    """It took any numbers; the CPU refuses those outside of 0 to 1, of the input and of the target."""
+    right, bad = torch.tensor([0.25, 0.75, 1.0]), torch.tensor([0.25, wrong, 0.5])
+    for pair in ((bad, right), (right, bad)):
+        for device in ("cpu", "tiny"):
+            with pytest.raises(RuntimeError, match="should be between 0 and 1"):
+                binary_cross_entropy(*(x.to(device) for x in pair))
+
+
+def test_probabilities_to_be_computed_are_not_looked_at():
+    """A network's output is computed with its loss, in as many kernels as without a check."""
+    x, y = torch.tensor([0.3, -2.0, 5.0]).to("tiny"), torch.tensor([0.0, 1.0, 0.5]).to("tiny")
+    with kernels.count() as ran:
+        loss = binary_cross_entropy(torch.sigmoid(x), y)
+    assert ran.kernels == 0
+    torch.testing.assert_close(loss.cpu(), binary_cross_entropy(torch.sigmoid(x.cpu()), y.cpu()))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_the_gradient_of_smooth_l1_loss_at_nan(reduction):
+    """It was 0: torch's decomposition takes the sign of a difference that is nan."""
+    x, y = torch.tensor([0.5, math.nan, math.inf, -3.0]), torch.tensor([0.0, 1.0, math.inf, math.nan])
+    results = []
+    for device in ("cpu", "tiny"):
+        both = [one.to(device, copy=True).requires_grad_() for one in (x, y)]
+        smooth_l1_loss(*both, reduction=reduction).sum().backward()
+        results.append([one.grad.cpu() for one in both])
+    torch.testing.assert_close(results[1], results[0], equal_nan=True)

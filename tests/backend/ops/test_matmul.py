@@ -7,6 +7,7 @@ import torch
 from tinygrad.device import Buffer
 
 from conformance import backend, kernels
+from conformance.backend.ops import matmul
 
 
 def test_short_products_that_cancel():
@@ -139,3 +140,37 @@ class TestGroupedProducts:
             torch._grouped_mm(a.t(), c, offsets).cpu()
             after = backend.stats()
             assert number == 0 or all(after[kind] == before[kind] for kind in ("scheduled", "loaded"))
+
+
+class TestTrilinear:
+    """A bilinear layer was one write into a slice for each of its outputs: with 16 of them in float16 its gradients
+    raised an error of tinygrad's scheduler, and in float32 took 20 s to compile."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_a_layer_and_its_gradients(self, dtype: torch.dtype) -> None:
+        a, b, weight = (t.to(dtype) for t in _factors((3, 4, 5), (3, 4, 6), (16, 5, 6)))
+        found = []
+        for device in ("cpu", "tiny"):
+            inputs = [t.clone().to(device).requires_grad_() for t in (a, b, weight)]
+            result = torch.nn.functional.bilinear(*inputs)
+            found.append([result, *torch.autograd.grad(result, inputs, torch.ones_like(result))])
+        for expected, other in zip(*found, strict=True):
+            torch.testing.assert_close(other.cpu(), expected)
+
+    def test_kernels(self) -> None:
+        a, b, weight = (t.to("tiny") for t in _factors((3, 5), (3, 6), (16, 5, 6)))
+        for dtype, most in ((torch.float32, 2), (torch.float16, 3)):
+            inputs = [t.to(dtype) for t in (a, b, weight)]
+            torch.nn.functional.bilinear(*inputs).cpu()
+            before = backend.stats()["kernels"]
+            torch.nn.functional.bilinear(*inputs).cpu()
+            assert backend.stats()["kernels"] - before <= most
+
+    def test_more_turns_than_are_rounded_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Their sum is taken in float32 and rounded once."""
+        monkeypatch.setattr(matmul, "TURNS", 3)
+        a, b, c = _factors((2, 4), (2, 4), (2, 4))
+        words = ([], [], [], [1], 1)
+        exact = torch._trilinear(*(t.half().double() for t in (a, b, c)), *words)
+        found = torch._trilinear(*(t.half().to("tiny") for t in (a, b, c)), *words)
+        torch.testing.assert_close(found.cpu(), exact.half())

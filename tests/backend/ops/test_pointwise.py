@@ -121,12 +121,39 @@ def test_powers_of_a_half(dtype, exponent):
     same(EDGES.to(dtype).to("tiny") ** exponent, EDGES.to(dtype) ** exponent)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_power(dtype):
+    """It is the number itself; the largest became inf, since its logarithm is rounded up."""
+    x = torch.cat([EDGES.to(dtype), torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)])
+    for exponent in (1, torch.ones_like(x).to("tiny")):
+        same(x.to("tiny") ** exponent, x, rtol=0, atol=0)
+
+
 def test_remainder_of_a_rounded_quotient():
     """fmod(1, 0.1) is almost 0.1 although 1 / 0.1 rounds to 10."""
     for dtype in (torch.float32, torch.float64):
         a, b = torch.tensor([1.0, -1.0, 6.0, 5.5], dtype=dtype), torch.tensor([0.1, 0.1, 2.0, -0.7], dtype=dtype)
         for f in (torch.fmod, torch.remainder, torch.floor_divide):
             same(f(a.to("tiny"), b.to("tiny")), f(a, b), rtol=0, atol=0)
+
+
+def test_sizes_near_the_largest_number():
+    """The size of a pair that the dtype just holds was inf by rounding, and with it the gradient of polar 0."""
+    angle, largest = torch.linspace(0, 6.28, 200, dtype=torch.float64), torch.finfo(torch.float32).max * (1 - 1e-7)
+    x, y = (angle.cos() * largest).float(), (angle.sin() * largest).float()
+    same(torch.hypot(x.to("tiny"), y.to("tiny")), torch.hypot(x.double(), y.double()).float())
+
+
+def test_remainder_of_a_large_quotient():
+    """The quotient of two float32 numbers has up to 277 bits; of more than 103 the remainder was arbitrary."""
+    ends = [torch.finfo(torch.float32).max, 8.478374, 1e30, 3.0, 1e-20, torch.finfo(torch.float32).tiny, 1e-45, 7e-42]
+    x = torch.tensor([[a, -a] for a in ends]).flatten()
+    a, b = x.repeat_interleave(len(x)), x.repeat(len(x))
+    # Not the CPU's vector loop, which gives up on them.
+    exact = torch.tensor([math.fmod(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)])
+    same(torch.fmod(a.to("tiny"), b.to("tiny")), exact)
+    floored = torch.tensor([n % d for n, d in zip(a.tolist(), b.tolist(), strict=True)])
+    same(torch.remainder(a.to("tiny"), b.to("tiny")), floored, signs=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -143,3 +143,21 @@ def test_nansum_over_no_dimension_is_of_all_elements():
     x = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
     assert torch.nansum(x.to("tiny"), dim=()).cpu().item() == torch.nansum(x, dim=()).item() == 8
     torch.testing.assert_close(torch.nanmean(x.to("tiny"), dim=()).cpu(), torch.nanmean(x, dim=()))
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("name", ["std", "std_mean", "var_mean"])
+def test_moments_whose_sum_overflows(name):
+    """The sums were rounded to float32 before they were divided, or their root was taken."""
+    x = torch.tensor([[LARGEST, 0.0, 1.0], [LARGEST, LARGEST, LARGEST], [1.0, 2.0, 4.0]])
+    both(lambda x: getattr(torch, name)(x, 1), x)
+
+
+@pytest.mark.parametrize("order", [6, 2, 0.5, 0, -2, INF, NAN])
+def test_the_norm_of_one_element(order):
+    """It is the element's size, whatever the order; its power overflowed, as of a 0-d tensor given a dim."""
+    for x in (torch.tensor(LARGEST), torch.tensor([[LARGEST], [-1e30]])):
+        both(lambda x: torch.linalg.vector_norm(x, order), x)
+        both(lambda x: torch.linalg.vector_norm(x, order, -1), x)

@@ -112,3 +112,29 @@ def test_modified_bessel_functions_of_large_numbers(name, dtype):
     x = torch.tensor([80.0, 101.0, 700.0, 730.0, 1e10, most, -most, -105.0, -math.inf], dtype=dtype)
     function = getattr(torch.special, name)
     torch.testing.assert_close(function(x.to("tiny")).cpu(), function(x), equal_nan=True, atol=0.0, rtol=2e-5)
+
+
+SIGNED_AT_ZERO = ("i1", "i1e", "modified_bessel_i1", pytest.param("bessel_j1", marks=pytest.mark.slow), "entr")
+
+
+@pytest.mark.parametrize("name", SIGNED_AT_ZERO)
+def test_the_sign_at_zero(name):
+    """Of -0.0 the CPU's J1 is -0.0 and its I1 and entropy are 0.0; tiny had each the other way round."""
+    x, f = torch.tensor([-0.0, 0.0, -1.0, 2.0, math.nan]), getattr(torch.special, name)
+    expected, actual = f(x), f(x.to("tiny")).cpu()
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    assert torch.equal(actual[:4].signbit(), expected[:4].signbit())
+
+
+def test_digamma_of_subnormal_numbers():
+    """It is -1/x, which overflows for 2**-128; pi / tan(pi x) did not: pi times a subnormal number is rounded."""
+    x = torch.tensor([2.0**-128, -(2.0**-128), 1e-45, 1e-38, -1e-37, 1e-10, -2.9999995, 0.3, 0.0, -2.0])
+    torch.testing.assert_close(torch.digamma(x.to("tiny")).cpu(), torch.digamma(x), equal_nan=True)
+
+
+def test_zeta_of_very_large_numbers():
+    """No term is above 0 but those of numbers up to 1: there it is inf or 1, and was nan; else the CPU has nan."""
+    s = torch.tensor([torch.finfo(torch.float32).max, math.inf, 1e13, 3e13, 200.0, 2.0]).repeat_interleave(8)
+    q = torch.tensor([torch.finfo(torch.float32).max, math.inf, 2.0, 1.0000001, 1.0, 0.5, -1.5, 0.0]).repeat(6)
+    actual, expected = torch.special.zeta(s.to("tiny"), q.to("tiny")).cpu(), torch.special.zeta(s, q)
+    torch.testing.assert_close(actual, expected, equal_nan=True)

@@ -232,15 +232,21 @@ class TestMakers:
         assert disk_cache.place("a graph") == before != disk_cache.place("another")
         for room in ("runtime", "tinygrad_patches"):
             shutil.copytree(Path(disk_cache.__file__).parent.parent / room, tmp_path / room)
+
+        def read_again() -> None:
+            disk_cache._makers.cache_clear()
+            disk_cache.made_by.cache_clear()
+
         monkeypatch.setattr(disk_cache, "__file__", str(tmp_path / "runtime" / "disk_cache.py"))
-        disk_cache._makers.cache_clear()
+        read_again()
         assert disk_cache.place("a graph") == before
         (tmp_path / "tinygrad_patches" / "llvm.py").write_text("changed")
-        disk_cache._makers.cache_clear()
+        read_again()
         try:
             assert disk_cache.place("a graph") != before
         finally:
-            disk_cache._makers.cache_clear()
+            monkeypatch.undo()
+            read_again()
 
 
 class TestSameProcess:

@@ -71,21 +71,12 @@ class TestInference:
             assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
     def test_graph_that_needs_a_value_runs_eagerly(self) -> None:
-        """An operator on the CPU cannot be recorded: the graph runs eagerly, says so, and is right."""
+        """An operator on the CPU cannot be recorded: the graph runs eagerly, names the operator, and is right."""
         run = torch.compile(lambda x: torch.linalg.eigvalsh(x) + 1, backend=compiled.tiny)
         x = torch.eye(3) * 2
-        with pytest.warns(UserWarning, match="runs eagerly"):
+        with pytest.warns(UserWarning, match=r"runs eagerly: aten\._linalg_eigh\.default needs values[^\n]*$"):
             y = run(x.to("tiny"))
         torch.testing.assert_close(y.cpu(), torch.full((3,), 3.0))
-
-    def test_random_numbers_are_drawn_at_each_call(self) -> None:
-        """A recorded graph must not freeze random numbers: it runs eagerly and says why."""
-        run = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5), backend=compiled.tiny)
-        x = torch.ones(64, device="tiny")
-        torch.manual_seed(0)
-        with pytest.warns(UserWarning, match="runs eagerly"):
-            first, second = run(x).tolist(), run(x).tolist()
-        assert first != second
 
 
 class TestTraining:

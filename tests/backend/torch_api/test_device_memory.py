@@ -87,6 +87,17 @@ class TestFigures:
         """It ended the process."""
         torch.accelerator.empty_host_cache()
 
+    def test_nested_names(self) -> None:
+        nested = torch.tiny.memory_stats_as_nested_dict()
+        assert nested["allocated_bytes"]["all"]["current"] == torch.tiny.memory_allocated()
+
+    def test_older_names(self) -> None:
+        assert torch.tiny.memory_cached() == torch.tiny.memory_reserved()
+        assert torch.tiny.max_memory_cached() == torch.tiny.max_memory_reserved()
+        torch.tiny.reset_max_memory_cached()
+        torch.tiny.reset_max_memory_allocated()
+        assert torch.tiny.max_memory_allocated() == torch.tiny.memory_allocated()
+
     def test_free_and_total_memory(self) -> None:
         free, total = torch.accelerator.get_memory_info()
         assert total == torch.tiny.get_device_properties().total_memory
@@ -132,6 +143,11 @@ class TestLimit:
         del held
         other = torch.arange(SIZE // 8, dtype=torch.int32).to("tiny")
         assert other[5].item() == 5
+
+    def test_a_fraction_is_read_back(self) -> None:
+        assert torch.tiny.get_per_process_memory_fraction() == 1
+        torch.tiny.set_per_process_memory_fraction(0.5)
+        assert torch.tiny.get_per_process_memory_fraction() == pytest.approx(0.5, abs=1e-6)
 
     def test_a_storage_larger_than_the_device(self) -> None:
         """It was a tensor of zeros which raised MemoryError, or ended the process, at its first use."""

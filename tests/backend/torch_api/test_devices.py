@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
 import conformance.backend  # noqa: F401
-
-# Functions of torch.cuda which have no meaning without its own hardware or libraries.
-CUDA_ONLY = {"current_blas_handle"}
 
 
 class TestDevice:
@@ -89,3 +88,24 @@ class TestLegacyTypes:
         finally:
             torch.set_default_tensor_type("torch.FloatTensor")
         assert torch.ones(2).type() == "torch.FloatTensor"
+
+
+class TestLegacyStorages:
+    """`x.storage().type()` names torch.tiny.FloatStorage, which did not exist."""
+
+    def test_instances(self) -> None:
+        x = torch.ones(2, device="tiny").storage()
+        assert isinstance(x, torch.tiny.FloatStorage)
+        assert not isinstance(x, torch.tiny.LongStorage)
+        assert not isinstance(x, torch.FloatStorage)
+        assert not isinstance(torch.ones(2).storage(), torch.tiny.FloatStorage)
+
+    @pytest.mark.parametrize(("given", "expected"), [([3, 4], [3, 4]), (2, [0, 0])])
+    def test_constructed(self, given, expected) -> None:
+        made = torch.tiny.LongStorage(given)
+        assert (made.device.type, made.dtype, made.tolist()) == ("tiny", torch.int64, expected)
+        assert made.type() == "torch.tiny.LongStorage"
+
+    def test_saved_and_loaded(self) -> None:
+        loaded = pickle.loads(pickle.dumps(torch.tiny.HalfStorage([1, 2])))
+        assert (loaded.device.type, loaded.dtype, loaded.tolist()) == ("tiny", torch.float16, [1.0, 2.0])

@@ -57,6 +57,25 @@ class TestDraws:
         assert torch.equal(torch.get_rng_state(), before)
 
 
+class TestDefault:
+    """Numbers drawn without a generator; the device module's seeds did nothing."""
+
+    @pytest.mark.parametrize("name", ["manual_seed", "manual_seed_all"])
+    def test_a_seed_of_the_device(self, name: str) -> None:
+        drawn = []
+        for _ in range(2):
+            getattr(torch.get_device_module("tiny"), name)(SEED)
+            drawn.append(torch.rand(5, device="tiny").tolist())
+        assert drawn[0] == drawn[1]
+
+    @pytest.mark.parametrize("name", ["seed", "seed_all"])
+    def test_a_seed_that_is_not_foreseen(self, name: str) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(SEED)
+            getattr(torch.tiny, name)()
+            assert torch.tiny.initial_seed() != SEED
+
+
 class TestGenerator:
     """What it says of itself, and copies of it."""
 

@@ -1,0 +1,40 @@
+"""Kernels run one at a time, each within a span of its own, for a profiler.
+
+Defines `measured` and `run_measured`. The key insight: a kernel's launch returns before the kernel is done, so that a
+time is the kernel's only if the device is waited for within it; what a schedule gains by overlapping is lost meanwhile.
+Must not know torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tinygrad.device import Device
+from tinygrad.engine.realize import run_linear
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from .trace import KernelSpan
+
+
+@contextmanager
+def measured(span: KernelSpan, name: str, devices: Iterable[str]) -> Iterator[None]:
+    """Within the block one kernel is started; its span ends when these devices of tinygrad's have finished."""
+    with span(f"tiny::{name}"):
+        yield
+        for device in devices:
+            Device[device].synchronize()
+
+
+def devices_of(call: UOp) -> set[str]:
+    """tinygrad's names of the devices that hold what a call reads and writes."""
+    found = [s.device for s in call.src[1:] if s.device is not None]
+    return {name for names in found for name in ([names] if isinstance(names, str) else names)}
+
+
+def run_measured(span: KernelSpan, linked: UOp, names: Sequence[str], variables: dict[str, int]) -> None:
+    """Run a linked schedule call by call."""
+    for call, name in zip(linked.src, names, strict=True):
+        with measured(span, name, devices_of(call)):
+            run_linear(UOp(Ops.LINEAR, src=(call,)), variables, jit=True)

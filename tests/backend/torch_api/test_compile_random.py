@@ -1,0 +1,114 @@
+"""Random numbers in compiled graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from conformance import backend
+from conformance.backend.torch_api import compile as compiled
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    """Each test compiles for itself."""
+    torch._dynamo.reset()
+
+
+def draw(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Every way to draw that looks at no element, and a result that is what was drawn."""
+    F, device = torch.nn.functional, x.device
+    noise = torch.empty_like(x).uniform_(-1, 1) + torch.rand_like(x) + torch.randn(3, 4, device=device)
+    noise = noise + torch.randint(0, 9, (4,), device=device) + torch.randperm(4, device=device)
+    y = F.dropout(x, 0.3) * 2 + noise
+    return F.dropout(y, 0.5), y, torch.full_like(x, 0.5).bernoulli_(0.4), torch.bernoulli(torch.zeros_like(x), 0.6)
+
+
+class TestRandom:
+    """A graph that draws ran eagerly, dropout's too; now each call draws, in the order of the graph."""
+
+    @pytest.fixture(autouse=True)
+    def _recorded(self) -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="tiny: a compiled graph runs eagerly")
+            yield
+
+    def test_numbers_are_those_of_the_cpu(self) -> None:
+        """Values, gradients and the state that is left, at three calls."""
+        run = torch.compile(draw, backend=compiled.tiny)
+        leaf = torch.arange(12.0).view(3, 4)
+        seen = []
+        for device, called in (("cpu", draw), ("tiny", run)):
+            torch.manual_seed(0)
+            x = leaf.clone().to(device).requires_grad_()
+            calls = []
+            for _ in range(3):
+                found = called(x)
+                found[0].sum().backward()
+                calls.append([*(t.detach().cpu() for t in found), x.grad.cpu().clone()])
+            seen.append((calls, torch.get_rng_state()))
+        (expected, state), (calls, left) = seen
+        for one, other in zip(expected, calls, strict=True):
+            for right, found in zip(one, other, strict=True):
+                torch.testing.assert_close(found, right)
+        assert torch.equal(state, left)
+        assert not torch.equal(calls[0][0], calls[1][0])
+
+    def test_what_is_drawn_is_written_afterwards(self) -> None:
+        """A result that is what was drawn is a tensor of its own at each call."""
+        run = torch.compile(torch.rand_like, backend=compiled.tiny)
+        x = torch.zeros(4, device="tiny")
+        torch.manual_seed(0)
+        first = run(x).add_(1)
+        second = run(x)
+        torch.manual_seed(0)
+        assert torch.equal(first.cpu(), torch.rand(4) + 1)
+        assert torch.equal(second.cpu(), torch.rand(4))
+
+    def test_kernels(self) -> None:
+        """One for the result, and none for the numbers."""
+        run = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 2, backend=compiled.tiny)
+        x = torch.ones(64, device="tiny")
+        run(x)
+        before = backend.stats()["kernels"]
+        run(x)
+        assert backend.stats()["kernels"] == before + 1
+
+    def test_an_index_that_is_drawn(self) -> None:
+        """What is written stays as it was until the drawn index was looked at."""
+
+        def write(x: torch.Tensor, low: int) -> torch.Tensor:
+            x[torch.randint(low, low + 3, (2,), device=x.device)] += 1
+            return x * 2
+
+        run = torch.compile(write, backend=compiled.tiny)
+        on_tiny, on_cpu = torch.zeros(3, 2).to("tiny"), torch.zeros(3, 2)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            run(on_tiny, 0)
+            torch.manual_seed(seed)
+            write(on_cpu, 0)
+            assert torch.equal(on_tiny.cpu(), on_cpu)
+        with pytest.raises(IndexError):
+            run(on_tiny, 3)
+        assert torch.equal(on_tiny.cpu(), on_cpu)
+
+    def test_an_index_that_is_refused_leaves_the_state_of_one_draw(self) -> None:
+        """The numbers of the refused run were drawn, and those of the run that raises."""
+
+        def chosen(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding(i, torch.rand_like(x))
+
+        run = torch.compile(chosen, backend=compiled.tiny)
+        x = torch.zeros(3, 2, device="tiny")
+        run(x, torch.tensor([0, 2]).to("tiny"))
+        torch.manual_seed(0)
+        with pytest.raises(IndexError):
+            run(x, torch.tensor([0, 3]).to("tiny"))
+        state = torch.get_rng_state()
+        torch.manual_seed(0)
+        torch.rand(3, 2)
+        assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,47 @@
+"""Kernels in torch's profiler."""
+
+from __future__ import annotations
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import conformance.backend as backend
+
+
+def kernels(events) -> list:  # type: ignore[no-untyped-def]
+    return [e for e in events if e.name.startswith("tiny::")]
+
+
+def program() -> tuple[float, int]:
+    before = backend.stats()["kernels"]
+    x = torch.arange(6.0, device="tiny").reshape(2, 3)
+    return (x @ x.t()).exp2().sum().item(), backend.stats()["kernels"] - before
+
+
+class TestProfiler:
+    """A profile showed operators alone, and no kernel."""
+
+    def test_each_kernel_has_a_name_and_a_time(self) -> None:
+        """The first run may schedule and the second repeats a known schedule: both show all kernels."""
+        values = set()
+        for _ in range(2):
+            with profile(activities=[ProfilerActivity.CPU]) as seen:
+                value, count = program()
+            values.add(value)
+            found = kernels(seen.events())
+            assert len(found) == count > 0
+            assert all(e.name.removeprefix("tiny::")[:2] in ("r_", "E_") for e in found)
+            assert all(e.cpu_time_total > 0 for e in found)
+        assert len(values) == 1
+
+    def test_a_kernel_lies_within_what_asked_for_it(self) -> None:
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            program()
+        (asked,) = {e.cpu_parent.name for e in kernels(seen.events())}
+        assert asked == "aten::_local_scalar_dense"
+
+    def test_none_after_the_profile(self) -> None:
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            torch.ones(2).sum()
+        program()
+        assert not kernels(seen.events())
