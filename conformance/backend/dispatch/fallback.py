@@ -14,7 +14,7 @@ import torch
 
 from ..lazy import access, layout
 from ..lazy.storage import lazy_storage
-from ..runtime import torch_compat
+from ..runtime import random_state, torch_compat
 from ..runtime.stats import count_fallback
 from . import sparse, transfer, widening
 from .tensors import SET, Spec, is_tiny, new_tensor, tensor_on
@@ -203,6 +203,7 @@ def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     schema = op._schema.arguments
     every = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
     written = _tensors(x for a, x in zip(schema, every, strict=False) if a.alias_info and a.alias_info.is_write)
-    result = widening.run(callable_with_numbers(op, args), given, named, call.to_cpu(written))
+    with random_state.drawing(call.index):
+        result = widening.run(callable_with_numbers(op, args), given, named, call.to_cpu(written))
     call.write_back(written)
     return call.to_tiny(result)

@@ -15,7 +15,7 @@ from ..dispatch import transfer
 from ..dispatch.fallback import upload
 from ..dispatch.tensors import Spec, check_writable, content_of, tensor_on
 from ..lazy.storage import stand_in
-from ..runtime import recording
+from ..runtime import random_state, recording
 from ..runtime.stats import STATS
 from .dynamic import hosted
 
@@ -27,7 +27,9 @@ def _drawn(like: torch.Tensor, index: int, name: str, draw: Callable[[], torch.T
 
     def counted() -> torch.Tensor:
         STATS.host[name] += 1
-        return upload(draw(), index)
+        with random_state.drawing(index):
+            drawn = draw()
+        return upload(drawn, index)
 
     if not recording.is_open() or not like.numel():
         return counted()

@@ -4,8 +4,7 @@ Defines `Generator`, `install`, and the functions of `torch.tiny` about seeds an
 
 The key insight: torch makes a device's generators in C++ alone, but tiny draws its numbers with torch's CPU generator
 anyway. So a generator of tiny is a CPU generator which says that it is tiny's, and every random function takes it.
-Numbers drawn without a generator come from torch's default CPU generator, whichever device they are for: that keeps
-them those of a run on the CPU, and makes the state of every tiny device one and the same.
+What is drawn without a generator is in runtime/random_state.py.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..runtime import torch_compat
-from .devices import device_count, index_of
+from ..runtime import random_state, torch_compat
+from .devices import current_device, device_count, index_of
 
 _Native: Any = torch_compat.Generator
 
@@ -66,49 +65,52 @@ def install() -> None:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator that tiny draws from, torch's CPU generator, as torch.manual_seed does."""
-    torch_compat.default_generator.manual_seed(int(seed))
+    """Seed the current device, which has a state of its own from then on."""
+    random_state.own_generator(current_device()).manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed the generator that all devices draw from: the same as `manual_seed`."""
-    manual_seed(seed)
+    """Seed torch's default CPU generator, and let all devices draw from it again; torch.manual_seed calls this."""
+    random_state.share()
+    torch_compat.default_generator.manual_seed(int(seed))
 
 
 def seed() -> None:
-    """Seed the generator that tiny draws from, torch's CPU generator, with a number that is not foreseen."""
-    torch_compat.default_generator.seed()
+    """Seed the current device with a number that is not foreseen; it has a state of its own from then on."""
+    random_state.own_generator(current_device()).seed()
 
 
 def seed_all() -> None:
-    """Seed the generator that all devices draw from: the same as `seed`."""
-    seed()
+    """Seed torch's default CPU generator with a number that is not foreseen, and let all devices draw from it again."""
+    random_state.share()
+    torch_compat.default_generator.seed()
 
 
 def initial_seed() -> int:
-    """The seed of the generator that tiny draws from, torch's CPU generator."""
-    return int(torch_compat.default_generator.initial_seed())
+    """The seed of the generator that the current device draws from."""
+    return int(random_state.generator(current_device()).initial_seed())
 
 
 def get_rng_state(device: Any = "tiny") -> torch.Tensor:
-    """The state of the generator that tiny draws from, torch's CPU generator, as a CPU tensor of bytes."""
-    index_of(device)
-    return torch.get_rng_state()
+    """The state of the generator that the device draws from, as a CPU tensor of bytes."""
+    state: torch.Tensor = random_state.generator(index_of(device)).get_state()
+    return state
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "tiny") -> None:
-    """Set the state of the generator that tiny draws from, torch's CPU generator."""
-    index_of(device)
-    torch.set_rng_state(new_state)
+    """Set the state of the device alone. At the very state of torch's default CPU generator it draws from that again.
+
+    Raises RuntimeError for what is no state of a generator."""
+    random_state.set_state(index_of(device), new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The state for each device: the same one, since all draw from torch's CPU generator."""
+    """The state of each device."""
     return [get_rng_state(i) for i in range(device_count())]
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Set the state of the generator that all devices draw from: the last one counts."""
+    """Set the state of each device, in their order."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -39,6 +39,16 @@ DRAWS: dict[str, Callable[[str, torch.Generator], torch.Tensor]] = {
 }
 
 
+# What draws without a generator, one for each way that tiny has: in place, new, by the whole operator, with a mask.
+WITHOUT: dict[str, Callable[[str], list[float]]] = {
+    "uniform_": lambda d: torch.empty(5, device=d).uniform_().tolist(),
+    "randn": lambda d: torch.randn(5, device=d).tolist(),
+    "randperm": lambda d: torch.randperm(9, device=d).tolist(),
+    "multinomial": lambda d: torch.multinomial(torch.ones(9, device=d), 4).tolist(),
+    "dropout": lambda d: torch.dropout(torch.ones(20, device=d), 0.5, True).tolist(),
+}
+
+
 def seeded() -> torch.Generator:
     return torch.Generator(device="tiny").manual_seed(SEED)
 
@@ -58,22 +68,95 @@ class TestDraws:
 
 
 class TestDefault:
-    """Numbers drawn without a generator; the device module's seeds did nothing."""
+    """Numbers drawn without a generator: the CPU's, until the device has a seed or a state of its own."""
+
+    @pytest.fixture(autouse=True)
+    def shared(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Two devices, both on the CPU's generator, before and after."""
+        monkeypatch.setenv("TINY_DEVICES", "2")
+        torch.manual_seed(SEED)
+        yield
+        torch.manual_seed(SEED)
 
     @pytest.mark.parametrize("name", ["manual_seed", "manual_seed_all"])
     def test_a_seed_of_the_device(self, name: str) -> None:
+        """The device module's seeds did nothing."""
         drawn = []
         for _ in range(2):
             getattr(torch.get_device_module("tiny"), name)(SEED)
             drawn.append(torch.rand(5, device="tiny").tolist())
-        assert drawn[0] == drawn[1]
+        assert drawn[0] == drawn[1] == torch.rand(5, generator=torch.Generator().manual_seed(SEED)).tolist()
 
     @pytest.mark.parametrize("name", ["seed", "seed_all"])
     def test_a_seed_that_is_not_foreseen(self, name: str) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(SEED)
-            getattr(torch.tiny, name)()
-            assert torch.tiny.initial_seed() != SEED
+        getattr(torch.tiny, name)()
+        assert torch.tiny.initial_seed() != SEED
+
+    def test_a_run_on_both_sides_has_the_numbers_of_the_cpu(self) -> None:
+        both = [torch.rand(3, device=device).tolist() for device in ("cpu", "tiny", "tiny:1", "cpu")]
+        torch.manual_seed(SEED)
+        assert both == [torch.rand(3).tolist() for _ in range(4)]
+
+    @pytest.mark.parametrize("name", sorted(WITHOUT))
+    def test_a_seeded_device_goes_on_by_itself(self, name: str) -> None:
+        """Its state was the CPU's: a draw on either side moved the other, and a seed of one was the other's."""
+        draw, before = WITHOUT[name], torch.get_rng_state()
+        torch.tiny.manual_seed(3)
+        one, two = draw("tiny"), draw("tiny")
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(3)
+        assert (one, two) == (draw("cpu"), draw("cpu"))
+
+    def test_each_device_has_a_state(self) -> None:
+        with torch.tiny.device(1):
+            torch.tiny.manual_seed(3)
+            assert torch.tiny.initial_seed() == 3
+        assert torch.tiny.initial_seed() == SEED
+        shared, own = torch.tiny.get_rng_state_all()
+        assert torch.equal(shared, torch.get_rng_state()) and not torch.equal(own, shared)
+        first = torch.rand(3, device="tiny:1").tolist()
+        assert torch.equal(torch.tiny.get_rng_state(0), shared)
+        torch.tiny.set_rng_state(own, 1)
+        assert torch.rand(3, device="tiny:1").tolist() == first
+        assert (
+            torch.rand(3, device="tiny:0").tolist()
+            == torch.rand(3, generator=torch.Generator().manual_seed(SEED)).tolist()
+        )
+
+    def test_a_seed_of_all_shares_the_state_again(self) -> None:
+        torch.tiny.manual_seed(3)
+        torch.manual_seed(SEED)
+        both = [torch.rand(3, device=device).tolist() for device in ("cpu", "tiny")]
+        torch.manual_seed(SEED)
+        assert both == [torch.rand(3).tolist() for _ in range(2)]
+
+    def test_a_fork_leaves_the_state_shared(self) -> None:
+        """What puts the states of both back may not part them."""
+        with torch.random.fork_rng(devices=[0], device_type="tiny"):
+            torch.rand(3, device="tiny")
+        both = [torch.rand(3, device=device).tolist() for device in ("cpu", "tiny")]
+        torch.manual_seed(SEED)
+        assert both == [torch.rand(3).tolist() for _ in range(2)]
+
+    def test_a_fork_puts_an_own_state_back(self) -> None:
+        torch.tiny.manual_seed(3)
+        with torch.random.fork_rng(devices=[0], device_type="tiny"):
+            inside = torch.rand(3, device="tiny").tolist()
+        assert torch.rand(3, device="tiny").tolist() == inside
+
+    def test_an_error_while_drawing_leaves_the_state_of_the_cpu(self) -> None:
+        torch.tiny.manual_seed(3)
+        before = torch.get_rng_state()
+        with pytest.raises(RuntimeError):
+            torch.bernoulli(torch.full((2,), 3.0, device="tiny"))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_a_compiled_graph_draws_from_the_device(self) -> None:
+        compiled = torch.compile(lambda x: x + torch.rand_like(x), backend="tiny")
+        torch.tiny.manual_seed(3)
+        drawn = [compiled(torch.zeros(4, device="tiny")).tolist() for _ in range(3)]
+        own = torch.Generator().manual_seed(3)
+        assert drawn == [torch.rand(4, generator=own).tolist() for _ in range(3)]
 
 
 class TestGenerator:
@@ -115,9 +198,5 @@ class TestStates:
         torch.tiny.set_rng_state_all(states)
         assert torch.equal(torch.rand(3, device="tiny"), first)
         assert len(states) == torch.tiny.device_count()
-
-    def test_seed(self) -> None:
         torch.manual_seed(3)
         assert torch.tiny.initial_seed() == 3
-        torch.tiny.seed()
-        assert torch.tiny.initial_seed() != 3
