@@ -218,15 +218,15 @@ NOTED = Noted()
 
 def compute_index(storages: Sequence[LazyStorage]) -> None:
     """Let no queued call write these: what computes an index, whose elements are looked at, is a step of its own, which
-    may equal an earlier one. But where something is written in place, which such a step would compute too, the index
-    alone is computed: the rest takes fewer kernels together."""
+    may equal an earlier one, and what else is queued stays so. What was written in place before is not computed with
+    it: with the rest it takes fewer kernels."""
     written = [lazy for lazy in storages if lazy.queued == calls.WRITTEN]
-    if not written:
-        return
-    if DIRTY or any(call.read and not call.kind.fresh for call in calls.pending()):
+    if written:
+        with calls.apart(written) as possible:
+            if possible:
+                flush.flush(written, dirty=not DIRTY)
+                return
         calls.settle()
-    else:
-        flush.flush(written)
 
 
 class Deferred:

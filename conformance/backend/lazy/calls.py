@@ -101,6 +101,11 @@ def defer(call: Call) -> None:
             _checked_at = min(max(2 * len(_queue), CHECKED), LONGEST)
 
 
+def writes_in_place() -> bool:
+    """Whether a queued call writes what it is given."""
+    return any(storage in call.read for call in _queue for storage in call.written)
+
+
 def needed(calls: Sequence[Call]) -> list[Call]:
     """The calls whose results somebody holds, or another one of them reads."""
     kept: list[Call] = []
@@ -159,6 +164,54 @@ def take(instead: Sequence[Call]) -> None:
         for storage in (*call.read, *call.written):
             storage.queued = states.get(id(storage), UNQUEUED)
     _queue[:] = instead
+
+
+@contextlib.contextmanager
+def apart(storages: Sequence[Any]) -> Iterator[bool]:
+    """Within the block only what these storages are computed from is queued; the other calls come after it again.
+
+    Gives False, and leaves the queue as it is, where the others would notice: where one of them uses what the rest
+    writes, and came before that, or nobody but it holds what was written.
+    """
+    with LOCK:
+        first, others = _sliced({id(storage) for storage in storages})
+        possible = not _running and not _disturbs(first, others)
+        if possible:
+            take(first)
+        try:
+            yield possible
+        finally:
+            if possible:
+                take([*_queue, *others])
+
+
+def _sliced(wanted: set[int]) -> tuple[list[Call], list[Call]]:
+    """The calls from which the storages of these identities are computed, and the others, each in order."""
+    first: list[Call] = []
+    others: list[Call] = []
+    for call in reversed(_queue):
+        if any(id(storage) in wanted for storage in call.written):
+            wanted.update([id(storage) for storage in (*call.read, *call.written)])
+            first.append(call)
+        else:
+            others.append(call)
+    return first[::-1], others[::-1]
+
+
+def _disturbs(first: Sequence[Call], others: Sequence[Call]) -> bool:
+    """Whether the other calls, all of which are to come later than the first, would meet anything else."""
+    written = {id(storage): storage for call in first for storage in call.written}
+    used = {id(storage) for call in others for storage in (*call.read, *call.written)}
+    shared = written.keys() & used
+    if any(written[i].owner() is None for i in shared):
+        return True
+    place = {id(call): number for number, call in enumerate(_queue)}
+    last = {i: max(place[id(call)] for call in first if i in map(id, call.written)) for i in shared}
+    return any(
+        id(storage) in shared and place[id(call)] < last[id(storage)]
+        for call in others
+        for storage in (*call.read, *call.written)
+    )
 
 
 _data: list[Any] | None = None

@@ -51,6 +51,8 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     recording.check_closed("needs values while the graph is recorded")
     storages = list(storages)
     with LOCK, Subnormals():
+        if not storages and not DIRTY and not LOOPING and not LARGE_PENDING and not calls.writes_in_place():
+            return  # what waits besides is not wanted yet
         step = steps.begun(storages) if dirty else None
         if step is not None:
             if not steps.replay(step, why):

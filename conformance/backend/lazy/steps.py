@@ -130,13 +130,14 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
     buffers: dict[UOp, int] = {}
     data: list[Any] = []
     key: list[Any] = []
+    lazy: list[UOp] = []
 
     def place(storage: LazyStorage, fresh: bool = False) -> int:
         found = places.get(id(storage))
         if found is None:
             found = places[id(storage)] = len(storages)
             storages.append(storage)
-            key.append("new" if fresh else _state(storage, buffers))
+            key.append("new" if fresh else _state(storage, buffers, lazy))
             key.append((storage.nbytes, storage.device))
         return found
 
@@ -151,19 +152,18 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
         key.extend([place(storage, kind.fresh) for storage in call.written])
         if call.given or call.arrays:
             key.extend(kind.numbers(call, data))
+    key.append(tuple([place(storage) for storage in wanted]))
     key.append(tuple([storage.owner() is not None for storage in storages]))
     key.append(tuple([storage.serial in DIRTY for storage in storages]))
-    for storage in wanted:
-        if id(storage) not in places:
-            raise _Unlike
-        key.append(places[id(storage)])
+    _add_graphs(lazy, buffers, key)
     _check_others(places, buffers, key)
     key.append(settings())
     return Begun(tuple(key), storages, list(buffers), data)
 
 
-def _state(storage: LazyStorage, buffers: dict[UOp, int]) -> Any:
-    """What a storage holds at the beginning, as a key; its buffer is numbered."""
+def _state(storage: LazyStorage, buffers: dict[UOp, int], lazy: list[UOp]) -> Any:
+    """What a storage holds at the beginning, as a key; its buffer is numbered, and a lazy value joins those in `lazy`,
+    whose graphs are a key together, since they share most of their nodes."""
     if storage.has_pending_writes:
         raise _Unlike
     donor = storage.donor
@@ -181,15 +181,19 @@ def _state(storage: LazyStorage, buffers: dict[UOp, int]) -> Any:
             view[:3] if flat is None and view else None,
             into,
         )
-    return (*_graph(value, buffers), view[:3] if flat is None and view else None, into)
+    lazy.append(value)
+    return "lazy", view[:3] if flat is None and view else None, into
 
 
-def _graph(value: UOp, buffers: dict[UOp, int]) -> tuple[Any, ...]:
-    """A lazy value as a key; the buffers that it reads are numbered."""
-    graph = canonical([value])
+def _add_graphs(lazy: Sequence[UOp], buffers: dict[UOp, int], key: list[Any]) -> None:
+    """Let lazy values join the key; the buffers that they read are numbered."""
+    if not lazy:
+        return
+    graph = canonical(lazy)
     if not all(node.op is Ops.BUFFER or node.op not in expressions.OUTSIDE for node in graph.nodes):
         raise _Unlike
-    return graph.key, *[buffers.setdefault(b, len(buffers)) for b in graph.buffers]
+    key.append(graph.key)
+    key.extend([buffers.setdefault(b, len(buffers)) for b in graph.buffers])
 
 
 def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
@@ -197,6 +201,7 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
 
     Raises _Unlike where the step would have to compute another one."""
     own = set(buffers)
+    lazy: list[UOp] = []
     for storage in DIRTY.values():
         if id(storage) not in places:
             raise _Unlike
@@ -210,7 +215,8 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
         elif any(b.op is not Ops.BUFFER for b in reads):
             raise _Unlike
         elif not own.isdisjoint(reads) or (storage.donor is not None and storage.donor in own):
-            key.append(_state(storage, buffers))
+            key.append(_state(storage, buffers, lazy))
+    _add_graphs(lazy, buffers, key)
     shared = []
     for storage in BY_ADDRESS.values():
         if id(storage) not in places:

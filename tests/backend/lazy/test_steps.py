@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import conformance.backend as backend
-from conformance.backend.lazy import steps
+from conformance.backend.lazy import calls, steps
 from conformance.backend.runtime.counters import COUNTERS
 
 Look = Callable[[int, nn.Module, torch.Tensor], object]
@@ -221,3 +221,72 @@ class TestWhatTheKeyMustHave:
             total = [t + i + 1 + i + (5 if turn > 6 else 1) for i, t in enumerate(total)]
             assert w.tolist() == total
         assert COUNTERS.replayed > before
+
+
+class TestComputedIndex:
+    """An index that queued calls compute is computed apart from the rest of the queue, of which nothing may tell."""
+
+    TABLE, TURNS = torch.arange(12.0).reshape(4, 3), 6
+
+    def both(self, program: Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]) -> int:
+        """Six turns of a program on tiny and on the CPU, whose results are read at its end; the steps that the last
+        turn replayed."""
+        before = 0
+        for turn in range(self.TURNS):
+            before = COUNTERS.replayed
+            counts = torch.tensor([turn % 2, 1, 0])
+            found = [
+                [t.tolist() for t in program((self.TABLE + turn).to(device), counts.clone().to(device))]
+                for device in ("cpu", "tiny")
+            ]
+            assert found[0] == found[1], f"turn {turn}"
+        return COUNTERS.replayed - before
+
+    def test_what_was_called_before_stays_queued(self) -> None:
+        """It became expressions, so that no later step was replayed: half of the time of a language model's."""
+
+        def program(table: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
+            before = (table * 2).square()
+            before.add_(1)
+            return [before + table.index_select(0, nn.functional.pad(counts, (0, 1)).contiguous())]
+
+        assert self.both(program) == 2  # what the index is, and all the rest
+
+    def test_what_reads_the_old_content_comes_first(self) -> None:
+        def program(table: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
+            old = counts * 10
+            counts.add_(1)
+            return [old, table.index_select(0, counts)]
+
+        self.both(program)
+
+    def test_another_result_of_the_same_call_that_only_the_queue_holds(self) -> None:
+        def program(table: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
+            most, place = (table * table.sin()).max(0)
+            later = most + 1
+            del most
+            return [table.index_select(0, place), later]
+
+        self.both(program)
+
+    def test_an_error_of_the_index_leaves_the_rest_queued(self) -> None:
+        table, counts = self.TABLE.to("tiny"), torch.tensor([1, 1, 0]).to("tiny")
+        for _ in range(4):
+            before, wrong = table * 2, counts * 9
+            with pytest.raises((IndexError, RuntimeError)):
+                table.index_select(0, wrong)
+            assert before.tolist() == (self.TABLE * 2).tolist()
+
+
+def test_synchronizing_computes_what_is_written_in_place_alone() -> None:
+    """What is lazy was built as expressions, 14 ms of a step of GPT-2, although nothing had to be computed."""
+    x = torch.arange(3.0).to("tiny")
+    for _ in range(2):
+        lazy = x * 2
+    torch.tiny.synchronize()  # type: ignore[attr-defined]
+    assert calls.pending()
+    for _ in range(2):
+        x.add_(1)
+    torch.tiny.synchronize()  # type: ignore[attr-defined]
+    assert not calls.pending()
+    assert (lazy.tolist(), x.tolist()) == ([0.0, 2.0, 4.0], [2.0, 3.0, 4.0])

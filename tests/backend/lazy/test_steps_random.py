@@ -18,7 +18,7 @@ from conformance.backend.runtime.counters import COUNTERS
 
 STATE, TEMPORARY = 3, 2
 TURNS = 24
-FRESH = ("add", "scale", "flip", "full")
+FRESH = ("add", "scale", "flip", "full", "rows", "padded")
 IN_PLACE = ("row_", "scale_", "add_", "copy_", "fill_", "max_out")
 BETWEEN = (
     "hold", "gone", "alias", "clone", "transpose", "turned", "same", "data", "zeros", "part", "fill", "release", "look",
@@ -133,6 +133,11 @@ class Program:
             x[i] = x[j].flip(0)
         elif kind == "full":
             x[i] = torch.full_like(x[j], number)
+        elif kind in ("rows", "padded"):  # an index is looked at, and the queue computes it
+            index = (x[k][0] > 1).long()
+            if kind == "padded":  # by a write in place
+                index = torch.nn.functional.pad(index, (1, 0))[:-1].contiguous()
+            x[i] = x[j].index_select(0, index)
         elif kind == "row_":
             x[i][1].sub_(x[j][0] + 0)
         elif kind == "scale_":
