@@ -355,7 +355,7 @@ def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.Abstract
 
 
 def op_db() -> SimpleNamespace:
-    """PyTorch's op_db with its seed and the decorators that carry tolerances. Imported after the target's `prepare`."""
+    """PyTorch's op_db with its seed and the decorators that carry tolerances."""
     internal = "torch.testing._internal"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

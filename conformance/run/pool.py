@@ -37,9 +37,9 @@ program crashes is not slowed down by loading the target twice."""
 ATTEMPTS = 3
 """Workers in a row that may die before they take a task."""
 
-PRELOAD = ("torch", "torch._dynamo")
+PRELOAD = ("torch", "torch._dynamo", "torch.testing._internal.common_methods_invocations")
 """What the process that forks workers imports for them. Many of torch's functions import torch._dynamo when they are
-first called, and so does op_db, half of whose import it is."""
+first called; the last is op_db, of which every worker draws, and whose import is most of what a new one would cost."""
 
 TOGETHER = 0.2
 """Seconds in which a SIGTERM that ended a worker reaches this process too, if it was sent to all."""

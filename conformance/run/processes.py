@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
@@ -266,6 +267,11 @@ _standing: dict[tuple[Any, tuple[str, ...]], _Server] = {}
 """The servers of this process, by what is inherited from them."""
 _starting = threading.Lock()
 
+ASKS_FOR_ACCELERATORS = {"torch.testing._internal.common_methods_invocations"}
+"""Modules that look for accelerators when they are imported, which their drivers do not forgive in forks."""
+DRIVERS = ("nvidiactl", "kfd", "dri", "dxg", "accel")
+"""What there is below /dev of the drivers of NVIDIA, AMD and Intel, and of those that Windows lends."""
+
 UNREAD = {"PYTEST_CURRENT_TEST"}
 """Environment variables that may change under a server that stands ready: nothing reads them."""
 
@@ -315,12 +321,18 @@ def serve(control: socket.socket, preload: Sequence[str]) -> None:
     os._exit(RETIRED)
 
 
+def _has_accelerator() -> bool:
+    return any(Path("/dev", name).exists() for name in DRIVERS)
+
+
 def _imported(preload: Sequence[str]) -> str:
     """Import the modules; why this process must not fork, or the empty string."""
     try:
-        with uncollected():
+        with uncollected(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a worker that imports it says so, as it does where nothing is inherited
             for name in preload:
-                importlib.import_module(name)
+                if name not in ASKS_FOR_ACCELERATORS or not _has_accelerator():
+                    importlib.import_module(name)
     except Exception as error:  # a worker will meet it too, and say it to the user
         return f"{name} cannot be imported: {type(error).__name__}"
     threads = len(list(Path("/proc/self/task").iterdir()))

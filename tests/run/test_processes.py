@@ -36,6 +36,16 @@ class TestForks:
             assert pool.ask(gc.get_freeze_count) > 100_000  # which no collection in a worker looks at
             assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
 
+    @pytest.mark.parametrize("drivers", [(), ("null",)])
+    def test_op_db_is_inherited(self, drivers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each worker imported it, most of what a crash cost. Not where it would find an accelerator, whose driver does
+        not work in a fork: `null` stands for the file of one."""
+        imported: list[str] = []
+        monkeypatch.setattr(processes, "DRIVERS", drivers)
+        monkeypatch.setattr(processes.importlib, "import_module", imported.append)
+        processes._imported(pool_module.PRELOAD)
+        assert imported == [*pool_module.PRELOAD][: 2 if drivers else 3]
+
     @pytest.mark.parametrize(
         ("module", "why"), [("threads_at_import", "started 1 threads"), ("no_such_module", "cannot be imported")]
     )
