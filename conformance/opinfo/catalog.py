@@ -1,9 +1,10 @@
 """The operator database: OpInfos by name, their tolerances, and what of them has no defined value.
 
-Import this only after the target's `prepare()`, which may change what op_db's functions are found to be. The process
-that forks workers has imported op_db itself before, whose samples and references do not depend on devices: only classes
-of PyTorch's tests, which are not used here, do. The key insight: every tolerance used anywhere in this project is one that PyTorch's own tests state; an
-operator's is the largest of torch.testing's default and what its OpInfo grants on the CPU to a comparison of two runs.
+Import this only after the target's `prepare()`, which may replace functions of torch. The process that forks workers
+has imported op_db itself before: of it only classes of PyTorch's tests, which are not used here, depend on devices.
+
+The key insight: every tolerance used anywhere in this project is one that PyTorch's own tests state; an operator's is
+the largest of torch.testing's default and what its OpInfo grants on the CPU to a comparison of two runs.
 """
 
 from __future__ import annotations

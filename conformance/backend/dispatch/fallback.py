@@ -203,7 +203,7 @@ def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     schema = op._schema.arguments
     every = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
     written = _tensors(x for a, x in zip(schema, every, strict=False) if a.alias_info and a.alias_info.is_write)
-    with random_state.drawing(call.index):
+    with random_state.drawing(op, call.index, given, named) as (given, named):
         result = widening.run(callable_with_numbers(op, args), given, named, call.to_cpu(written))
     call.write_back(written)
     return call.to_tiny(result)

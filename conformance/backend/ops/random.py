@@ -6,7 +6,7 @@ drawn without looking at elements can be drawn again at each run of a compiled g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +22,21 @@ from .dynamic import hosted
 aten = torch.ops.aten
 
 
-def _drawn(like: torch.Tensor, index: int, name: str, draw: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What `draw` gives on the CPU, in the layout of `like`, on the device; in a recording it is drawn at each run."""
+def _drawn(
+    like: torch.Tensor,
+    index: int,
+    op: Any,
+    arguments: Callable[[], Sequence[Any]],
+    named: dict[str, Any],
+    name: str = "",
+) -> torch.Tensor:
+    """What the operator gives on the CPU, in the layout of `like`, on the device; in a recording it is drawn at each
+    run, of arguments that are made then."""
 
     def counted() -> torch.Tensor:
-        STATS.host[name] += 1
-        with random_state.drawing(index):
-            drawn = draw()
-        return upload(drawn, index)
+        STATS.host[name or str(op)] += 1
+        with random_state.drawing(op, index, arguments(), named) as (args, kwargs):
+            return upload(op(*args, **kwargs), index)
 
     if not recording.is_open() or not like.numel():
         return counted()
@@ -50,8 +57,7 @@ def _drawn_inplace(op: Any) -> Callable[..., Any]:
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         check_writable(self)
         index, like = self.device.index or 0, _empty(self, "meta")
-        drawn = _drawn(like, index, str(op), lambda: op(_empty(like, "cpu"), *args, **kwargs))
-        return transfer.copy_(self, drawn)
+        return transfer.copy_(self, _drawn(like, index, op, lambda: (_empty(like, "cpu"), *args), kwargs))
 
     return kernel
 
@@ -62,18 +68,18 @@ def _drawn_alike(op: Any) -> Callable[..., Any]:
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         index, like = self.device.index or 0, _empty(self, "meta")
         made = op(like, *args, **kwargs)
-        return _drawn(made, index, str(op), lambda: op(_empty(like, "cpu"), *args, **kwargs))
+        return _drawn(made, index, op, lambda: (_empty(like, "cpu"), *args), kwargs)
 
     return kernel
 
 
-def _drawn_new(op: Any) -> Callable[..., Any]:
-    """A kernel that draws a new CPU tensor and moves it over."""
+def _randperm(name: str) -> Callable[..., Any]:
+    """A kernel that draws a new CPU tensor, with a generator or none, and moves it over."""
+    op = aten.randperm.generator
 
-    def kernel(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        index = torch.device(device).index or 0
-        like = op(*args, device="meta", **kwargs)
-        return _drawn(like, index, str(op), lambda: op(*args, device="cpu", **kwargs))
+    def kernel(n: int, *, generator: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        index, like = torch.device(device).index or 0, aten.randperm.default(n, device="meta", **kwargs)
+        return _drawn(like, index, op, lambda: (n,), {"generator": generator, "device": "cpu", **kwargs}, name)
 
     return kernel
 
@@ -98,8 +104,8 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         return _dropout_on_cpu(input, p, train)  # type: ignore[no-any-return]
     kept = 1.0 - p
     like = torch.empty_like(_empty(input, "meta"), dtype=torch.bool)
-    name, index = str(aten.native_dropout.default), input.device.index or 0
-    mask = _drawn(like, index, name, lambda: torch.empty_like(like, device="cpu").bernoulli_(kept))
+    op, name, index = aten.bernoulli_.float, str(aten.native_dropout.default), input.device.index or 0
+    mask = _drawn(like, index, op, lambda: (torch.empty_like(like, device="cpu"), kept), {}, name)
     # The scale is rounded in the dtype of the input first, as on the CPU.
     scale = torch.tensor(1.0 / kept if kept else 0.0, dtype=input.dtype, device="cpu").item()
     return input.mul(mask).mul(scale), mask
@@ -115,7 +121,7 @@ def _find(name: str) -> Any:
 
 KERNELS: dict[str, Callable[..., Any]] = {
     **{name: _drawn_inplace(_find(name)) for name in INPLACE},
-    **{name: _drawn_new(_find(name)) for name in NEW},
+    **{name: _randperm(str(_find(name))) for name in NEW},
     **{name: _drawn_alike(_find(name)) for name in ALIKE},
     **{name: hosted(name) for name in HOSTED},
     "native_dropout": native_dropout,

@@ -35,6 +35,7 @@ def _module() -> ModuleType:
     for room in (devices, device_memory, streams, generators):
         for function in room.PUBLIC:
             setattr(module, function.__name__, function)
+    module._initialized = True  # type: ignore[attr-defined] # else torch.utils.checkpoint does not keep random states
     module.default_generators = ()  # type: ignore[attr-defined] # numbers come from torch's default CPU generator
     module.amp = amp.module()  # type: ignore[attr-defined]
     for name, made in legacy_types.classes().items():

@@ -93,12 +93,12 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Any = "tiny") -> torch.Tensor:
     """The state of the generator that the device draws from, as a CPU tensor of bytes."""
-    state: torch.Tensor = random_state.generator(index_of(device)).get_state()
-    return state
+    return random_state.get_state(index_of(device))
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "tiny") -> None:
-    """Set the state of the device alone. At the very state of torch's default CPU generator it draws from that again.
+    """Set the state of the device alone. Where it is the very state of torch's default CPU generator, and was not that
+    of a device alone, the device draws from that generator again.
 
     Raises RuntimeError for what is no state of a generator."""
     random_state.set_state(index_of(device), new_state)

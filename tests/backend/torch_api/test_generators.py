@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import conformance.backend  # noqa: F401
+from conformance.backend.runtime import random_state
 
 SEED = 7
 
@@ -47,6 +49,14 @@ WITHOUT: dict[str, Callable[[str], list[float]]] = {
     "multinomial": lambda d: torch.multinomial(torch.ones(9, device=d), 4).tolist(),
     "dropout": lambda d: torch.dropout(torch.ones(20, device=d), 0.5, True).tolist(),
 }
+
+
+def _backward(made: torch.Tensor, x: torch.Tensor) -> list[float]:
+    """The gradient by `backward`, which a reentrant checkpoint wants."""
+    x.grad = None
+    made.sum().backward()
+    assert x.grad is not None
+    return x.grad.tolist()
 
 
 def seeded() -> torch.Generator:
@@ -143,6 +153,64 @@ class TestDefault:
         with torch.random.fork_rng(devices=[0], device_type="tiny"):
             inside = torch.rand(3, device="tiny").tolist()
         assert torch.rand(3, device="tiny").tolist() == inside
+
+    def test_a_fork_keeps_apart_what_is_equal(self) -> None:
+        """An own state that was equal to the CPU's became the CPU's when it was put back."""
+        torch.manual_seed(3)
+        torch.tiny.manual_seed(3)
+        with torch.random.fork_rng(devices=[0], device_type="tiny"):
+            pass
+        before = torch.get_rng_state()
+        torch.rand(3, device="tiny")
+        assert torch.equal(torch.get_rng_state(), before)
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    @pytest.mark.parametrize("device", ["tiny", "tiny:1"])
+    def test_a_checkpoint_draws_the_same_again(self, device: str, reentrant: bool) -> None:
+        """Its gradients were of another mask: torch.utils.checkpoint keeps no state of a device that is not said to be
+        initialized."""
+        x, gradients = torch.ones(50, device=device, requires_grad=True), []
+
+        def masked(x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(x).pow(2)
+
+        for checkpointed in (False, True):
+            with torch.tiny.device(int(device[-1]) if ":" in device else 0):
+                torch.tiny.manual_seed(8)
+            made = torch.utils.checkpoint.checkpoint(masked, x, use_reentrant=reentrant) if checkpointed else masked(x)
+            torch.rand(5, device=device)
+            gradients += [torch.autograd.grad(made.sum(), x)[0].tolist() if not reentrant else _backward(made, x)]
+        assert gradients[0] == gradients[1]
+
+    def test_threads_that_draw_on_the_cpu_meanwhile(self) -> None:
+        """The device's state lay in the CPU's generator while it drew, so both were wrong."""
+        torch.tiny.manual_seed(3)
+        drawn: dict[str, list[float]] = {}
+
+        def draw(device: str, sizes: list[int]) -> None:
+            drawn[device] = [torch.rand(size, device=device)[0].item() for size in sizes]
+
+        sizes = {"tiny": [200_000] * 20, "cpu": [5] * 4000}
+        threads = [threading.Thread(target=draw, args=each) for each in sizes.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for device, seed in (("tiny", 3), ("cpu", SEED)):
+            own = torch.Generator().manual_seed(seed)
+            assert drawn[device] == [torch.rand(size, generator=own)[0].item() for size in sizes[device]]
+
+    def test_an_operator_that_takes_no_generator(self) -> None:
+        """It meets the device's state in the CPU's generator, which is put back."""
+        torch.tiny.manual_seed(3)
+        before, op, ones = torch.get_rng_state(), torch.ops.aten.native_dropout.default, torch.ones(20)
+        seen = []
+        for _ in range(2):
+            with random_state.drawing(op, 0, (ones, 0.5, True), {}) as (args, kwargs):
+                seen.append(op(*args, **kwargs)[1].tolist())
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(3)
+        assert seen == [op(ones, 0.5, True)[1].tolist() for _ in range(2)]
 
     def test_an_error_while_drawing_leaves_the_state_of_the_cpu(self) -> None:
         torch.tiny.manual_seed(3)
