@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limits = Limits(compiling=given.compile_limit, memory=given.memory)
             corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
             place = place_of(given, given.kernels or BASELINE, *corpus)
-            given.target, seen = resolve(given.target, limits, place)
+            given.target, seen = resolve(given.target, limits, place, strict=BUDGET)
             record = (given.kernels or BASELINE) if given.record_kernels else None
             return campaign(
                 plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen, place
@@ -241,14 +241,15 @@ def campaign(
     known = expectations.findings(expected)
     refuse(known_findings.check(known, parts(), expected))
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    if seen is not None:
-        probe.show(console, without_features(plan.target), seen)
     profile, left = profiles.of(plan.target), plan.minutes
+    if seen is not None:
+        probe.show(console, without_features(plan.target), seen, profile.lacks if profile is not None else None)
     there: list[Result] = []
     notes: list[str] = []
     if profile is not None:
         begin, seconds = time.monotonic(), min(BUDGET, 6 * (plan.minutes or 10.0))
-        there, notes = trial.contradictions(plan.target, Limits(unit=plan.limit, memory=plan.memory), seconds, place)
+        limits = Limits(unit=plan.limit, memory=plan.memory)
+        there, notes = trial.contradictions(plan.target, limits, seconds, seen, place)
         took = (time.monotonic() - begin) / 60
         left = max(left - took, 0.01) if left is not None else None
     running, interrupted = Campaign(replace(plan, minutes=left), place=place), 0
