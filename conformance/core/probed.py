@@ -40,6 +40,8 @@ class Probe:
     """Names of the dtypes whose values survive the way to the device and back."""
     declared: frozenset[str] = frozenset()
     """Features that the target's class says itself that it lacks."""
+    seconds: float = 0.0
+    """How long the trials took, with the target loaded."""
     unmade: str = ""
     """Why nothing was tried of a target that has a profile, if so."""
 

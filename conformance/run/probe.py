@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conformance.core import profile as profiles
@@ -67,21 +68,22 @@ def probe(pool: Pool, spec: str, seconds: float = math.inf) -> Probe:
     loaded. Raises TargetError where the target cannot be loaded, or values do not survive the way to the device and
     back."""
     fatal: dict[str, str] = {}
-    until = math.inf
+    begin = None
     while True:
         try:
-            if until == math.inf:
-                pool.ask(os.getpid)  # the time counts from where the target is loaded
-                until = time.time() + seconds
+            if begin is None:
+                pool.ask(os.getpid)
+                begin, until = time.monotonic(), time.time() + seconds
             made: Probe = pool.ask(_probed, spec, fatal, until=until)
         except OutOfTime:
-            return Probe(unmade=f"the probe did not end within {seconds:.0f} s")
+            return Probe(seconds=seconds, unmade=f"the probe did not end within {seconds:.0f} s")
         except WorkerDied as died:
             note = died.death.note
             if note is None or not note.unit or note.unit in fatal:
                 raise unusable(spec, died.death) from None
             fatal[note.unit] = died.death.said
         else:
+            made = replace(made, seconds=time.monotonic() - begin)
             if made.unmade:
                 return made
             moves = made.rows[0]
