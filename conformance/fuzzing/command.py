@@ -45,9 +45,13 @@ from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
 from conformance.run.trials import BUDGET
+from conformance.run.words import kept
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
+
+WORDS = "fuzz-workers.log"
+"""The file in --reports for what workers print."""
 
 NONE_SUPPORTED = "no program was run that the target supports"
 
@@ -72,12 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limits = Limits(compiling=given.compile_limit, memory=given.memory)
             corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
             place = place_of(given, given.kernels or BASELINE, *corpus)
-            seconds = math.inf if given.minutes is None else 60 * given.minutes
-            given.target, seen = resolve(given.target, limits, place, strict=min(BUDGET, seconds / 10), seconds=seconds)
-            record = (given.kernels or BASELINE) if given.record_kernels else None
-            return campaign(
-                plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen, place
-            )
+            with kept(Path(given.reports) / WORDS, not given.resume) as file:
+                return _campaign_on(given, limits, replace(place, words=file))
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
@@ -88,6 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = f"{error.filename or given.reports} cannot be written or read ({error.strerror})"
         print(f"conformance.fuzz: {said}; make room or choose another --reports", file=sys.stderr)
         return 2
+
+
+def _campaign_on(given: argparse.Namespace, limits: Limits, place: Place) -> int:
+    """Probe the target, and run the campaign that the options describe."""
+    seconds = math.inf if given.minutes is None else 60 * given.minutes
+    given.target, seen = resolve(given.target, limits, place, strict=min(BUDGET, seconds / 10), seconds=seconds)
+    record = (given.kernels or BASELINE) if given.record_kernels else None
+    expected = expectations_file(given)
+    return campaign(plan_of(given), record, given.baseline, expected, given.update_expectations, seen, place)
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -255,7 +264,7 @@ def campaign(
         limits = Limits(unit=plan.limit, memory=plan.memory)
         there, notes = trial.contradictions(plan.target, limits, seconds, seen, place)
         spent += time.monotonic() - begin
-    left = max(plan.minutes - spent / 60, 0.01) if plan.minutes is not None else None
+    left = max(plan.minutes - spent / 60, 0.0) if plan.minutes is not None else None
     running, interrupted = Campaign(replace(plan, minutes=left), place=place), 0
     try:
         run_shown(running, console)

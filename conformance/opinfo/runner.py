@@ -44,9 +44,13 @@ from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
 from conformance.run.trials import BUDGET
+from conformance.run.words import kept
 
 LIMITS = Limits(unit=120.0, memory=8.0)
 """Of a case, where the user does not say otherwise."""
+
+WORDS = "opinfo-workers.log"
+"""The file in --reports for what workers print."""
 
 
 def run(
@@ -197,6 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     chosen = _choices(options)
+    with kept(options.reports / WORDS, not options.resume) as file:
+        return _run_chosen(options, {**chosen, "place": replace(chosen["place"], words=file)}, arguments)
+
+
+def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: list[str]) -> int:
     expected_file = options.expectations or expectations.path_for(options.target)
     baseline_file = options.baseline or report.baseline_for(options.target)
     expected = expectations.expected(expected_file)
