@@ -62,12 +62,14 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     asked, cases = len(cases), [case for case in cases if case.row.name.partition(" ")[0] not in lacking]
     file = options.expectations or running.expectations_file(ACCURACY, spec)
     expected = expectations.load(file)
-    target, seen = resolve(spec, limits)
+    target, seen = resolve(spec, limits, options.place)
     console = Console()
 
     with terminal.progress(console) as progress:
         progress.start(Run(spec), len(cases))
-        made = running.run(target, JOB, cases, limits, jobs=options.jobs, expected=expected, found=progress.add)
+        made = running.run(
+            target, JOB, cases, limits, jobs=options.jobs, place=options.place, expected=expected, found=progress.add
+        )
     if len(cases) < asked:
         made.notes.append(f"{asked - len(cases)} cases of ops that the profile declares lacking were left out.")
     made.environment |= seen.described() if seen is not None else {}

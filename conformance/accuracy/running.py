@@ -30,8 +30,9 @@ from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
-from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Task, WorkerDied, unusable
-from conformance.run.pool import LocalPool
+from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Pool, Task, WorkerDied, unusable
+from conformance.run.place import LOCAL, Place
+from conformance.run.words import kept
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def command(
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         versions.check()
-        with stop.deferred():
+        with stop.deferred(), kept(given.reports / f"{name}-workers.log") as file:
+            given.place = Place(words=file)
             return run_command(given, words)
     except BrokenPipeError:
         return reader_gone()
@@ -149,7 +151,7 @@ def summarize(console: Console, made: Run, name: str, worst: Iterable[str], fold
     print(summary_line(made), flush=True)
 
 
-def measured(pool: LocalPool, spec: str, job: Job, cases: Sequence[Measurable]) -> Iterator[Result]:
+def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> Iterator[Result]:
     """The result of each case as it ends. Raises TargetError where no worker can be started, and Stopped."""
     for case in cases:
         pool.submit(Task(case.id, job.run, (spec, case)))
@@ -177,6 +179,7 @@ def run(
     limits: Limits,
     *,
     jobs: int = 1,
+    place: Place = LOCAL,
     expected: Sequence[Expectation] = (),
     found: Callable[[Result], None] = lambda result: None,
 ) -> Run:
@@ -185,7 +188,7 @@ def run(
     begin = time.monotonic()
     made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
-        with LocalPool(target, limits, jobs, job.modules) as pool:
+        with place.pool(target, limits, jobs, job.modules) as pool:
             try:
                 made.environment, held = pool.ask(job.described, target)
             except WorkerDied as died:

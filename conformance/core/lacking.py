@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+DECLARED = "lacking"
+"""The variant of an op_db run's result that is no case, but what the profile declares lacking in error."""
+
 
 class Outcome(StrEnum):
     """What became of one trial of an OpInfo or a step."""

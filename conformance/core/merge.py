@@ -31,6 +31,8 @@ def merge(runs: Iterable[Run]) -> Run:
         for result in run.results:
             if result.id not in results:
                 results[result.id] = result
+            elif result.variant == lacking.DECLARED:
+                continue  # what a profile declares in error, every shard says
             elif result.finding is None:
                 raise ReportError(f"{result.id} is in two of the merged files; merge the shards of one run only.")
             else:

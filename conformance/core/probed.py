@@ -6,7 +6,7 @@ trials that fill it are `core/probe.py`, in a worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,6 +38,12 @@ class Probe:
     rows: tuple[Row, ...] = ()
     dtypes: tuple[str, ...] = ()
     """Names of the dtypes whose values survive the way to the device and back."""
+    declared: frozenset[str] = frozenset()
+    """Features that the target's class says itself that it lacks."""
+    seconds: float = 0.0
+    """How long the trials took, with the target loaded."""
+    unmade: str = ""
+    """Why nothing was tried of a target that has a profile, if so."""
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -46,12 +52,14 @@ class Probe:
 
     def described(self) -> dict[str, str]:
         """The table as a result keeps it, among what is said of the environment."""
+        if self.unmade:
+            return {"device: probe": f"not made: {self.unmade}"}
         rows = {f"device: {row.name}": f"{row.answer}{': ' if row.detail else ''}{row.detail}" for row in self.rows}
         return rows | {"device: dtypes": ", ".join(self.dtypes)}
 
-    def consequences(self) -> Iterator[str]:
-        """What follows from what is lacking, a sentence each."""
-        lacks = self.lacks
+    def consequences(self, declared: Collection[str] | None = None) -> Iterator[str]:
+        """What follows from what is lacking, a sentence each: from what a profile says of it, where there is one."""
+        lacks = self.lacks if declared is None else {*declared} | self.declared
         ways = {"set_": not {"set_", "storages"} & lacks, "as_strided": not {"as_strided", "data"} & lacks}
         way = next((name for name, there in ways.items() if there), "chains of ordinary views, or copies")
         yield f"inputs are made by {way}"

@@ -104,6 +104,13 @@ class Profile:
             beside = f", or on line {_line_of(self.file, name, entry.line)} {name!r} alone"
         return f"{self.file}, line {entry.line}: delete the [[lacking]] entry of {entry.operator}{beside}"
 
+    def where(self, key: str, name: str = "") -> str:
+        """`FILE, line N` of a key of [target], or of a name in its list; of the table, where the key is not there."""
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+        table = declared.line_of(lines, r"\[\s*target\s*\]", 0)
+        line = declared.line_of(lines, rf"[\"']?{key}[\"']?\s*=", table)
+        return f"{self.file}, line {_line_of(self.file, name, line) if name else line}"
+
     def table(self, cases: Mapping[str, int], steps: bool) -> tuple[Lacking, ...]:
         """The rows of a run's table: op_db cases that it leaves out by OpInfo, and the steps where it draws any."""
         rows = []

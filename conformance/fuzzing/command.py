@@ -7,6 +7,7 @@ was found before an interruption is on disk. The campaign itself is `conformance
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -44,9 +45,15 @@ from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
 from conformance.run.trials import BUDGET
+from conformance.run.words import kept
 
 TARGET = "tiny"
 """What is under test where nothing else is named."""
+
+WORDS = "fuzz-workers.log"
+"""The file in --reports for what workers print."""
+
+NONE_SUPPORTED = "no program was run that the target supports"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,11 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limits = Limits(compiling=given.compile_limit, memory=given.memory)
             corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
             place = place_of(given, given.kernels or BASELINE, *corpus)
-            given.target, seen = resolve(given.target, limits, place)
-            record = (given.kernels or BASELINE) if given.record_kernels else None
-            return campaign(
-                plan_of(given), record, given.baseline, expectations_file(given), given.update_expectations, seen, place
-            )
+            with kept(Path(given.reports) / WORDS, not given.resume) as file:
+                return _campaign_on(given, limits, replace(place, words=file))
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
@@ -84,6 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = f"{error.filename or given.reports} cannot be written or read ({error.strerror})"
         print(f"conformance.fuzz: {said}; make room or choose another --reports", file=sys.stderr)
         return 2
+
+
+def _campaign_on(given: argparse.Namespace, limits: Limits, place: Place) -> int:
+    """Probe the target, and run the campaign that the options describe."""
+    seconds = math.inf if given.minutes is None else 60 * given.minutes
+    given.target, seen = resolve(given.target, limits, place, strict=min(BUDGET, seconds / 10), seconds=seconds)
+    record = (given.kernels or BASELINE) if given.record_kernels else None
+    expected = expectations_file(given)
+    return campaign(plan_of(given), record, given.baseline, expected, given.update_expectations, seen, place)
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -241,16 +254,17 @@ def campaign(
     known = expectations.findings(expected)
     refuse(known_findings.check(known, parts(), expected))
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    profile, spent = profiles.of(plan.target), seen.seconds if seen is not None else 0.0
     if seen is not None:
-        probe.show(console, without_features(plan.target), seen)
-    profile, left = profiles.of(plan.target), plan.minutes
+        probe.show(console, without_features(plan.target), seen, profile.lacks if profile is not None else None)
     there: list[Result] = []
     notes: list[str] = []
     if profile is not None:
         begin, seconds = time.monotonic(), min(BUDGET, 6 * (plan.minutes or 10.0))
-        there, notes = trial.contradictions(plan.target, Limits(unit=plan.limit, memory=plan.memory), seconds, place)
-        took = (time.monotonic() - begin) / 60
-        left = max(left - took, 0.01) if left is not None else None
+        limits = Limits(unit=plan.limit, memory=plan.memory)
+        there, notes = trial.contradictions(plan.target, limits, seconds, seen, place)
+        spent += time.monotonic() - begin
+    left = max(plan.minutes - spent / 60, 0.0) if plan.minutes is not None else None
     running, interrupted = Campaign(replace(plan, minutes=left), place=place), 0
     try:
         run_shown(running, console)
@@ -275,7 +289,14 @@ def campaign(
     if interrupted:
         print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
     elif code == 2:
-        print("conformance.fuzz: no program was run that the target supports, so nothing was compared", file=sys.stderr)
+        late = plan.minutes is not None and not running.result.done
+        why = (
+            f"the time of --minutes {plan.minutes:g} was over before the first programs had ended"
+            if late
+            else NONE_SUPPORTED
+        )
+        more = ": give it more" if late else ""
+        print(f"conformance.fuzz: {why}, so nothing was compared{more}", file=sys.stderr)
     return code
 
 

@@ -194,10 +194,15 @@ class FreshWorkers:
     an import of torch. Use as a context manager."""
 
     def __init__(
-        self, target: str, limit: float, memory: float | None = None, compile_limit: float = COMPILE_LIMIT
+        self,
+        target: str,
+        limit: float,
+        memory: float | None = None,
+        compile_limit: float = COMPILE_LIMIT,
+        place: Place = LOCAL,
     ) -> None:
         self.target = target
-        self._make = functools.partial(Workers, target, limit, memory, compile_limit=compile_limit)
+        self._make = functools.partial(Workers, target, limit, memory, compile_limit=compile_limit, place=place)
         self._next: Workers | None = None
 
     def __enter__(self) -> Self:

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from conformance.core import profile as profiles
 from conformance.core import result as model
 from conformance.core.attempt import attempt
+from conformance.core.contradicted import contradicted
 from conformance.core.lacking import Outcome, Trial
+from conformance.core.probed import Probe
 from conformance.core.result import Finding, Result
 from conformance.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families_of
 from conformance.program.execute import Broken, ProgramSubject
@@ -38,12 +40,17 @@ def task(spec: str, name: str) -> Task:
     return Task(name, trial, (spec, name))
 
 
-def contradictions(spec: str, limits: Limits, seconds: float, place: Place = LOCAL) -> tuple[list[Result], list[str]]:
-    """One trial of each operator that the target's profile declares lacking for a step: an XPASS for each that is there
-    after all, and notes on what could not be tried within these seconds."""
+def contradictions(
+    spec: str, limits: Limits, seconds: float, seen: Probe | None = None, place: Place = LOCAL
+) -> tuple[list[Result], list[str]]:
+    """What speaks against the target's profile: an XPASS for each operator that it declares lacking for a step and that
+    one trial finds, and for each feature and dtype that it leaves out and the probe has `seen`; and notes on what could
+    not be tried within these seconds, and on what is lacking and not declared."""
     profile = profiles.load(spec)
     tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
     there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds, place)
+    more, other = contradicted(profile, seen)
+    there, notes = {**more, **there}, [*notes, *other]
     found = [Finding(f"declared lacking: {name}", "XPASS", 0, step=name) for name in there]
     made = [
         Result(one.step, "", "program", "", model.Outcome.XPASS, reason=there[one.step], finding=one) for one in found

@@ -43,9 +43,14 @@ from conformance.run import stop
 from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
+from conformance.run.trials import BUDGET
+from conformance.run.words import kept
 
 LIMITS = Limits(unit=120.0, memory=8.0)
 """Of a case, where the user does not say otherwise."""
+
+WORDS = "opinfo-workers.log"
+"""The file in --reports for what workers print."""
 
 
 def run(
@@ -196,6 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     chosen = _choices(options)
+    with kept(options.reports / WORDS, not options.resume) as file:
+        return _run_chosen(options, {**chosen, "place": replace(chosen["place"], words=file)}, arguments)
+
+
+def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: list[str]) -> int:
     expected_file = options.expectations or expectations.path_for(options.target)
     baseline_file = options.baseline or report.baseline_for(options.target)
     expected = expectations.expected(expected_file)
@@ -207,10 +217,10 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     if baseline and counted:
         baseline.budgets = budgets.load(baseline_file.parent / budgets.NAME)
     history.check(options.reports / report.HISTORY)
-    console = Console()
-    target, seen = resolve(options.target, chosen["limits"], chosen["place"])
+    console, profile = Console(), profiles.of(options.target)
+    target, seen = resolve(options.target, chosen["limits"], chosen["place"], strict=BUDGET)
     if seen is not None:
-        probe.show(console, options.target, seen)
+        probe.show(console, options.target, seen, profile.lacks if profile is not None else None)
     identity = {
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),
@@ -229,8 +239,8 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
             ended=journal.add,
             found=progress.add,
         )
-        if made.complete and made.lacking:
-            there, notes = trial.contradictions(target, chosen["limits"], made.lacking, chosen["place"])
+        if made.complete and profile is not None:
+            there, notes = trial.contradictions(target, chosen["limits"], made.lacking, seen, chosen["place"])
             made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
         made.seconds += journal.seconds
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])

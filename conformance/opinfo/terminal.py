@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from conformance.core.lacking import DECLARED
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
 from conformance.report import compare, lacking, machine
 from conformance.report.summary import facts
@@ -91,7 +92,7 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
     console.print(table)
     console.print(f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
     lacking.show(console, made.lacking)
-    for declared in (result for result in made.results if result.variant == "lacking"):
+    for declared in (result for result in made.results if result.variant == DECLARED):
         console.print(escape(f"XPASS {declared.op}: {declared.reason}"), highlight=False)
     for fact in [*facts(made), *(made.notes if made.complete else ())]:
         console.print(escape(fact), highlight=False)

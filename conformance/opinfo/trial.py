@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from conformance.core import profile as profiles
 from conformance.core import result as model
-from conformance.core.lacking import Lacking, Outcome, Trial
+from conformance.core.contradicted import contradicted
+from conformance.core.lacking import DECLARED, Lacking, Outcome, Trial
 from conformance.core.names import DTYPES
+from conformance.core.probed import Probe
 from conformance.core.result import Result
 from conformance.opinfo.plan import Case
 from conformance.run.messages import COMPILING, Limits, Task
@@ -28,15 +30,21 @@ def task(spec: str, name: str) -> Task:
 
 
 def contradictions(
-    spec: str, limits: Limits, rows: Sequence[Lacking], place: Place = LOCAL
+    spec: str, limits: Limits, rows: Sequence[Lacking], seen: Probe | None = None, place: Place = LOCAL
 ) -> tuple[list[Result], list[str]]:
-    """One trial of each operator of these rows of a profile's table: an XPASS for each that is there after all, and
-    notes on what could not be tried."""
+    """What speaks against the target's profile: an XPASS for each operator of these rows of its table that one trial
+    finds, and for each feature and dtype that it leaves out and the probe has `seen`; and notes on what could not be
+    tried, and on what is lacking and not declared."""
     profile, operators = profiles.load(spec), {row.operator for row in rows}
     names = [entry.opinfos[0] for entry in profile.lacking if entry.opinfos and entry.operator in operators]
     tasks = [task(spec, name) for name in names]
     there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "opinfos"), place=place)
-    return [Result(name, "", "lacking", "", model.Outcome.XPASS, reason=said) for name, said in there.items()], notes
+    more, other = contradicted(profile, seen)
+    made = {
+        name: Result(name, "", DECLARED, "", model.Outcome.XPASS, reason=said)
+        for name, said in {**more, **there}.items()
+    }
+    return list(made.values()), [*notes, *other]
 
 
 def names(spec: str) -> list[str]:

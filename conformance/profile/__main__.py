@@ -23,7 +23,9 @@ from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import Limits
+from conformance.run.place import Place
 from conformance.run.trials import LATE
+from conformance.run.words import kept
 
 MINUTES = 30.0
 DEATHS = "not lacking but a finding: it ended or hung its process"
@@ -75,7 +77,8 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     os.environ.update(environment)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     limits = Limits(unit=given.limit, compiling=given.limit, starting=given.starting, memory=given.memory)
-    found = investigate(given.target, limits, given.jobs, given.minutes * 60, console)
+    with kept(given.output.with_suffix(".log")) as file:
+        found = investigate(given.target, limits, given.jobs, given.minutes * 60, console, Place(words=file))
     if found.probe is not None:
         probe.show(console, given.target, found.probe)
     late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))

@@ -28,7 +28,7 @@ from conformance.program.unsupported import unsupported_steps
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import Limits, WorkerDied, unusable
-from conformance.run.pool import LocalPool
+from conformance.run.place import LOCAL, Place
 from conformance.run.probe import resolve
 from conformance.run.trials import LATE, trials
 from conformance.run.worker import loaded
@@ -85,14 +85,14 @@ class Found:
         )
 
 
-def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console) -> Found:
+def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL) -> Found:
     """Probe the target and try everything once, for at most so many seconds. Raises TargetError, and, where it
     is stopped before anything was tried, Stopped."""
     begin = time.monotonic()
-    full, probe = resolve(spec, limits)
+    full, probe = resolve(spec, limits, place)
     declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
     found = Found(spec, probe)
-    pool = LocalPool(full, limits, jobs, [*of_opinfo.MODULES, *of_step.MODULES])
+    pool = place.pool(full, limits, jobs, [*of_opinfo.MODULES, *of_step.MODULES])
     try:
         try:
             found.environment = pool.ask(environment, full)

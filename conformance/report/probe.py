@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -11,8 +13,11 @@ from conformance.core.probed import Answer, Probe
 from conformance.report.escape import escape_control_characters
 
 
-def show(console: Console, target: str, made: Probe) -> None:
-    """Print it: a row for each thing that is not there or not right, the others in one line."""
+def show(console: Console, target: str, made: Probe, declared: Collection[str] | None = None) -> None:
+    """Print it: a row for each thing that is not there or not right, the others in one line, and what follows, from
+    what the profile has `declared` lacking, if there is one. Nothing where no trial was made."""
+    if made.unmade:
+        return
     table = Table(title=f"What {target} has", title_justify="left", box=box.SIMPLE, show_header=False)
     there = [row.name for row in made.rows if row.answer is Answer.YES]
     table.add_row("yes", Text(", ".join(there)))
@@ -20,6 +25,6 @@ def show(console: Console, target: str, made: Probe) -> None:
         if row.answer is not Answer.YES:
             table.add_row(str(row.answer), Text(f"{row.name}: {escape_control_characters(row.detail)}"))
     table.add_row("dtypes", Text(", ".join(made.dtypes)))
-    for sentence in made.consequences():
+    for sentence in made.consequences(declared):
         table.add_row("so", Text(sentence))
     console.print(table)

@@ -31,6 +31,8 @@ class Place:
     address: str = HERE
     per_worker: tuple[tuple[str, float], ...] = (("CPU", 1.0),)
     files: tuple[Path, ...] = ()
+    words: Path | None = None
+    """The file for what workers on this machine print; on Ray's it is in Ray's own logs."""
 
     @property
     def local(self) -> bool:
@@ -42,7 +44,7 @@ class Place:
     ) -> Pool:
         """A pool of workers here; the arguments are those of `LocalPool`. Raises UsageError where Ray has none."""
         if self.local:
-            return LocalPool(target, limits, jobs, modules, preload)
+            return LocalPool(target, limits, jobs, modules, preload, words=self.words)
         from conformance.run.ray_pool import RayPool
 
         return RayPool(self, target, limits, jobs, modules, preload)

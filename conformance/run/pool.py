@@ -86,7 +86,8 @@ class LocalPool(Pool):
 
     `modules` are imported by each worker after the target; they hold the functions of the tasks. `preload` are modules
     that may be imported before it, as torch is: once for all workers, where these can be forks. What tasks keep is
-    written where they say, or into the folder `spool`, for an owner on another machine."""
+    written where they say, or into the folder `spool`, for an owner on another machine. What workers print is
+    appended to the file `words`; without one it goes to stderr."""
 
     def __init__(
         self,
@@ -96,13 +97,14 @@ class LocalPool(Pool):
         modules: Sequence[str] = (),
         preload: Sequence[str] = PRELOAD,
         spool: Path | None = None,
+        words: Path | None = None,
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._path = Path(self._folder.name)
         self._modules, self._preload = tuple(modules), tuple(preload)
-        self._spool = str(spool) if spool is not None else ""
+        self._spool, self._words = (str(path) if path is not None else "" for path in (spool, words))
         self._waiting: deque[Task] = deque()
         self._running: dict[Future[Any], _Running] = {}
         self._handed_out = self._fruitless = 0
@@ -119,7 +121,7 @@ class LocalPool(Pool):
             max_workers=self.jobs + 1,
             max_tasks=self.limits.recycle,
             initializer=worker.start,
-            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules, self._spool),
+            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules, self._spool, self._words),
             context=self._context,
         )
 

@@ -6,50 +6,86 @@ begins; after a death the probe is made anew without the trial that the worker d
 
 from __future__ import annotations
 
+import copy
+import math
+import os
+import time
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from conformance.core import profile as profiles
 from conformance.core.errors import TargetError
 from conformance.core.features import FEATURES
 from conformance.core.names import BUILTIN, DTYPES
 from conformance.core.probed import Answer, Probe, Row
-from conformance.run.messages import COMPILING, Limits, Pool, WorkerDied, unusable
+from conformance.core.profile import Profile
+from conformance.run.messages import COMPILING, Limits, OutOfTime, Pool, WorkerDied, unusable
 from conformance.run.place import LOCAL, Place
 from conformance.run.worker import loaded, step, unit
 
+if TYPE_CHECKING:
+    from conformance.core.target import Target
 
-def resolve(spec: str, limits: Limits, place: Place = LOCAL) -> tuple[str, Probe | None]:
-    """The spec that says what the device lacks, and the probe that found it out; a target that says so itself is not
-    probed. A profile's environment variables are set from here on. Raises TargetError, and Stopped."""
+SURE = frozenset(BUILTIN) - {"device", "tinygrad-upstream"}
+"""The kinds of targets that say themselves what they lack."""
+
+
+def resolve(
+    spec: str, limits: Limits, place: Place = LOCAL, *, strict: float = 0.0, seconds: float = math.inf
+) -> tuple[str, Probe | None]:
+    """The spec that says what the device lacks, and the probe that found it out, in so many seconds; a target that says
+    so itself is not probed. A profile is taken at its word, or, for at most `strict` seconds, probed as well: what it
+    says remains what counts. Its environment variables are set from here on. Raises TargetError, and Stopped."""
     profile = profiles.of(spec)
     if profile is not None:
         profile.activate()
-        return spec, None
+        if not strict or (profile.kind in SURE and not _declares(profile)):
+            return spec, None
+        with place.pool(spec, limits) as pool:
+            return spec, probe(pool, spec, min(strict, seconds))
     kind = spec.partition(":")[0]
-    if kind in BUILTIN and kind not in ("device", "tinygrad-upstream"):
+    if kind in SURE:
         return spec, None
     from conformance.core.loading import describe_target
 
     if not describe_target(spec).probed:
         return spec, None
     with place.pool(spec, limits) as pool:
-        made = probe(pool, spec)
+        made = probe(pool, spec, seconds)
+    if made.unmade:
+        raise TargetError(f"target {spec!r} was not run: {made.unmade}; give more --minutes")
     return f"{spec},without={'+'.join(sorted(made.lacks)) or 'nothing'}", made
 
 
-def probe(pool: Pool, spec: str) -> Probe:
-    """What the device of this target has. Raises TargetError where the target cannot be loaded, or values do not
-    survive the way to the device and back."""
+def _declares(profile: Profile) -> bool:
+    """Whether it leaves out anything that a probe can find."""
+    return bool(profile.lacks) or profile.dtypes is not None
+
+
+def probe(pool: Pool, spec: str, seconds: float = math.inf) -> Probe:
+    """What the device of this target has, as far as that can be tried, and within so many seconds with the target
+    loaded. Raises TargetError where the target cannot be loaded, or values do not survive the way to the device and
+    back."""
     fatal: dict[str, str] = {}
+    begin = None
     while True:
         try:
-            made: Probe = pool.ask(_probed, spec, fatal)
+            if begin is None:
+                pool.ask(os.getpid)
+                begin, until = time.monotonic(), time.time() + seconds
+            made: Probe = pool.ask(_probed, spec, fatal, until=until)
+        except OutOfTime:
+            return Probe(seconds=seconds, unmade=f"the probe did not end within {seconds:.0f} s")
         except WorkerDied as died:
             note = died.death.note
             if note is None or not note.unit or note.unit in fatal:
                 raise unusable(spec, died.death) from None
             fatal[note.unit] = died.death.said
         else:
+            made = replace(made, seconds=time.monotonic() - begin)
+            if made.unmade:
+                return made
             moves = made.rows[0]
             if moves.answer != "yes":
                 raise TargetError(
@@ -63,7 +99,12 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
     """In a worker: all trials but those that are known to end one."""
     from conformance.core.probe import TRIALS, dtype_survives, trial
 
-    target, rows, dtypes = loaded(spec), [], []
+    target, declared, rows, dtypes = loaded(spec), frozenset[str](), [], []
+    if target.profile is not None:
+        target, unmade = _without_profile(target, target.profile)
+        if unmade:
+            return Probe(unmade=unmade)
+        declared = target.lacks
     for name in (*TRIALS, *(f"dtype {name}" for name in DTYPES)):
         if name in fatal:
             row = Row(name, Answer.DIED, fatal[name])
@@ -77,4 +118,17 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
         rows.append(row)
         if name in FEATURES and row.answer is not Answer.YES:
             target.without(frozenset({name}))
-    return Probe(tuple(rows), tuple(dtypes))
+    return Probe(tuple(rows), tuple(dtypes), declared)
+
+
+def _without_profile(target: Target, profile: Profile) -> tuple[Target, str]:
+    """The loaded target as it was before its profile said what it lacks, and why it cannot be probed, if so."""
+    from conformance.core.loading import describe_target
+
+    plain, bare = describe_target(profile.spec), copy.copy(target)
+    bare.lacks = plain.lacks
+    if plain.transforms_program:
+        return bare, "it transforms functions, and moves nothing to a device"
+    if not (plain.probed or _declares(profile)):
+        return bare, "its class says what it lacks"
+    return bare, "" if plain.shows_values else "its tensors hold no values"

@@ -315,7 +315,10 @@ def serve(control: socket.socket, preload: Sequence[str]) -> None:
     control.close()
     multiprocessing.current_process().daemon = False  # as the server is; a device may start processes
     made, _Sent.arrived = request
-    folder, sys.path[:], target, args = pickle.loads(made)
+    try:
+        folder, sys.path[:], target, args = pickle.loads(made)
+    except FileNotFoundError:  # a lock's: the pool that asked for this worker has ended
+        os._exit(1)
     os.chdir(folder)
     target(*args)
     os._exit(RETIRED)

@@ -18,7 +18,6 @@ import os
 import pickle
 import resource
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.core.errors import TargetError
 from conformance.core.files import write_atomic
 from conformance.run.messages import COMPILING, Done, Fate, Limits
+from conformance.run.words import redirected
 
 if TYPE_CHECKING:
     from conformance.core.target import Target
@@ -69,9 +69,12 @@ class _State:
     kept: int = 0
 
 
-def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str], spool: str = "") -> None:
+def start(
+    folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str], spool: str = "", words: str = ""
+) -> None:
     """Prepare this process: set its limits, and load the target and what the tasks import, so that no unit's time is
-    spent on it. A target that cannot be loaded is reported by the first task that asks for it."""
+    spent on it; what it prints goes to the file `words`. A target that cannot be loaded is reported by the first task
+    that asks for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner alone answers it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a device starts is not to inherit that
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -79,8 +82,7 @@ def start(folder: str, jobs: int, limits: Limits, target: str, modules: Sequence
     _wait_as_spare(folder, jobs)
     mark = os.path.join(folder, f"{os.getpid()}.{STARTING}")
     os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o600))
-    sys.stdout.flush()
-    os.dup2(2, 1)  # what a device prints is not the command's answer
+    redirected(words)
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if limits.memory is not None:

@@ -64,12 +64,12 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     cases = table.select(options.op, families, dtypes, variants, options.scale)
     file = options.expectations or running.expectations_file(SIZES, spec)
     expected = expectations.load(file)
-    target, seen = resolve(spec, limits)
+    target, seen = resolve(spec, limits, options.place)
     console = Console()
 
     with terminal.progress(console) as progress:
         progress.start(Run(spec), len(cases))
-        made = running.run(target, JOB, cases, limits, expected=expected, found=progress.add)
+        made = running.run(target, JOB, cases, limits, place=options.place, expected=expected, found=progress.add)
     made.environment |= seen.described() if seen is not None else {}
     made.environment["selection"] = "; ".join(
         [SIZES, ",".join(options.op or ["all rows"]), *families, *dtypes, *variants, options.scale]

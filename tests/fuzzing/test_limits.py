@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from conformance.core.errors import TargetError
 from conformance.core.finding import CRASH, FAIL, TIMEOUT
-from conformance.fuzzing import isolation, worker
+from conformance.core.probed import Answer, Probe, Row
+from conformance.fuzzing import command, isolation, worker
 from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.command import main
 from conformance.fuzzing.isolation import Workers
@@ -19,7 +21,8 @@ from conformance.fuzzing.results import run_of
 from conformance.fuzzing.worker import Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
-from conformance.run.messages import OutOfTime
+from conformance.run import probe as run_probe
+from conformance.run.messages import Limits, OutOfTime, Pool
 
 PLANTED = Path(__file__).parent.parent / "planted"
 
@@ -125,6 +128,30 @@ class Slow:
         return self.answer
 
 
+class SlowProbe(Pool):
+    """A place and its pool, whose clock begins when the target is loaded, and where a probe takes 100 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.until = 0.0, []  # type: ignore[var-annotated]
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(run_probe.time, name, lambda: self.now)
+
+    def pool(self, spec: str, limits: Limits) -> SlowProbe:
+        return self
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def ask(self, function: Any, *args: Any, seconds: float | None = None, until: float = math.inf) -> Any:
+        if not args:
+            return 1
+        self.until.append(until)
+        self.now += 100
+        if self.now > until:
+            raise OutOfTime
+        return Probe((Row("moves", Answer.YES),))
+
+
 class TestMinutes:
     """`--minutes` is kept whatever shrinking would take: a campaign of 2 minutes once ran 2.5, since a worker that
     shrinks had 30 s more, and each smaller program that hangs its whole limit."""
@@ -165,6 +192,36 @@ class TestMinutes:
             workers.shrink(Finding(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
         [((_, _, _, _, early), options)] = given
         assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)
+
+    def test_the_probe_is_part_of_them(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The probe of a device whose kernels take a minute came before them: one minute was four. At the end it said
+        that no program was supported, when there had been no time for any."""
+        asked: list[Any] = []
+        left: list[float | None] = []
+
+        def resolve(*args: Any, **options: Any) -> tuple[str, Probe]:
+            asked.append(options)
+            return "cpu", Probe(seconds=45.0)
+
+        monkeypatch.setattr(command, "resolve", resolve)
+        monkeypatch.setattr(command, "run_shown", lambda running, console: left.append(running.plan.minutes))
+        assert main(["--target", "device:cpu", "--minutes", "1", "--reports", str(tmp_path)]) == 2
+        assert asked == [{"strict": 6.0, "seconds": 60.0}] and left == [0.25]
+        said = "conformance.fuzz: the time of --minutes 1 was over before the first programs had ended"
+        assert capsys.readouterr().err == f"{said}, so nothing was compared: give it more\n"
+
+    def test_a_probe_ends_with_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a profile nothing can run then; with one, what it says remains, and was not tried."""
+        late = SlowProbe(monkeypatch)
+        with pytest.raises(TargetError) as caught:
+            run_probe.resolve("device:cpu", Limits(), late, seconds=60)  # type: ignore[arg-type]
+        assert str(caught.value) == (
+            "target 'device:cpu' was not run: the probe did not end within 60 s; give more --minutes"
+        )
+        assert late.until == [60.0]
+        assert run_probe.probe(late, "device:cpu", 200).seconds == 100.0
 
     def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
         """Loading a sibling, and running a finding on it, ends with the campaign."""

@@ -40,6 +40,13 @@ def ends_its_process() -> None:
     os._exit(3)
 
 
+def has_no_unfold() -> None:
+    def unfold(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("unfold")
+
+    torch.Tensor.unfold = unfold  # type: ignore[method-assign,assignment]
+
+
 def wants_a_variable() -> None:
     if os.environ.get("ODD_DEVICE") != "1":
         raise RuntimeError("set ODD_DEVICE=1")

@@ -112,6 +112,12 @@ def unsendable() -> object:
     return lambda: 0
 
 
+def prints_and_dies() -> None:
+    print("its Python's last words")
+    ctypes.CDLL(None).printf(b"its C's last words\n")
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
 def prints() -> int:
     for _ in range(10_000):
         print("what a device prints")

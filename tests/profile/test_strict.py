@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from conformance.core import profile as profiles
 from conformance.core import result as model
+from conformance.core.contradicted import contradicted
 from conformance.core.lacking import Lacking
 from conformance.core.merge import merge
-from conformance.core.result import Run
+from conformance.core.names import DTYPES
+from conformance.core.probed import Answer, Probe, Row
+from conformance.core.result import Result, Run
 from conformance.fuzzing.command import main as fuzz
 from conformance.opinfo.runner import main as opinfo
+from conformance.run.messages import Limits
+from conformance.run.probe import resolve
 
 PLANTED = Path(__file__).parent.parent / "planted"
 LACKS_EXP = """[target]
@@ -90,11 +96,88 @@ def test_only_dtypes_that_it_holds_are_drawn(profile: Path) -> None:
     """Of inputs and conversions; masks, indices and some results (fft's are complex) have dtypes of their own, and such
     programs are not run."""
     profile.write_text('[target]\nkind = "cpu"\ndtypes = ["float32"]\n')
-    assert fuzz(["--programs", "30"]) == 0
+    fuzz(["--programs", "30"])
     drawn = model.load("reports/fuzz.json").drawn
     assert drawn is not None and not drawn.options
     dtypes = {dtype for family, _, dtype in drawn.cells if family not in ("op_db", "edges")}
     assert "float32" in dtypes <= {"float32", "int64", "bool"}
+
+
+SAID = {
+    "feature set_": "declared lacking, and works: conformance.toml, line 3: delete 'set_' from 'lacks'",
+    "feature storages": "declared lacking, and works: conformance.toml, line 3: delete 'storages' from 'lacks'",
+    "dtype int16": "left out, and its values survive the way to the device and back: conformance.toml, line 4: "
+    "add 'int16' to 'dtypes'",
+}
+"""What is said of `TestFeatures.FALSE`."""
+
+
+class TestFeatures:
+    """A profile that left out features and dtypes that torch CPU has was green, and nothing said that it judged less:
+    only operators were tried again."""
+
+    FALSE = '[target]\nkind = "cpu"\nlacks = ["set_", "storages"]\ndtypes = [\n{}]\n'.format(
+        "".join(f'"{name}",\n' for name in DTYPES if name != "int16")
+    )
+
+    def test_by_the_fuzzer(self, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The table of the probe is shown and kept, and says what follows from the profile, not from the device."""
+        profile.write_text(self.FALSE)
+        assert fuzz(["--programs", "5"]) == 1
+        made = model.load("reports/fuzz.json")
+        found = {result.finding.step: result.reason for result in made.results if result.finding}
+        assert found == SAID and made.counts() == {"XPASS": 3}
+        assert made.environment["device: set_"] == "yes" and "int16" in made.environment["device: dtypes"]
+        said = capsys.readouterr().out
+        assert "What conformance.toml has" in said and "inputs are made by as_strided" in said
+
+    def test_by_op_db(self, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Also where the cases that run have nothing to do with it."""
+        profile.write_text(self.FALSE)
+        assert opinfo(["--op", "abs", "--samples", "1"]) == 1
+        made = model.load("reports/opinfo.json")
+        assert {result.op: result.reason for result in made.results if result.outcome == "XPASS"} == SAID
+        assert made.environment["device: set_"] == "yes" and "What conformance.toml has" in capsys.readouterr().out
+
+    def test_a_true_profile_is_green(self, profile: Path) -> None:
+        """What the probe finds lacking, as `init` did, is no contradiction, nor a note."""
+        profile.write_text(
+            '[target]\nname = "cpu"\nimport = "odd_devices"\ncall = "has_no_unfold"\nlacks = ["unfold"]\n'
+        )
+        fuzz(["--programs", "3"])
+        made = model.load("reports/fuzz.json")
+        assert made.counts()["XPASS"] == 0 and not made.notes
+        assert made.environment["device: unfold"].startswith("no: NotImplementedError")
+
+    def test_what_is_lacking_and_undeclared(self, profile: Path) -> None:
+        """Is a note: it fails programs anyhow. What the target's own class says is declared, too."""
+        profile.write_text('[target]\nname = "cpu"\nlacks = ["set_"]\ndtypes = ["float32", "bool"]\n')
+        rows = Row("set_", Answer.NO, "no"), Row("views", Answer.WRONG, "t"), Row("unfold", Answer.NO, "no")
+        seen = Probe(rows, ("float32",), frozenset({"unfold"}))
+        there, notes = contradicted(profiles.load("conformance.toml"), seen)
+        assert there == {}
+        assert notes == [
+            "conformance.toml, line 3: the feature 'views' is not in 'lacks', and the probe's answer is wrong (t): "
+            "mend the device, or add 'views'",
+            "conformance.toml, line 4: values of bool do not survive the way to the device and back: mend the device, "
+            "or delete 'bool' from 'dtypes'",
+        ]
+
+    @pytest.mark.parametrize("kind", ["meta", "functionalize"])
+    def test_what_cannot_be_tried(self, profile: Path, kind: str) -> None:
+        """Is said, and is no failure."""
+        profile.write_text(f'[target]\nkind = "{kind}"\nlacks = ["set_"]\n')
+        seen = resolve("conformance.toml", Limits(), strict=60)[1]
+        assert seen is not None and seen.unmade
+        assert contradicted(profiles.load("conformance.toml"), seen) == (
+            {},
+            [f"'lacks' of conformance.toml were not tried: {seen.unmade}."],
+        )
+
+    def test_shards_say_it_once(self) -> None:
+        """Every shard probes the device; that one result was in two of them ended the merge."""
+        run = Run("cpu", [Result("feature set_", "", "lacking", "", model.Outcome.XPASS)])
+        assert len(merge([run, run]).results) == 1
 
 
 def test_an_unknown_op_in_the_profile(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

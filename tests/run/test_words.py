@@ -1,0 +1,93 @@
+"""What workers print is in a file, which is named, and not on the terminal: of 12 programs it was 545 lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conformance.core.errors import ReportError
+from conformance.fuzzing.command import main as fuzz
+from conformance.opinfo.runner import main as opinfo
+from conformance.profile.__main__ import main as init
+from conformance.run.messages import Limits, WorkerDied
+from conformance.run.pool import LocalPool
+from conformance.run.words import kept
+from tests.run.process_tree import tasks
+
+PRINTS = "device:cpu,import=odd_devices,call=prints_all_the_time"
+
+
+def test_the_last_words_of_one_that_dies(
+    importable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python and C keep what they print to a file in memory, which a crash does not write. Nor does a spare worker that
+    its pool no longer waits for say anything on the terminal."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    path = tmp_path / "workers.log"
+    with (
+        kept(path) as file,
+        LocalPool("cpu", Limits(), 1, ["tasks"], words=file) as pool,
+        pytest.raises(WorkerDied, match="SIGABRT"),
+    ):
+        pool.ask(tasks.prints_and_dies)
+    assert path.read_text().splitlines() == ["its Python's last words", "its C's last words"]
+    assert capfd.readouterr() == ("", f"what the workers printed is in {path}: 2 lines\n")
+
+
+def interrupted(path: Path, afresh: bool, tell: Callable[[str], None]) -> None:
+    with kept(path, afresh, tell) as file:
+        with file.open("a") as appended:
+            appended.write("one\ntwo")
+        raise KeyboardInterrupt
+
+
+class TestKept:
+    def test_an_empty_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Is taken away with nothing said, and so is a folder that is there for its sake."""
+        with kept(tmp_path / "reports" / "workers.log") as file:
+            assert file.exists()
+        assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
+
+    def test_it_is_named_whatever_ends_the_run(self, tmp_path: Path) -> None:
+        """A last line without an end counts, and `--resume` goes on with the file."""
+        said: list[str] = []
+        path = tmp_path / "workers.log"
+        for afresh in (True, False, True):
+            with pytest.raises(KeyboardInterrupt):
+                interrupted(path, afresh, said.append)
+        assert said == [f"what the workers printed is in {path}: {count} lines" for count in (2, 3, 2)]
+
+    def test_no_room(self, tmp_path: Path) -> None:
+        """Is one sentence."""
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ReportError, match=r"workers\.log cannot be written \(.*\); make room, or choose"):
+            kept(tmp_path / "file" / "workers.log").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "file"),
+    [
+        (fuzz, ("--programs", "3"), "reports/fuzz-workers.log"),
+        (opinfo, ("--op", "abs", "--samples", "1"), "reports/opinfo-workers.log"),
+        (init, ("--minutes", "0.01"), "conformance.log"),
+    ],
+)
+def test_a_device_that_prints_all_the_time(
+    command: Callable[[list[str]], int],
+    words: tuple[str, ...],
+    file: str,
+    importable: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its lines are counted in one sentence."""
+    monkeypatch.chdir(tmp_path)
+    assert command(["--target", PRINTS, *words]) == 0
+    out, err = capfd.readouterr()
+    lines = Path(file).read_text().splitlines()
+    assert len(lines) > 1 and {*lines} == {"what a device prints"}
+    assert "what a device prints" not in out
+    assert err == f"what the workers printed is in {file}: {len(lines):,} lines\n"
