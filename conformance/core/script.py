@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from conformance.core.features import FEATURES
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ MARKER = "# The full comparison: exit code 1 where anything differs that is judg
 
 ROOM = Path(__file__).parent.parent
 MODULES = (
-    *("core/names.py", "core/torch_compat.py", "core/moving.py", "core/observation.py", "core/oracles.py"),
+    *("core/names.py", "core/torch_compat.py", "core/input_layout.py", "core/moving.py", "core/observation.py"),
+    "core/oracles.py",
     *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/specials.py", "opinfo/sample_runtime.py"),
     *("core/accuracy.py", "accuracy/errors.py", "core/footprint.py", "sizes/calls.py"),
 )
@@ -58,6 +60,9 @@ ANSWERS = {
     "device": "{}.device",
 }
 """What is printed of a tensor, by the oracle that saw the difference."""
+
+BY_STRIDES = "{}.detach().as_strided(({}.untyped_storage().nbytes() // {}.element_size(),), (1,), 0).tolist()"
+"""A whole storage on a device without `set_`."""
 
 FLAGS = {
     "conj": "{}.is_conj()",
@@ -103,7 +108,7 @@ def render(
         *bug.functions,
         "\n".join(["def inputs(device):", *(f"    {line}" for line in bug.inputs)]),
         bug.program,
-        "\n".join(_both(bug, setup, mismatch)),
+        "\n".join(_both(bug, setup, mismatch, options)),
     ]
     text = "\n\n".join(part.strip("\n") for part in own)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
@@ -117,7 +122,7 @@ def own_part(text: str) -> str:
     return text.partition(MARKER)[0].rstrip("\n")
 
 
-def _both(bug: Bug, setup: str, mismatch: Mismatch | None) -> Iterator[str]:
+def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str]) -> Iterator[str]:
     """The lines that make the calls on both sides and print the answer that differs."""
     run, on, label = "program", "device", "device"
     if "transform" in defined(setup):
@@ -131,7 +136,8 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None) -> Iterator[str]:
         yield "    with mode:"
     else:
         yield 'for device in "cpu", DEVICE:'
-    shown = "{made}" if _of_all(bug, mismatch) or mismatch is None else answer(mismatch, bug.given)
+    whole, by_set = _of_all(bug, mismatch), "by_set" not in options
+    shown = "{made}" if whole or mismatch is None else answer(mismatch, bug.given, by_set)
     call = f"{bug.call}({run}, {{given}})" if bug.call else f"{run}(*{{given}}.values())"
     if "{given}" in shown:
         body = [f"given = inputs({on})", f"{'made = ' * ('{made}' in shown)}{call}", f"print({label}, {shown})"]
@@ -154,8 +160,9 @@ def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
     return mismatch.oracle == "error" and f"{mismatch.where!r}:" not in bug.program
 
 
-def answer(mismatch: Mismatch, given: Collection[str]) -> str:
-    """The expression of what differs, with `{made}` for the results and `{given}` for the inputs, both by name."""
+def answer(mismatch: Mismatch, given: Collection[str], by_set: bool = True) -> str:
+    """The expression of what differs, with `{made}` for the results and `{given}` for the inputs, both by name;
+    `by_set` says that the device has `set_`."""
     where = mismatch.where.removeprefix("grad of ")
     tensor, ends = _named(where, given), (mismatch.expected, mismatch.actual)
     if mismatch.oracle == "structure":
@@ -175,6 +182,8 @@ def answer(mismatch: Mismatch, given: Collection[str]) -> str:
             return f"{tensor} is None"
         if ends[0].startswith("torch."):
             return f"{tensor}.dtype, tuple({tensor}.shape)"
+    if mismatch.oracle == "storage" and not by_set:
+        return BY_STRIDES.replace("{}", tensor)
     if mismatch.oracle in ANSWERS:
         return ANSWERS[mismatch.oracle].replace("{0}", "{}").replace("{}", tensor)
     if mismatch.oracle in ("value", "grad") and mismatch.detail:
@@ -193,7 +202,9 @@ def _named(where: str, given: Collection[str]) -> str:
 def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
     """The options of `compare` that follow from a target's oracles, without kernels, which a script cannot count, and
     from what the device lacks."""
-    chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - {"kernels"}]
+    unseen = {"kernels"}.union(*(FEATURES[name].oracles for name in lacks))
+    unseen |= {"storage"} if {"set_", "as_strided"} <= {*lacks} else set()
+    chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - unseen]
     return {"oracles": repr(chosen), **({"by_set": "False"} if "set_" in lacks else {})}
 
 

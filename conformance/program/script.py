@@ -6,13 +6,15 @@ calls themselves, the very function that a compiler is given. Its shape is `core
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Sequence
 
+from conformance.core.moving import storage_key
 from conformance.core.oracles import Mismatch
 from conformance.core.script import Bug, bare, judged, render
 from conformance.core.target import Target
-from conformance.core.tensor_source import input_lines
+from conformance.core.tensor_source import NoSource, input_lines
 from conformance.program.execute import make_inputs
 from conformance.program.model import LOOP, Program
 from conformance.program.shadow import reference
@@ -65,13 +67,17 @@ def script(
     inputs = make_inputs(program)
     own = any(one.requires_grad for one in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
     flats = [storage.make() for storage in program.storages]
-    lines = input_lines(
+    make = functools.partial(
+        input_lines,
         list(inputs.items()),
-        {inputs[one.name].untyped_storage()._cdata: flats[one.storage] for one in program.inputs},
+        {storage_key(inputs[one.name]): flats[one.storage] for one in program.inputs},
         stays=inputs if target.transforms_program else (),
         own=own,
-        exposes=target.exposes_storages,
     )
+    try:
+        lines = make(lacks=target.lacks)
+    except NoSource:  # a program that ended its worker before its inputs were made, or saved for another device
+        lines = make()
     # A compiler would see other outputs; elsewhere the inputs that are looked at are returned, which is a line.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
