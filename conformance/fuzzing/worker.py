@@ -27,7 +27,7 @@ from conformance.fuzzing.drawing import Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
 from conformance.program.alias_probes import with_alias_probes
-from conformance.program.cause import cause_of
+from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
@@ -281,7 +281,14 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
     verdict = judge_program(small, target)
     if not verdict.mismatches or verdict.vanished:
         return finding
-    cause = cause_of(small, verdict, lambda other: bool(verdict_of(other).mismatches))
+
+    def wrong_at_all(other: Program) -> bool:
+        return bool(verdict_of(other).mismatches)
+
+    plain = plainer(small, verdict, wrong_at_all)
+    if plain is not None:
+        small, verdict = plain, judge_program(plain, target)
+    cause = cause_of(small, verdict, wrong_at_all)
     return replace(
         finding,
         group=str(signature(small, verdict)),
