@@ -1,7 +1,8 @@
 """A finding as a standalone Python script that needs torch and the target only; both kinds of finding in one shape.
 
 The key insight: the first screen of a script is the bug in plain torch, so that it can be pasted into an issue as it
-is: the inputs, the calls, and a print of the one answer that differs, from the CPU and from the target. Behind a marker
+is: the inputs, the calls, and a print of the one answer that differs, from the CPU and from the target, which is loaded
+between the two, since a device may push modes under which torch CPU answers otherwise, too. Behind a marker
 comes the comparison by the harness's own rules, which says in the exit code whether anything differs. That part is the
 very source of the harness, read from its files and not imported: a process that must not load torch writes scripts too.
 """
@@ -27,7 +28,7 @@ MARKER = "# The full comparison: exit code 1 where anything differs that is judg
 ROOM = Path(__file__).parent.parent
 MODULES = (
     *("core/names.py", "core/torch_compat.py", "core/input_layout.py", "core/moving.py", "core/observation.py"),
-    "core/oracles.py",
+    *("core/modes.py", "core/oracles.py"),
     *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/specials.py", "opinfo/sample_runtime.py"),
     *("core/accuracy.py", "accuracy/errors.py", "core/footprint.py", "sizes/calls.py"),
 )
@@ -35,6 +36,8 @@ MODULES = (
 
 IMPORTS = {
     "contextlib.": "import contextlib",
+    "overrides._": "from torch import overrides",
+    "dispatch._": "from torch.utils import _python_dispatch as dispatch",
     "math.": "import math",
     "random.Random(": "import random",
     "@dataclass": "from dataclasses import dataclass",
@@ -103,12 +106,15 @@ def render(
     chosen |= {"call": bug.call} if bug.call else {}
     chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
     given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
+    early = any("torch.testing._internal" in text for text in bug.functions)
+    loading = load(setup, early)
     own = [
-        f'"""{inert(about)}"""\nimport torch\n{setup.strip()}',
+        f'"""{inert(about)}"""\n{loading.head}',
+        *loading.functions,
         *bug.functions,
         "\n".join(["def inputs(device):", *(f"    {line}" for line in bug.inputs)]),
         bug.program,
-        "\n".join(_both(bug, setup, mismatch, options)),
+        "\n".join(_both(bug, setup, mismatch, options, loading.late)),
     ]
     text = "\n\n".join(part.strip("\n") for part in own)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
@@ -122,7 +128,72 @@ def own_part(text: str) -> str:
     return text.partition(MARKER)[0].rstrip("\n")
 
 
-def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str]) -> Iterator[str]:
+class Loading(NamedTuple):
+    """How a script loads its device: its first lines behind the docstring, functions that load it and print one
+    sentence where they cannot, the last of them `late`, which is called once the CPU has answered."""
+
+    head: str
+    functions: Sequence[str]
+    late: str
+
+
+def load(setup: str, early: bool) -> Loading:
+    """How a target's `script()` is loaded: all of it where it begins with what registers a device and ends with
+    nothing but its name. With `early`, its imports come first, since op_db must not be imported before a device is
+    registered; and a setup that defines more is run as it is."""
+    plain = Loading(f"import torch\n{setup.strip()}", [], "")
+    try:
+        body = ast.parse(setup).body
+    except SyntaxError:  # it is anybody's text; the script will say so
+        return plain
+    first = next((at for at, line in enumerate(body) if not _registers(line)), len(body))
+    lines, rest = [*map(ast.unparse, body[:first])], "\n".join(map(ast.unparse, body[first:]))
+    used = {node.id for line in body[first:] for node in ast.walk(line) if isinstance(node, ast.Name)}
+    bound = {
+        (alias.asname or alias.name).partition(".")[0]
+        for line in body[:first]
+        if isinstance(line, (ast.Import, ast.ImportFrom))
+        for alias in line.names
+    }
+    if not lines or used & bound:
+        return plain
+    head = f"import sys\nimport torch\n{rest}"
+    if len(body) - first > 1 or not rest.startswith("DEVICE = "):
+        return Loading(head, [f"{_load('load', lines)}\n\nload()"], "")
+    calls = [line for line in lines if not line.startswith(("import ", "from ", "os.environ["))] if early else []
+    check = "torch.empty(1, device=DEVICE)"
+    if not early:
+        return Loading(head, [_load("load", [*lines, check])], "load")
+    # Local names of one function are not there in the other.
+    imports = [line for line in lines if line not in calls]
+    registered = f"{_load('register', imports)}\n\nregister()"
+    return Loading(head, [registered, *([_load("load", [*lines, check])] if calls else [])], "load" if calls else "")
+
+
+def _registers(line: ast.stmt) -> bool:
+    """Whether a line imports, sets an environment variable, or only calls."""
+    if isinstance(line, ast.Assign):
+        return ast.unparse(line.targets[0]).startswith("os.environ[")
+    return isinstance(line, (ast.Import, ast.ImportFrom, ast.Expr))
+
+
+def _load(name: str, lines: Sequence[str]) -> str:
+    """The function of these lines: modules are found in the current folder as by the installed command, and what fails
+    is one sentence, not the exit code of a difference."""
+    return "\n".join(
+        [
+            f"def {name}():",
+            "    sys.path.append('')",
+            "    try:",
+            *(f"        {line}" for line in lines),
+            "    except Exception as error:",
+            "        print(f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}', file=sys.stderr)",
+            "        sys.exit(2)",
+        ]
+    )
+
+
+def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], late: str) -> Iterator[str]:
     """The lines that make the calls on both sides and print the answer that differs."""
     run, on, label = "program", "device", "device"
     if "transform" in defined(setup):
@@ -134,6 +205,9 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         label = "name"
         yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'
         yield "    with mode:"
+    elif late:
+        yield f'for device, ready in ("cpu", None), (DEVICE, {late}):'
+        yield "    if ready: ready()"
     else:
         yield 'for device in "cpu", DEVICE:'
     whole, by_set = _of_all(bug, mismatch), "by_set" not in options

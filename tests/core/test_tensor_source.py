@@ -19,7 +19,7 @@ from conformance.program.script import script
 def inputs_of(text: str) -> dict[str, torch.Tensor]:
     """What the function `inputs` of a script makes on the CPU."""
     scope: dict = {}
-    exec(own_part(text).partition("\nfor device in")[0], scope)  # noqa: S102 - rendered here
+    exec(own_part(text).partition("\nfor device")[0], scope)  # noqa: S102 - rendered here
     return scope["inputs"]("cpu")
 
 
@@ -127,7 +127,7 @@ class TestOfADeviceThatLacks:
             for word in (".as_strided(", ".set_(", "untyped_storage", *[".data"] * ("data" in names)):
                 assert word not in made.replace(".detach()", ""), made
             scope: dict = {}
-            exec(own_part(text).partition("\nfor device in")[0], scope)  # noqa: S102 - rendered here
+            exec(own_part(text).partition("\nfor device")[0], scope)  # noqa: S102 - rendered here
             with refusing._refused():
                 got = scope["inputs"]("cpu")
             for name, one in make_inputs(program).items():
