@@ -52,11 +52,13 @@ def script(
     mismatches: Sequence[Mismatch] = (),
     notes: Sequence[str] = (),
     bad_step: int | None = None,
+    death: str = "",
 ) -> str:
-    """The program as Python source. The first of the `mismatches` becomes its docstring and what it prints, and the
-    `bad_step` is marked; all of them and the `notes`, such as the command that runs it again, come later."""
+    """The program as Python source. The first of the `mismatches`, or the text of a `death`, becomes its docstring and
+    the mismatch what it prints, and the `bad_step` is marked; all of them and the `notes`, such as the command that
+    runs it again, come later."""
     first = next(iter(mismatches), None)
-    about = textwrap.shorten(str(first or program.note or "A program of view and in-place steps."), 110)
+    about = textwrap.shorten(str(first or death or program.note or "A program of view and in-place steps."), 110)
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
     every = [inner for step in program.steps for inner in (step, *step.body)]
