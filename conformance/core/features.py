@@ -17,6 +17,9 @@ class Feature:
     purpose: str
     oracles: frozenset[str] = frozenset()
     steps: frozenset[str] = frozenset()
+    operators: frozenset[str] = frozenset()
+    """The operators of torch that are this feature. Steps of the harness's own (`empty_filled`) and torch's composites
+    (`fill_diagonal_`) call some within, and are wrong where the feature is: `program/cause.py`."""
 
 
 _STORAGE_STEPS = frozenset({"same_base", "set_view_", "resize_filled_", "empty_filled"})
@@ -29,9 +32,12 @@ FEATURES = {
     "storages": Feature("untyped_storage() tells which tensors share memory", frozenset({"alias", "storage"}),
                         _STORAGE_STEPS),
     "data_ptr": Feature("a storage has an address", steps=frozenset({"same_base"})),
-    "set_": Feature("set_() lays a tensor over a storage", steps=frozenset({"set_view_"})),
-    "as_strided": Feature("as_strided() makes a view of any geometry, and writes go through it"),
-    "view_dtype": Feature("view(dtype) shows the same memory as another dtype"),
+    "set_": Feature("set_() lays a tensor over a storage", steps=frozenset({"set_view_"}),
+                    operators=frozenset({"aten::set_"})),
+    "as_strided": Feature("as_strided() makes a view of any geometry, and writes go through it",
+                          operators=frozenset({"aten::as_strided"})),
+    "view_dtype": Feature("view(dtype) shows the same memory as another dtype",
+                          operators=frozenset({"aten::view.dtype"})),
     "data": Feature(".data shares memory with its tensor"),
     "views": Feature("a write through an ordinary view is seen in its base"),
     "unfold": Feature("a write through unfold() is seen in its base"),

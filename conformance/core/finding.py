@@ -8,6 +8,8 @@ does not; so a finding is named by its cause and lists what it was seen as. This
 from __future__ import annotations
 
 import dataclasses
+import re
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -104,6 +106,16 @@ class Finding:
 def cause_text(kind: str, wrong: str, op: str) -> str:
     """`aliasing / as_strided`, with `flaky / ` before it for a failure that did not come again; nothing without one."""
     return " / ".join(filter(None, ("flaky" if kind == FLAKY else "", wrong, op))) if wrong else ""
+
+
+def with_signal_number(said: str) -> str:
+    """What is said of a process's end, with the number of the signal that it names: `SIGSEGV (signal 11)`."""
+
+    def numbered(found: re.Match[str]) -> str:
+        number = getattr(signal, found[0], None)
+        return found[0] if number is None else f"{found[0]} (signal {int(number)})"
+
+    return re.sub(r"\bSIG[A-Z0-9]+\b(?! \(signal)", numbered, said)
 
 
 def from_signature(signature: str, kind: str = "") -> Finding:

@@ -50,12 +50,11 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     typed = _typed(flat, like.dtype, lacks)
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
-        chain = view_source(host, size, stride, offset)
         made: torch.Tensor | None = None
         # A device may refuse one kind of view and have the others: what it refuses as a step is a finding there.
         with contextlib.suppress(Exception):
-            if ".as_strided(" not in chain and not (".unfold(" in chain and "unfold" in lacks):
-                made = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
+            chain = view_source(host, size, stride, offset, {*lacks, "as_strided"})
+            made = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
         with contextlib.suppress(Exception):
             if made is None and "unfold" not in lacks:
                 made = unfolded(typed, size, stride, offset)

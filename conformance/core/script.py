@@ -1,7 +1,8 @@
 """A finding as a standalone Python script that needs torch and the target only; both kinds of finding in one shape.
 
 The key insight: the first screen of a script is the bug in plain torch, so that it can be pasted into an issue as it
-is: the inputs, the calls, and a print of the one answer that differs, from the CPU and from the target. Behind a marker
+is: the inputs, the calls, and a print of the one answer that differs, from the CPU and from the target, which is loaded
+between the two, since a device may push modes under which torch CPU answers otherwise, too. Behind a marker
 comes the comparison by the harness's own rules, which says in the exit code whether anything differs. That part is the
 very source of the harness, read from its files and not imported: a process that must not load torch writes scripts too.
 """
@@ -15,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from conformance.core.features import FEATURES
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ MARKER = "# The full comparison: exit code 1 where anything differs that is judg
 
 ROOM = Path(__file__).parent.parent
 MODULES = (
-    *("core/names.py", "core/torch_compat.py", "core/moving.py", "core/observation.py", "core/oracles.py"),
+    *("core/names.py", "core/torch_compat.py", "core/input_layout.py", "core/moving.py", "core/observation.py"),
+    *("core/modes.py", "core/oracles.py"),
     *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/specials.py", "opinfo/sample_runtime.py"),
     *("core/accuracy.py", "accuracy/errors.py", "core/footprint.py", "sizes/calls.py"),
 )
@@ -33,6 +36,8 @@ MODULES = (
 
 IMPORTS = {
     "contextlib.": "import contextlib",
+    "overrides._": "from torch import overrides",
+    "dispatch._": "from torch.utils import _python_dispatch as dispatch",
     "math.": "import math",
     "random.Random(": "import random",
     "@dataclass": "from dataclasses import dataclass",
@@ -58,6 +63,9 @@ ANSWERS = {
     "device": "{}.device",
 }
 """What is printed of a tensor, by the oracle that saw the difference."""
+
+BY_STRIDES = "{}.detach().as_strided(({}.untyped_storage().nbytes() // {}.element_size(),), (1,), 0).tolist()"
+"""A whole storage on a device without `set_`."""
 
 FLAGS = {
     "conj": "{}.is_conj()",
@@ -98,12 +106,15 @@ def render(
     chosen |= {"call": bug.call} if bug.call else {}
     chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
     given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
+    early = any("torch.testing._internal" in text for text in bug.functions)
+    loading = load(setup, early)
     own = [
-        f'"""{inert(about)}"""\nimport torch\n{setup.strip()}',
+        f'"""{inert(about)}"""\n{loading.head}',
+        *loading.functions,
         *bug.functions,
         "\n".join(["def inputs(device):", *(f"    {line}" for line in bug.inputs)]),
         bug.program,
-        "\n".join(_both(bug, setup, mismatch)),
+        "\n".join(_both(bug, setup, mismatch, options, loading.late)),
     ]
     text = "\n\n".join(part.strip("\n") for part in own)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
@@ -117,7 +128,72 @@ def own_part(text: str) -> str:
     return text.partition(MARKER)[0].rstrip("\n")
 
 
-def _both(bug: Bug, setup: str, mismatch: Mismatch | None) -> Iterator[str]:
+class Loading(NamedTuple):
+    """How a script loads its device: its first lines behind the docstring, functions that load it and print one
+    sentence where they cannot, the last of them `late`, which is called once the CPU has answered."""
+
+    head: str
+    functions: Sequence[str]
+    late: str
+
+
+def load(setup: str, early: bool) -> Loading:
+    """How a target's `script()` is loaded: all of it where it begins with what registers a device and ends with
+    nothing but its name. With `early`, its imports come first, since op_db must not be imported before a device is
+    registered; and a setup that defines more is run as it is."""
+    plain = Loading(f"import torch\n{setup.strip()}", [], "")
+    try:
+        body = ast.parse(setup).body
+    except SyntaxError:  # it is anybody's text; the script will say so
+        return plain
+    first = next((at for at, line in enumerate(body) if not _registers(line)), len(body))
+    lines, rest = [*map(ast.unparse, body[:first])], "\n".join(map(ast.unparse, body[first:]))
+    used = {node.id for line in body[first:] for node in ast.walk(line) if isinstance(node, ast.Name)}
+    bound = {
+        (alias.asname or alias.name).partition(".")[0]
+        for line in body[:first]
+        if isinstance(line, (ast.Import, ast.ImportFrom))
+        for alias in line.names
+    }
+    if not lines or used & bound:
+        return plain
+    head = f"import sys\nimport torch\n{rest}"
+    if len(body) - first > 1 or not rest.startswith("DEVICE = "):
+        return Loading(head, [f"{_load('load', lines)}\n\nload()"], "")
+    calls = [line for line in lines if not line.startswith(("import ", "from ", "os.environ["))] if early else []
+    check = "torch.empty(1, device=DEVICE)"
+    if not early:
+        return Loading(head, [_load("load", [*lines, check])], "load")
+    # Local names of one function are not there in the other.
+    imports = [line for line in lines if line not in calls]
+    registered = f"{_load('register', imports)}\n\nregister()"
+    return Loading(head, [registered, *([_load("load", [*lines, check])] if calls else [])], "load" if calls else "")
+
+
+def _registers(line: ast.stmt) -> bool:
+    """Whether a line imports, sets an environment variable, or only calls."""
+    if isinstance(line, ast.Assign):
+        return ast.unparse(line.targets[0]).startswith("os.environ[")
+    return isinstance(line, (ast.Import, ast.ImportFrom, ast.Expr))
+
+
+def _load(name: str, lines: Sequence[str]) -> str:
+    """The function of these lines: modules are found in the current folder as by the installed command, and what fails
+    is one sentence, not the exit code of a difference."""
+    return "\n".join(
+        [
+            f"def {name}():",
+            "    sys.path.append('')",
+            "    try:",
+            *(f"        {line}" for line in lines),
+            "    except Exception as error:",
+            "        print(f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}', file=sys.stderr)",
+            "        sys.exit(2)",
+        ]
+    )
+
+
+def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], late: str) -> Iterator[str]:
     """The lines that make the calls on both sides and print the answer that differs."""
     run, on, label = "program", "device", "device"
     if "transform" in defined(setup):
@@ -129,9 +205,13 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None) -> Iterator[str]:
         label = "name"
         yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'
         yield "    with mode:"
+    elif late:
+        yield f'for device, ready in ("cpu", None), (DEVICE, {late}):'
+        yield "    if ready: ready()"
     else:
         yield 'for device in "cpu", DEVICE:'
-    shown = "{made}" if _of_all(bug, mismatch) or mismatch is None else answer(mismatch, bug.given)
+    whole, by_set = _of_all(bug, mismatch), "by_set" not in options
+    shown = "{made}" if whole or mismatch is None else answer(mismatch, bug.given, by_set)
     call = f"{bug.call}({run}, {{given}})" if bug.call else f"{run}(*{{given}}.values())"
     if "{given}" in shown:
         body = [f"given = inputs({on})", f"{'made = ' * ('{made}' in shown)}{call}", f"print({label}, {shown})"]
@@ -154,8 +234,9 @@ def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
     return mismatch.oracle == "error" and f"{mismatch.where!r}:" not in bug.program
 
 
-def answer(mismatch: Mismatch, given: Collection[str]) -> str:
-    """The expression of what differs, with `{made}` for the results and `{given}` for the inputs, both by name."""
+def answer(mismatch: Mismatch, given: Collection[str], by_set: bool = True) -> str:
+    """The expression of what differs, with `{made}` for the results and `{given}` for the inputs, both by name;
+    `by_set` says that the device has `set_`."""
     where = mismatch.where.removeprefix("grad of ")
     tensor, ends = _named(where, given), (mismatch.expected, mismatch.actual)
     if mismatch.oracle == "structure":
@@ -175,6 +256,8 @@ def answer(mismatch: Mismatch, given: Collection[str]) -> str:
             return f"{tensor} is None"
         if ends[0].startswith("torch."):
             return f"{tensor}.dtype, tuple({tensor}.shape)"
+    if mismatch.oracle == "storage" and not by_set:
+        return BY_STRIDES.replace("{}", tensor)
     if mismatch.oracle in ANSWERS:
         return ANSWERS[mismatch.oracle].replace("{0}", "{}").replace("{}", tensor)
     if mismatch.oracle in ("value", "grad") and mismatch.detail:
@@ -193,7 +276,9 @@ def _named(where: str, given: Collection[str]) -> str:
 def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
     """The options of `compare` that follow from a target's oracles, without kernels, which a script cannot count, and
     from what the device lacks."""
-    chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - {"kernels"}]
+    unseen = {"kernels"}.union(*(FEATURES[name].oracles for name in lacks))
+    unseen |= {"storage"} if {"set_", "as_strided"} <= {*lacks} else set()
+    chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - unseen]
     return {"oracles": repr(chosen), **({"by_set": "False"} if "set_" in lacks else {})}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from conformance.core.modes import without_modes
 from conformance.core.moving import whole_storage
 from conformance.core.observation import Raised, contiguity, names_of
 from conformance.core.oracles import WHOLE, Facts, Mismatch, differences, plain_facts
@@ -158,7 +159,8 @@ def compare(
     `exact` names must agree to the bit; mismatches that begin like one of `undefined` have no meaning; `rtol` and
     `atol` are OpInfo's; `call` runs the program; `apart` is for sparse tensors; `by_set` says that
     the device has `set_`."""
-    want, before, one = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
+    with without_modes():  # of which a device may have pushed some for good
+        want, before, one = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
     with mode or contextlib.nullcontext():
         run, on = (transform(program), "cpu") if transform else (program, device)
         got, _, two = facts_of_run(inputs, run, on, call, apart, oracles, by_set)

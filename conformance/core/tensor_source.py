@@ -2,6 +2,7 @@
 
 The key insight: a short form is true if it makes the same tensor, so each candidate is evaluated and the shortest of
 those whose dtype, values, size, strides and offset are the wanted ones is taken. Nothing is derived and then trusted.
+What a device lacks of `core/features.py` is in no form for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from conformance.core.torch_compat import storage_id
 
 ORDINARY = 16
 """Characters that ordinary views may be longer than `as_strided`, which not every device has."""
@@ -69,23 +72,34 @@ def _shortest(flat: torch.Tensor, values: list[float]) -> list[float]:
     return values
 
 
-def view_source(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> str:
-    """What to append to a 1-d tensor to get this view of it: nothing, `.view(2, 3)`, `[1:].view(2, 2).t()`, ..."""
-    return _shortest_view(flat.numel(), tuple(size), tuple(stride), offset)
+def view_source(
+    flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, lacks: Collection[str] = ()
+) -> str:
+    """What to append to a 1-d tensor to get this view of it: nothing, `.view(2, 3)`, `[1:].view(2, 2).t()`, ... Raises
+    NoSource where the device lacks the views that it takes."""
+    without = frozenset({"as_strided", "unfold"} & {*lacks})
+    return _shortest_view(without, flat.numel(), tuple(size), tuple(stride), offset)
 
 
 @functools.lru_cache(10_000)
-def _shortest_view(count: int, *wanted: Any) -> str:
+def _shortest_view(without: frozenset[str], count: int, *wanted: Any) -> str:
     general, flat = ".as_strided({}, {}, {})".format(*wanted), torch.empty(count)
-    for candidate in sorted({*_views(count, *wanted)}, key=lambda text: (len(text), text)):
-        if len(candidate) >= len(general) + ORDINARY:
+    candidates = {*_views(count, *wanted)}
+    if "as_strided" in without and 0 not in wanted[0]:
+        candidates.add(_of_any_stride(count, *wanted))
+    for candidate in sorted(candidates, key=lambda text: (len(text), text)):
+        if len(candidate) >= len(general) + ORDINARY and "as_strided" not in without:
             break
+        if ".unfold(" in candidate and "unfold" in without:
+            continue
         try:
             made = eval(f"s{candidate}", {"s": flat})  # noqa: S307 - the text is made of numbers here
         except (RuntimeError, IndexError, ValueError):
             continue
         if (tuple(made.size()), made.stride(), made.storage_offset()) == wanted:
             return candidate
+    if "as_strided" in without:
+        raise NoSource(general)
     return general
 
 
@@ -137,6 +151,23 @@ def _windows(count: int, size: list[int], stride: list[int], offset: int) -> str
     return ("" if cut == ":" else f"[{cut}]") + unfolded + step
 
 
+def _of_any_stride(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> str:
+    """The windows of the dimensions that have a stride, and the others put between them: any geometry can be had so,
+    also a stride of 0 at size 1."""
+    moving = [dim for dim in range(len(size)) if stride[dim]]
+    steps = [stride[dim] for dim in moving]
+    windows = _windows(count, [size[dim] for dim in moving], steps, offset) if moving else f"[{offset}]"
+    still = [dim for dim in range(len(size)) if dim not in moving]
+    if not still:
+        return windows
+    wide = [max(n, 2) if dim in still else n for dim, n in enumerate(size)]
+    cut = ["" if n == wide[dim] else ":1" for dim, n in enumerate(size)]
+    while cut and not cut[-1]:
+        cut.pop()
+    added = "".join(f".unsqueeze({dim})" for dim in still) + f".expand({_plain(wide)})"
+    return windows + added + (f"[{', '.join(part or ':' for part in cut)}]" if cut else "")
+
+
 def _slice(first: int, last: int, step: int, whole: int) -> str:
     end = "" if last + step > whole else str(last)
     return f"{first or ''}:{end}" + (f":{step}" if step > 1 else "")
@@ -163,16 +194,16 @@ def input_lines(
     *,
     stays: Collection[str] = (),
     own: bool = False,
-    exposes: bool = True,
+    lacks: Collection[str] = (),
     longest: int | None = None,
 ) -> list[str]:
     """The lines that make these CPU tensors on the device `device`, each storage once; those in `stays` stay on the
     CPU. `flats` are the storages by identity, where their dtypes are known. With `own`, or where several share a
-    storage, each is a tensor of its own as those are that the harness makes, and no view to autograd. `exposes` says
-    that the device's tensors show storages. Raises NoSource, also where storages have more than `longest` elements."""
+    storage, each is a tensor of its own as those are that the harness makes, and no view to autograd. `lacks` are the
+    features that the device lacks. Raises NoSource, also where storages have more than `longest` elements."""
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
-        groups.setdefault(tensor.untyped_storage()._cdata, []).append((name, tensor))
+        groups.setdefault(storage_id(tensor.untyped_storage()), []).append((name, tensor))
     lines = []
     for number, (key, group) in enumerate(groups.items()):
         flat = flats[key] if flats else _flat(group)
@@ -182,14 +213,26 @@ def input_lines(
         only = group[0][1]
         if len(group) == 1 and (flat.numel(), only.dim(), only.dtype) == (1, 0, flat.dtype):
             flat = flat[0]
-        root = storage_source(flat) + ("" if group[0][0] in stays else ".to(device)")
+        root, stay = storage_source(flat), group[0][0] in stays
+        if "view_dtype" in lacks and {tensor.dtype for _, tensor in group} != {flat.dtype} and not stay:
+            flat, root = _seen_on_host(flat, root, only.dtype)
+        move, missing = ("", frozenset[str]()) if stay else (".to(device)", frozenset(lacks))
         if len(group) > 1:
-            lines.append(f"s{number} = {root}")
-            root = f"s{number}"
+            lines.append(f"s{number} = {root}{move}")
+            root, move = f"s{number}", ""
         for name, tensor in group:
-            text = _on(flat, tensor, root, (own or len(group) > 1) and exposes, exposes)
+            text = _on(flat, tensor, root, move, own or len(group) > 1, missing)
             lines.append(f"{name} = {text}{'.requires_grad_()' if tensor.requires_grad else ''}")
     return lines
+
+
+def _seen_on_host(flat: torch.Tensor, root: str, dtype: torch.dtype) -> tuple[torch.Tensor, str]:
+    """The storage as one of this dtype, made so before it is moved; as it was where it is no whole number of such
+    elements."""
+    try:
+        return flat.view(dtype), f"{root}.view({dtype})"
+    except RuntimeError:
+        return flat, root
 
 
 def _flat(group: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:
@@ -203,23 +246,30 @@ def _flat(group: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (cells,), (1,))
 
 
-def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, own: bool, exposes: bool) -> str:
-    place = (tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
+def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: bool, lacks: Collection[str]) -> str:
+    size, stride, offset = tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
     if flat.dim() == 0:
-        return root
+        return root + move
+    made = f"torch.empty(0, dtype={tensor.dtype}, device=device)"
+    laid_over = f"{made}.set_({root}{move}.untyped_storage(), {offset}, {size}, {stride})"
+    if {"storages", "set_"} & {*lacks}:
+        laid_over = ""
     try:
+        if tensor.dtype is not flat.dtype and "view_dtype" in lacks:
+            raise NoSource("a view of another dtype")
         seen = flat.view(tensor.dtype)
-    except RuntimeError as error:  # the storage is no whole number of such elements
-        if not exposes:
-            raise NoSource(str(error)) from error
-        size, stride, offset = place
-        made = f"torch.empty(0, dtype={tensor.dtype}, device=device)"
-        return f"{made}.set_({root}.untyped_storage(), {offset}, {size}, {stride})"
-    root += "" if tensor.dtype is flat.dtype else f".view({tensor.dtype})"
-    view = view_source(seen, *place)
-    if root.startswith(("torch.zeros(", "torch.ones(")) and view == f".view({_plain(place[0])})":
-        return root.replace(f"({flat.numel()}", f"({_plain(place[0])}", 1)
-    return root + view + (".data" if own and (view or not root.startswith(("torch.", "("))) else "")
+        view = view_source(seen, size, stride, offset, lacks)
+    except (RuntimeError, NoSource) as error:  # the storage is no whole number of such elements, or the device lacks it
+        if laid_over:
+            return laid_over
+        if move and isinstance(error, NoSource) and 0 in size:  # there is nothing to share
+            return _on(flat, tensor, root, "", own, ()) + move
+        raise NoSource(str(error)) from error
+    root += move + ("" if tensor.dtype is flat.dtype else f".view({tensor.dtype})")
+    if root.startswith(("torch.zeros(", "torch.ones(")) and view == f".view({_plain(size)})":
+        return root.replace(f"({flat.numel()}", f"({_plain(size)}", 1)
+    apart = ".detach()" if "data" in lacks else ".data"
+    return root + view + (apart if own and (view or not root.startswith(("torch.", "("))) else "")
 
 
 def literal(value: Any) -> str:

@@ -118,10 +118,8 @@ def probe(symbols: Iterable[str] = tuple(SYMBOLS)) -> None:
 versions.check()
 probe()
 
-from torch import overrides  # noqa: E402
 from torch._C import DispatchKey, DispatchKeySet  # noqa: E402 - after the probe, which names what is gone
 from torch.testing._comparison import default_tolerances  # noqa: E402
-from torch.utils import _python_dispatch as dispatch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
@@ -318,37 +316,6 @@ def out_form(operator: str) -> str:
         if taken == given and len(taken) < len(schema.arguments):
             return f"{schema.name}.{schema.overload_name}"
     return ""
-
-
-# modes
-
-
-def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Call the function, and take off torch's stacks what it has pushed there: modes through which every call goes from
-    then on, of CPU tensors, too. Returns a context that pushes them again for as long as it lasts."""
-    functions, dispatches = (
-        len(overrides._get_current_function_mode_stack()),
-        len(dispatch._get_current_dispatch_mode_stack()),
-    )
-    function()
-    pushed = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[functions:]][::-1]
-    below = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()[dispatches:]][::-1]
-
-    @contextlib.contextmanager
-    def entered() -> Iterator[None]:
-        for mode in below:
-            dispatch._push_mode(mode)
-        for mode in pushed:
-            overrides._push_mode(mode)
-        try:
-            yield
-        finally:
-            for _ in pushed:
-                overrides._pop_mode()
-            for _ in below:
-                dispatch._pop_mode()
-
-    return entered
 
 
 # op_db

@@ -403,7 +403,8 @@ class Campaign:
             f"Found by: {self.plan.command}  (program {finding.number})",
         ]
         notes += [f"With: {versions}"] if versions else []
-        return script(finding.program, describe_target(self.plan.target), finding.mismatches, notes, finding.step)
+        target = describe_target(self.plan.target)
+        return script(finding.program, target, finding.mismatches, notes, finding.step, finding.death())
 
 
 def _joined(one: Group, two: Group) -> Group:

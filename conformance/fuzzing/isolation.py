@@ -186,7 +186,7 @@ class Workers(PlacedPool):
             return replace(finding, program=small)
         step = len(small.steps) + (finding.step > len(finding.program.steps))
         died = worker.ended(finding.kind, finding.seed, finding.number, small, step)
-        return replace(died, before=finding.before)
+        return replace(died, before=finding.before, said=finding.said)
 
 
 class FreshWorkers:
@@ -249,7 +249,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> Result:
         finding = before("drawing, in torch CPU")
         step = int(note.steps[-1]) if note is not None and note.steps else 0
         finding = worker.ended(kind, shard.plan.seed, number, Program.from_json(unit["program"]), step)
-        finding = replace(finding, before=number - 1 if number > shard.first else None)
+        finding = replace(finding, before=number - 1 if number > shard.first else None, said=death.said)
     left = Result(done=number + 1 - shard.first)
     for earlier in range(shard.first, number):
         worker.program_of(shard, earlier, left)

@@ -151,7 +151,8 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
     saved = _minimal(path, given) if given.minimize else path
     named = given.minimize or target_of(path) == given.target  # the file says itself on which target
     notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else given.target)}"]
-    text = script(finding.program, describe_target(given.target), finding.mismatches, notes, finding.step)
+    target = describe_target(given.target)
+    text = script(finding.program, target, finding.mismatches, notes, finding.step, finding.death())
     about = [str(mismatch) for mismatch in finding.mismatches] or [finding.group]
     return Replayed(str(path), given.target, steps, finding.kind, about, text)
 

@@ -19,7 +19,18 @@ from pathlib import Path
 
 from conformance.core.errors import TargetError, UserError
 from conformance.core.executor import Watch
-from conformance.core.finding import FAIL, FLAKY, HARNESS, INVALID, MOVE, cause_text
+from conformance.core.finding import (
+    CRASH,
+    FAIL,
+    FLAKY,
+    HARNESS,
+    INVALID,
+    MEMORY,
+    MOVE,
+    TIMEOUT,
+    cause_text,
+    with_signal_number,
+)
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
@@ -27,7 +38,7 @@ from conformance.fuzzing.drawing import Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
 from conformance.program.alias_probes import with_alias_probes
-from conformance.program.cause import cause_of
+from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
@@ -48,7 +59,7 @@ class Finding:
 
     `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
     harness, which failed while it judged the program; of these no cause is known. `before` is the program that the same
-    worker had run before."""
+    worker had run before, and `said` how the process ended, where it did."""
 
     kind: str
     seed: int
@@ -60,10 +71,17 @@ class Finding:
     property: str = ""
     op: str = ""
     before: int | None = None
+    said: str = ""
 
     def cause(self) -> str:
         """The property that is wrong and the op that is to blame; the empty string where they are not known."""
         return cause_text(self.kind, self.property, self.op)
+
+    def death(self) -> str:
+        """How and where the process ended; the empty string where none did."""
+        if self.kind not in (CRASH, TIMEOUT, MEMORY):
+            return ""
+        return f"{self.kind} at {self.op}: the device {with_signal_number(self.said) or 'ended its process'}"
 
     def flaky(self) -> Finding:
         """This failure, once it has not come again."""
@@ -79,6 +97,7 @@ class Finding:
             "property": self.property,
             "op": self.op,
             "before": self.before,
+            "said": self.said,
             "first_bad_step": self.step,
             "mismatches": [vars(mismatch) for mismatch in self.mismatches],
             "program": self.program.to_json(),
@@ -89,7 +108,7 @@ class Finding:
         """The finding that `to_json` wrote."""
         kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        cause = {name: data[name] for name in ("property", "op", "before") if name in data}
+        cause = {name: data[name] for name in ("property", "op", "before", "said") if name in data}
         program, step = Program.from_json(data["program"]), data["first_bad_step"]
         return cls(kind, seed, number, group, program, mismatches, step, **cause)
 
@@ -281,7 +300,14 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
     verdict = judge_program(small, target)
     if not verdict.mismatches or verdict.vanished:
         return finding
-    cause = cause_of(small, verdict, lambda other: bool(verdict_of(other).mismatches))
+
+    def wrong_at_all(other: Program) -> bool:
+        return bool(verdict_of(other).mismatches)
+
+    plain = plainer(small, verdict, wrong_at_all)
+    if plain is not None:
+        small, verdict = plain, judge_program(plain, target)
+    cause = cause_of(small, verdict, wrong_at_all)
     return replace(
         finding,
         group=str(signature(small, verdict)),

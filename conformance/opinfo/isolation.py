@@ -32,13 +32,16 @@ class Cases(PlacedPool):
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
         super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.opinfo.case"])
         self.setup = "DEVICE = 'cpu'"
+        self.lacks = frozenset[str]()
         self.loops: list[float] = []
 
     def catalog(self, variants: Collection[str] = (), beside: bool = False) -> tuple[list[Entry], dict[str, str]]:
         """All of op_db as the workers see it, with `beside` the entries beside it as well, and the target's
         environment. Raises TargetError, also where the target cannot show one of the `variants`."""
         try:
-            entries, environment, self.setup = self.ask(worker.catalog, self.target, frozenset(variants), beside)
+            entries, environment, self.setup, self.lacks = self.ask(
+                worker.catalog, self.target, frozenset(variants), beside
+            )
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
         return entries, environment
@@ -74,7 +77,8 @@ class Cases(PlacedPool):
         last = death.note.steps[-1] if death.note is not None and death.note.steps else "0\t"
         number, _, phase = last.partition("\t")
         sample = int(number)
-        script = "" if oracle == "harness" else from_op_db(case, self.setup, sample, f"{outcome}: {death.said}")
+        finding = f"{outcome}: {death.said}"
+        script = "" if oracle == "harness" else from_op_db(case, self.setup, sample, finding, lacks=self.lacks)
         where = {"CPU": "torch CPU, not the target", "target": "the target"}.get(phase, phase or "the worker")
         failure = Failure(
             oracle, where, "an answer", death.said, f"while running sample {sample}", sample=sample, script=script

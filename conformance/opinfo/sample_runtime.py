@@ -19,6 +19,8 @@ from conformance.core.torch_compat import tree_leaves, tree_map
 from conformance.opinfo.sampling import laid_out
 
 Process = Callable[[Any], Any]
+Place = Callable[..., "torch.Tensor | None"]
+"""Makes a view of a 1-d tensor, of a size, strides and an offset."""
 
 
 def sent(tree: Any, device: str) -> Any:
@@ -28,8 +30,9 @@ def sent(tree: Any, device: str) -> Any:
     )
 
 
-def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = ()) -> Any:
-    """The tree on the device, each storage whole, so that layout and aliasing are kept; those in `stays` stay."""
+def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (), place: Place | None = None) -> Any:
+    """The tree on the device, each storage whole, so that layout and aliasing are kept; those in `stays` stay. `place`
+    makes views where the device has no `as_strided`."""
     made: dict[int, Any] = {}
     flats: dict[int, torch.Tensor] = {}
     kept = {storage_key(leaf) for name, leaf in leaves(tree).items() if name in stays}
@@ -46,7 +49,10 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = ())
             where = "cpu" if storage_key(leaf) in kept else device
             flats[storage_key(like)] = whole_storage(like.detach()).to(where, copy=True)
         flat = flats[storage_key(like)]
-        placed = flat.view(like.dtype).as_strided(like.size(), like.stride(), like.storage_offset()).data
+        flat = flat if flat.dtype is like.dtype else flat.view(like.dtype)
+        geometry = like.size(), like.stride(), like.storage_offset()
+        view = flat.as_strided(*geometry) if place is None else place(flat, *geometry)
+        placed = like.detach().to(device) if view is None else view.data
         placed = placed.conj() if like.is_conj() else placed
         placed = torch._neg_view(placed) if like.is_neg() else placed
         return placed.requires_grad_(leaf.requires_grad)

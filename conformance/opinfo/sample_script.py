@@ -42,10 +42,12 @@ def from_op_db(
     stays: Collection[str] = (),
     processed: bool = False,
     plain: bool = False,
+    lacks: Collection[str] = (),
 ) -> str:
     """The script that takes sample number `index` from op_db; also for a crash, where nothing else is known. `out` are
     the lines that make the tensors for out=, the last an expression; `stays` are inputs that stay on the CPU,
-    `processed` says that OpInfo processes the result before it is compared, and `plain` that all tensors are dense."""
+    `processed` says that OpInfo processes the result before it is compared, and `plain` that all tensors are dense;
+    `lacks` are the features that the device lacks."""
     usual = f"op.sample_inputs(torch.device('cpu', 0), torch.{{dtype}}, requires_grad={case.variant in DIFFERENTIATED})"
     drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
     name, _, number = case.overload.partition("#")
@@ -54,7 +56,9 @@ def from_op_db(
     rest = f"{kept}{f', names={names}' * bool(names)}{', positive=True' * (case.family in ADDING_UP)}"
     special = f"given = placed(given, {TIERS.get(case.variant)!r}, torch.{case.dtype}{rest})"
     layout = "" if case.layout == "as_sampled" else case.layout
+    windows = "as_strided" in lacks and not plain
     extra = "".join([f", layout={layout!r}" * bool(layout), f", stays={sorted(stays)}" * bool(stays)])
+    extra += ", place=unfolded" * windows
     inputs = [
         "given = {'input': sample.input, 'args': sample.args, 'kwargs': sample.kwargs}",
         *[special] * (case.variant in TIERS),
@@ -84,7 +88,7 @@ def from_op_db(
         f"{'.sample_input' if case.variant == 'error_inputs' else ''}"
     )
     bug = Bug(
-        [draw, carried(tuple(helpers)), *wrapped],
+        [draw, carried((*helpers, *["unfolded"] * windows)), *wrapped],
         [*inputs, "return made"],
         given,
         f"def program({', '.join(given)}):\n    return {{'result': {call}}}",
@@ -95,7 +99,7 @@ def from_op_db(
         setup,
         finding[:500].replace("\n", " "),
         mismatch,
-        {"apart": "taken_apart", **(options or judged({*ORACLES} - {"version"}))},
+        {"apart": "taken_apart", **(options or judged({*ORACLES} - {"version"}, lacks))},
         [f"Case {case.id}, sample {index}", *notes],
         roots=("taken_apart",),
     )

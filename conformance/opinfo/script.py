@@ -102,7 +102,7 @@ def standalone(
     try:
         if source is None or around == "derivatives" or own_process:
             raise NoSource(case.id)
-        lines, named, call = _written(source, tree, sample, "" if target.transforms_program else ".to(device)")
+        lines, named, call = _written(source, tree, sample, target)
     except NoSource:
         stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
         return from_op_db(
@@ -113,7 +113,8 @@ def standalone(
             mismatch,
             notes=notes,
             options=options,
-            out=_out_lines(tree["out"]) if "out" in tree else [],
+            out=_out_lines(tree["out"], target) if "out" in tree else [],
+            lacks=target.lacks,
             stays=stays,
             processed=own_process,
             plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
@@ -150,7 +151,9 @@ def _plain(tree: dict[str, Any]) -> bool:
     return alone and not any(isinstance(leaf, torch.device) for leaf in leaves(tree).values())
 
 
-def _written(source: str, tree: dict[str, Any], sample: Sample, move: str) -> tuple[list[str], dict[str, str], str]:
+def _written(
+    source: str, tree: dict[str, Any], sample: Sample, target: Target
+) -> tuple[list[str], dict[str, str], str]:
     """The lines of the inputs, their names in the tree with those in the script, and the call. Raises NoSource."""
     named: dict[int, tuple[str, str, torch.Tensor]] = {}
     for name, leaf in leaves(tree).items():
@@ -159,8 +162,9 @@ def _written(source: str, tree: dict[str, Any], sample: Sample, move: str) -> tu
                 raise NoSource(name)
             named[id(leaf)] = (string.ascii_lowercase[len(named)], name, leaf)
     letters = {key: letter for key, (letter, _, _) in named.items()}
-    stays = {letter for letter, _, tensor in named.values() if not move or _kept(tensor, sample)}
-    lines = input_lines([(letter, tensor) for letter, _, tensor in named.values()], stays=stays, longest=LONGEST)
+    stays = {letter for letter, _, tensor in named.values() if target.transforms_program or _kept(tensor, sample)}
+    given = [(letter, tensor) for letter, _, tensor in named.values()]
+    lines = input_lines(given, stays=stays, lacks=target.lacks, longest=LONGEST)
     lines.append(f"return {{{', '.join(f'{name!r}: {letter}' for letter, name, _ in named.values())}}}")
 
     def write(value: Any) -> str:
@@ -175,8 +179,8 @@ def _written(source: str, tree: dict[str, Any], sample: Sample, move: str) -> tu
         return literal(value)
 
     items = [write(tree["input"]), *map(write, tree["args"])]
-    given = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
-    items += [f"{key}={write(value)}" for key, value in given.items()]
+    words = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
+    items += [f"{key}={write(value)}" for key, value in words.items()]
     if source.startswith("torch.Tensor.") and isinstance(tree["input"], torch.Tensor):
         call = f"{items[0]}.{source.removeprefix('torch.Tensor.')}({', '.join(items[1:])})"
     else:
@@ -184,7 +188,7 @@ def _written(source: str, tree: dict[str, Any], sample: Sample, move: str) -> tu
     return lines, {name: letter for letter, name, _ in named.values()}, call
 
 
-def _out_lines(out: Any) -> list[str]:
+def _out_lines(out: Any, target: Target) -> list[str]:
     made = [(f"out_{number}", tensor) for number, tensor in enumerate(tensors(out))]
     names = ", ".join(name for name, _ in made)
-    return [*input_lines(made), names if isinstance(out, torch.Tensor) else f"({names},)"]
+    return [*input_lines(made, lacks=target.lacks), names if isinstance(out, torch.Tensor) else f"({names},)"]

@@ -2,7 +2,8 @@
 
 Defines `cause_of`. The key insight: a view that does not share its memory is seen only when something is written, so of
 a view and a write that are wrong together neither can be blamed by looking. Another write in its place tells: what is
-wrong whatever is written is the view's fault, and what is right again was the write's.
+wrong whatever is written is the view's fault, and what is right again was the write's. And a step that is made of
+others is wrong where these are: where a plain use of such a feature is wrong too, that is the finding (`plainer`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from conformance.core.aten_ops import Operators
+from conformance.core.executor import StepFailed
+from conformance.core.features import FEATURES
 from conformance.core.finding import MOVE, property_of
 from conformance.core.oracles import Mismatch
-from conformance.program.model import Program
+from conformance.program.execute import Broken, RunningProgram
+from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import settle
-from conformance.program.steps.op import VIEW, Json, Op, Step
+from conformance.program.steps.op import VIEW, Json, Op, Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict
 
@@ -30,6 +35,10 @@ TELLING = ("error", "alias", "value", "grad", "storage", "version")
 
 WRITES = (("fill_", 7), ("add_", 1))
 """Writes that are tried in place of another, with their argument."""
+
+SLICE = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
+PLAIN = {"as_strided": ((SLICE,), (SLICE, Step("fill_", (tensor("b"), 7))))}
+"""Uses of a feature that have nothing else in them, on a tensor `a` of six elements."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,37 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
         if view is not None and any(map(fails, _other_writes(program, at, written))):
             return Cause("error" if wrong == "error" else "aliasing", view.op)
     return Cause(wrong, name)
+
+
+def plainer(program: Program, verdict: Verdict, fails: Callable[[Program], bool]) -> Program | None:
+    """A plain use of a feature, where that fails and the first wrong step uses it within: a step of the harness's own,
+    or a composite of torch's, as torch CPU runs it. None where there is none, or the step is that feature itself."""
+    first = _worst(program, verdict)
+    wrong = property_of(first.oracle, first.expected, first.actual, first.detail)
+    if not verdict.bad_step or verdict.lazy_only or wrong not in ("value", "aliasing", "error"):
+        return None
+    at = verdict.bad_step - 1
+    used = _operators(program, at)
+    for name, uses in PLAIN.items():
+        if name != program.steps[at].op and FEATURES[name].operators & used:
+            for steps in uses:
+                plain = Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), steps)
+                if fails(plain):
+                    return plain
+    return None
+
+
+def _operators(program: Program, at: int) -> set[str]:
+    """The operators that torch CPU calls in this step."""
+    noted, running = Operators(), RunningProgram(program)
+    try:
+        for step in program.steps[:at]:
+            running.step(step)
+        with noted:
+            running.step(program.steps[at])
+    except (Broken, StepFailed):  # it raises on torch CPU after what it has called
+        pass
+    return {*noted.names}
 
 
 def _worst(program: Program, verdict: Verdict) -> Mismatch:

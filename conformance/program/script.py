@@ -6,13 +6,15 @@ calls themselves, the very function that a compiler is given. Its shape is `core
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Sequence
 
+from conformance.core.moving import storage_key
 from conformance.core.oracles import Mismatch
 from conformance.core.script import Bug, bare, judged, render
 from conformance.core.target import Target
-from conformance.core.tensor_source import input_lines
+from conformance.core.tensor_source import NoSource, input_lines
 from conformance.program.execute import make_inputs
 from conformance.program.model import LOOP, Program
 from conformance.program.shadow import reference
@@ -50,11 +52,13 @@ def script(
     mismatches: Sequence[Mismatch] = (),
     notes: Sequence[str] = (),
     bad_step: int | None = None,
+    death: str = "",
 ) -> str:
-    """The program as Python source. The first of the `mismatches` becomes its docstring and what it prints, and the
-    `bad_step` is marked; all of them and the `notes`, such as the command that runs it again, come later."""
+    """The program as Python source. The first of the `mismatches`, or the text of a `death`, becomes its docstring and
+    the mismatch what it prints, and the `bad_step` is marked; all of them and the `notes`, such as the command that
+    runs it again, come later."""
     first = next(iter(mismatches), None)
-    about = textwrap.shorten(str(first or program.note or "A program of view and in-place steps."), 110)
+    about = textwrap.shorten(str(first or death or program.note or "A program of view and in-place steps."), 110)
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
     every = [inner for step in program.steps for inner in (step, *step.body)]
@@ -65,13 +69,17 @@ def script(
     inputs = make_inputs(program)
     own = any(one.requires_grad for one in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
     flats = [storage.make() for storage in program.storages]
-    lines = input_lines(
+    make = functools.partial(
+        input_lines,
         list(inputs.items()),
-        {inputs[one.name].untyped_storage()._cdata: flats[one.storage] for one in program.inputs},
+        {storage_key(inputs[one.name]): flats[one.storage] for one in program.inputs},
         stays=inputs if target.transforms_program else (),
         own=own,
-        exposes=target.exposes_storages,
     )
+    try:
+        lines = make(lacks=target.lacks)
+    except NoSource:  # a program that ended its worker before its inputs were made, or saved for another device
+        lines = make()
     # A compiler would see other outputs; elsewhere the inputs that are looked at are returned, which is a line.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]

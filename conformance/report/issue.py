@@ -8,18 +8,23 @@ own, since this one only reads files.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from conformance.core import plain
+from conformance.core import profile as profiles
 from conformance.core import result as model
-from conformance.core.errors import ReportError
+from conformance.core.errors import ReportError, UserError
 from conformance.core.files import read
-from conformance.core.finding import cause_text
-from conformance.core.names import nearest
+from conformance.core.finding import cause_text, with_signal_number
+from conformance.core.names import nearest, without_features
 from conformance.core.result import Failure
 from conformance.core.script import own_part
 from conformance.report.rendering import rendered
@@ -33,25 +38,62 @@ ESSENTIALS = (
 )
 """The lines of `torch.utils.collect_env` that an issue repeats; the list of packages follows them."""
 
+ENDED = {"CRASH": "ends the process", "TIMEOUT": "gives no answer in time", "MEMORY": "runs out of memory"}
+"""What is said of a death by its kind, where a finding does not say how the process ended."""
+
+MODULE = re.compile(r",import=(\w+)|^class:(\w+)\.")
+"""The top of the module that a target's spec names."""
+
 LONGEST = 1_500
 """Characters of an answer that an issue shows."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an issue is made of: its title, the target, the script that shows it, and what was observed."""
+    """What an issue is made of: its title, the target as its user writes it, the script that shows it, what was
+    observed, and the target as it was loaded."""
 
     title: str
     target: str
     script: str
-    answers: Sequence[Failure]
+    answers: Sequence[Answer]
+    loaded: str
+
+
+class Answer(NamedTuple):
+    """One difference in words, and what each side answers."""
+
+    said: str
+    cpu: str
+    target: str
+
+
+DEATHS = ("crash", "timeout", "memory", "device")
+"""Oracles of a process that ended."""
+
+
+def answer_of(failure: Failure) -> Answer:
+    """Both answers as sentences where the observed text is none: who shares memory, and how a process ended."""
+    said = f"{failure.oracle} of {failure.where}" + (f": {failure.detail}" if failure.detail else "")
+    if failure.oracle == "alias":
+        cpu, target = (_shared(failure.where, owner) for owner in (failure.expected, failure.actual))
+        return Answer(f"which tensors share memory: {failure.where}", cpu, target)
+    if failure.oracle in DEATHS:
+        return Answer(said, "runs to its end", with_signal_number(failure.actual))
+    return Answer(said, failure.expected, failure.actual)
+
+
+def _shared(name: str, owner: str) -> str:
+    if name == owner:
+        return f"{name} shares memory with no result or input before it"
+    return f"{name} and {owner} share memory"
 
 
 def issue(finding: str, run: Path = RUN) -> str:
     """The Markdown of a finding: a JSON file that the fuzzer saved, or a case's id in the file `run`. Raises
     ReportError."""
     found = of_program(Path(finding)) if finding.endswith(".json") else of_case(finding, run)
-    own, said = own_part(found.script), environment()
+    own, said = own_part(found.script), with_backend(environment(), found.loaded)
     text = rendered("issue.md.j2", **vars(found), own_part=own, environment=said, longest=LONGEST)
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
@@ -61,11 +103,14 @@ def of_program(path: Path) -> Finding:
     """A finding of the fuzzer, with the script that lies beside it. Raises ReportError."""
     data = read(path)
     try:
-        answers: list[Failure] = [plain.load(Failure, mismatch) for mismatch in data["mismatches"]]
-        target, steps = str(data.get("target") or ""), data["program"]["steps"]
+        answers = [answer_of(plain.load(Failure, mismatch)) for mismatch in data["mismatches"]]
+        loaded, steps = str(data.get("target") or ""), data["program"]["steps"]
+        target, kind = without_features(loaded), str(data["kind"])
         named = cause_text(data["kind"], data.get("property", ""), data.get("op", "")) or data["signature"]
-        title, died = f"{target or 'a device'}: {named}", f"a program of {len(steps)} steps"
-        answers = answers or [Failure("error", "the whole run", "an answer", data["kind"], died)]
+        title, died = f"{target or 'a device'}: {named}", f"a program of {model.counted(len(steps), 'step')}"
+        if not answers:
+            ended = str(data.get("said") or "") or ENDED.get(kind, f"ends as {kind}")
+            answers = [Answer(f"{kind.lower()} in {died}", "runs to its end", with_signal_number(ended))]
     except (KeyError, TypeError, AttributeError):
         raise ReportError(f"{path} is no finding; give a file that conformance.fuzz wrote under failures/.") from None
     script = path.with_suffix(".py")
@@ -73,7 +118,7 @@ def of_program(path: Path) -> Finding:
         text = script.read_text(encoding="utf-8") if script.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{script} cannot be read ({error}).") from None
-    return Finding(title, target or "target", text, answers)
+    return Finding(title, target or "target", text, answers, loaded)
 
 
 def of_case(name: str, path: Path) -> Finding:
@@ -84,8 +129,22 @@ def of_case(name: str, path: Path) -> Finding:
     if name not in failed:
         raise ReportError(f"{path} has no failure of a case {name!r}{nearest(name, failed) or '.'}")
     failures = failed[name].failures
-    title = f"{run.target}: {', '.join(failed[name].oracles)} of {failures[0].call or name} ({name})"
-    return Finding(title, run.target, next((one.script for one in failures if one.script), ""), failures)
+    target = without_features(run.target)
+    title = f"{target}: {', '.join(failed[name].oracles)} of {failures[0].call or name} ({name})"
+    text = next((one.script for one in failures if one.script), "")
+    return Finding(title, target, text, [*map(answer_of, failures)], run.target)
+
+
+def with_backend(said: str, spec: str) -> str:
+    """The versions, and those of the distributions that the target's module comes from, as far as they are not there: a
+    module in a folder comes from none."""
+    profile = None
+    with contextlib.suppress(UserError):
+        profile = profiles.of(spec)
+    module = MODULE.search(profile.spec if profile else spec)
+    names = importlib.metadata.packages_distributions().get(module[1] or module[2], ()) if module else ()
+    lines = [f"{name}: {importlib.metadata.version(name)}" for name in dict.fromkeys(names)]
+    return "\n".join([said, *(line for line in lines if line.replace(": ", "==") not in said)])
 
 
 def environment() -> str:

@@ -19,9 +19,6 @@ from conformance.core.names import ORACLES
 from conformance.core.target import KernelCount, Target
 from conformance.core.torch_compat import TorchDispatchMode
 
-CALLS = {"set_": ("aten::set_",), "as_strided": ("aten::as_strided",), "view_dtype": ("aten::view.dtype",)}
-"""The operators that a feature is."""
-
 METHODS = {"storages": "untyped_storage", "data_ptr": "data_ptr"}
 """The Tensor method that a feature is."""
 
@@ -71,7 +68,7 @@ class CpuTarget(Target):
         with contextlib.ExitStack() as stack:
             for name in self.lacks & {*METHODS}:
                 stack.enter_context(mock.patch.object(torch.Tensor, METHODS[name], _refuse(name)))
-            stack.enter_context(_Refusing({call for name in self.lacks for call in CALLS.get(name, ())}))
+            stack.enter_context(_Refusing({call for name in self.lacks for call in FEATURES[name].operators}))
             yield
 
 

@@ -13,6 +13,7 @@ import torch
 
 from conformance.core import torch_compat
 from conformance.core.errors import TargetError
+from conformance.core.modes import take_modes
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.registration import options, register, setup
 from conformance.core.target import Target
@@ -47,7 +48,7 @@ class DeviceTarget(Target):
 
     def prepare(self) -> None:
         """Import the backend's module, if any, and make one tensor on the device to see that it is there."""
-        self._entered = torch_compat.take_modes(self._load)
+        self._entered = take_modes(self._load)
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
         """With the modes that loading the device has pushed."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.core.loading import load_target
+from conformance.core.moving import storage_key
 from conformance.core.script import own_part
 from conformance.core.tensor_source import NoSource, input_lines, literal, storage_source, view_source
 from conformance.fuzzing.drawing import Drawing
@@ -18,7 +19,7 @@ from conformance.program.script import script
 def inputs_of(text: str) -> dict[str, torch.Tensor]:
     """What the function `inputs` of a script makes on the CPU."""
     scope: dict = {}
-    exec(own_part(text).partition("\nfor device in")[0], scope)  # noqa: S102 - rendered here
+    exec(own_part(text).partition("\nfor device")[0], scope)  # noqa: S102 - rendered here
     return scope["inputs"]("cpu")
 
 
@@ -107,4 +108,60 @@ class TestInputs:
         (line,) = input_lines([("a", odd)], {flat.untyped_storage()._cdata: flat})
         assert ".set_(torch.arange(3, dtype=torch.int16).to(device).untyped_storage(), 0, (1,), (1,))" in line
         with pytest.raises(NoSource):
-            input_lines([("a", odd)], {flat.untyped_storage()._cdata: flat}, exposes=False)
+            input_lines([("a", odd)], {flat.untyped_storage()._cdata: flat}, lacks={"storages"})
+
+
+ALL = "storages+set_+as_strided+data_ptr"
+
+
+class TestOfADeviceThatLacks:
+    @pytest.mark.parametrize("lacking", ["set_+as_strided", ALL, f"{ALL}+data"])
+    def test_no_script_calls_what_is_lacking(self, lacking):
+        """17 of 600 scripts for a device without `as_strided` built inputs by it, and ended there with its error."""
+        names = lacking.split("+")
+        target, refusing = load_target(f"device:cpu,without={lacking}"), load_target(f"cpu:without={lacking}")
+        for number in range(250):
+            program = Drawing(steps=(1, 2), without=("op_db",)).numbered(7, number)
+            text = script(program, target)
+            made = own_part(text).partition("def inputs(")[2].partition("\ndef ")[0]
+            for word in (".as_strided(", ".set_(", "untyped_storage", *[".data"] * ("data" in names)):
+                assert word not in made.replace(".detach()", ""), made
+            scope: dict = {}
+            exec(own_part(text).partition("\nfor device")[0], scope)  # noqa: S102 - rendered here
+            with refusing._refused():
+                got = scope["inputs"]("cpu")
+            for name, one in make_inputs(program).items():
+                for fact in ("size", "stride", "storage_offset"):
+                    assert getattr(one, fact)() == getattr(got[name], fact)(), (name, fact, made)
+                assert repr(one.tolist()) == repr(got[name].tolist())
+
+    @pytest.mark.parametrize(
+        ("size", "stride", "offset"),
+        [((1, 1), (7, 0), 0), ((2, 1, 2), (0, 0, 1), 1), ((2, 2, 2), (1, 2, 1), 0), ((), (), 0), ((1,), (0,), 2)],
+    )
+    def test_ordinary_views_make_any_geometry(self, size, stride, offset):
+        """Also a stride of 0 at size 1, which no `expand` alone gives."""
+        flat = torch.arange(6.0)
+        text = view_source(flat, size, stride, offset, {"as_strided"})
+        made = eval(f"flat{text}", {"flat": flat})  # noqa: S307 - rendered here
+        assert "as_strided" not in text
+        assert (made.size(), made.stride(), made.storage_offset()) == (size, stride, offset)
+
+    def test_windows_may_be_lacking_too(self):
+        """Then only what slices give is left, and `set_` where the device has it."""
+        flat, view = torch.arange(6.0), torch.arange(6.0).as_strided((2, 2), (1, 1), 0)
+        with pytest.raises(NoSource):
+            view_source(flat, (2, 2), (1, 1), 0, {"as_strided", "unfold"})
+        (line,) = input_lines([("a", view)], lacks={"as_strided", "unfold"})
+        assert ".set_(torch.arange(6.).to(device).untyped_storage(), 0, (2, 2), (1, 1))" in line
+
+    def test_an_empty_tensor_of_any_strides_is_moved_as_it_is(self):
+        """No window has no elements."""
+        (line,) = input_lines([("a", torch.arange(6.0).as_strided((0, 2), (5, 3), 1))], lacks={"as_strided", "set_"})
+        assert line.startswith("a = torch.arange(6.)") and line.endswith(".to(device)")
+
+    def test_another_dtype_is_seen_before_the_move(self):
+        """A script called `view(dtype)` on a device that has none."""
+        floats = torch.arange(2.0)
+        (line,) = input_lines([("a", floats.view(torch.int32))], {storage_key(floats): floats}, lacks={"view_dtype"})
+        assert line == "a = torch.arange(2.).view(torch.int32).to(device)"

@@ -58,6 +58,17 @@ class TestOneCause:
         assert json.loads(saved.read_text())["target"] == f"{LIARS}WrongCell"
         assert "Seen as" in (tmp_path / "reports" / "fuzz.html").read_text()
 
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize(("target", "programs"), [("Copying", 60), ("WrongCell", 250)])
+    def test_drawn_programs(self, target: str, programs: int, tmp_path: Path) -> None:
+        """`empty_filled`, `resize_filled_`, `fill_diagonal_` and `backward`, which call as_strided within, were
+        findings of their own: four in 150 programs, whose scripts printed memory that nothing had written."""
+        words = ["--target", f"{LIARS}{target}", "--seed", "0", "--programs", str(programs), "--without", "op_db"]
+        assert main([*words, "--reports", str(tmp_path)]) == 1
+        (found,) = [result.finding for result in model.load(tmp_path / "fuzz.json").results if result.finding]
+        assert found.title() == "aliasing / as_strided"
+        assert found.count >= 4
+
     def test_groups_that_were_not_shrunk(self, tmp_path: Path) -> None:
         """Where time was up, groups of one cause are still reported as one, the smaller program first."""
         running = Campaign(Plan("cpu", reports=tmp_path))

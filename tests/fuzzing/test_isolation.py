@@ -126,6 +126,10 @@ class TestDeaths:
         assert [(one["kind"], one["signature"], one["steps"]) for one in findings(tmp_path)] == [
             (kind, f"{kind.lower()} / unfold", 1)
         ]
+        (script,) = (tmp_path / "failures").glob("*.py")
+        said = {"Aborts": "killed its process with SIGABRT (signal 6)", "Exits": "ended its process with exit code"}
+        opened = f'"""{kind} at unfold: the device {said.get(name, "")}'
+        assert script.read_text().startswith(opened), script.read_text()[:200]
 
     @pytest.mark.slow
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):

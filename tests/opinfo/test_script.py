@@ -139,6 +139,27 @@ class TestStandalone:
         for text, marked, said in zip(texts, shown, printed(texts, tmp_path), strict=True):
             assert ("ended 1" in said, "no difference here" in said) == (marked, not marked), own_part(text) + said
 
+    @pytest.mark.parametrize("layout", ["gaps", "expanded", "offset", "transposed"])
+    def test_a_device_without_as_strided(self, layout: str, tmp_path: Path) -> None:
+        """The sample of a script was laid out by `as_strided` on any device, whatever the device lacks."""
+        import torch
+
+        from conformance.core.input_layout import unfolded
+        from conformance.opinfo.sample_runtime import moved
+
+        sparing = Honest(HONEST)
+        sparing.without(frozenset({"as_strided", "set_", "storages"}))
+        (text,) = scripts("mul", "forward_over_backward", layout, sparing)
+        assert f"moved(given, device, layout={layout!r}, place=unfolded)" in text
+        (said,) = printed([text], tmp_path)
+        assert "ended 0" in said and "no difference here" in said
+        tree = {"a": torch.rand(3, 4), "b": torch.rand(0, 2)}
+        for one, two in zip(*(moved(tree, "cpu", layout, place=place).values() for place in (None, unfolded))):
+            assert torch.equal(one, two) and (one.stride(), one.storage_offset()) == (
+                two.stride(),
+                two.storage_offset(),
+            )
+
     def test_a_crash_is_written_down_without_torch(self) -> None:
         """The process that owns the workers must not load it; every variant and layout compiles."""
         code = (

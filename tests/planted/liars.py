@@ -97,6 +97,15 @@ class WrongCell(MutantTarget):
         self.mode = Planted(Fault(f"as_strided {WRITES}", writes_wrong_cell, "an emulated as_strided"))
 
 
+class Copying(MutantTarget):
+    """torch CPU whose `as_strided` copies."""
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__("zero_ clears the storage")
+        self.spec = "class:tests.planted.liars.Copying"
+        self.mode = Planted(Fault("as_strided", lambda call: call.run().clone(), "an as_strided that is no view"))
+
+
 class Unreachable(Target):
     """A device to which nothing can be sent."""
 

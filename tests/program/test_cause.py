@@ -9,7 +9,7 @@ import pytest
 
 from conformance.core.finding import MOVE
 from conformance.core.oracles import Mismatch
-from conformance.program.cause import cause_of
+from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import Verdict, judge_program
@@ -72,6 +72,40 @@ class TestViewOrWrite:
         """It has another offset too, which is not what is worst of it."""
         fault = FAULTS["as_strided is stale"]
         assert cause(fault.ops, fault.act, SLICE) == "aliasing / as_strided"
+
+
+class TestComposites:
+    """Steps that use a feature within."""
+
+    FILLED = Step("empty_filled", ([2], [1], {"dtype": "int32"}, {"device": 0}, 1), out=("c",))
+
+    @pytest.mark.parametrize(
+        "step",
+        [FILLED, Step("resize_filled_", (tensor("a"), [9])), Step("fill_diagonal_", (tensor("c"), 3))],
+        ids=lambda step: step.op,
+    )
+    def test_the_plain_use_is_found(self, step: Step) -> None:
+        """Where it fails too."""
+        made = (
+            program(Step("view", (tensor("a"), 2, 3), out=("c",)), step)
+            if step.args[0] == tensor("c")
+            else program(step)
+        )
+        verdict = Verdict((Mismatch("value", "c", "[1]", "[2]", "1 of 1"),), len(made.steps))
+        plain = plainer(made, verdict, lambda other: True)
+        assert plain is not None and [one.op for one in plain.steps] == ["as_strided"]
+        plain = plainer(made, verdict, lambda other: len(other.steps) == 2)
+        assert plain is not None and [one.op for one in plain.steps] == ["as_strided", "fill_"]
+        assert plainer(made, verdict, lambda other: False) is None
+
+    def test_a_step_that_does_not_use_it_is_its_own_cause(self) -> None:
+        """A gradient in which no `as_strided` is called is not laid to one that is wrong; nor what is no memory."""
+        wrong = Mismatch("value", "b", "[1]", "[2]", "1 of 1")
+        plain = program(Step("neg", (tensor("a"),), out=("b",)))
+        assert plainer(plain, Verdict((wrong,), 1), lambda other: True) is None
+        assert plainer(program(SLICE), Verdict((wrong,), 1), lambda other: True) is None
+        stride = Mismatch("stride", "c", "(1,)", "(2,)")
+        assert plainer(program(self.FILLED), Verdict((stride,), 1), lambda other: True) is None
 
 
 class TestErrors:

@@ -10,6 +10,7 @@ import itertools
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from conformance.core.oracles import Mismatch
 from conformance.core.script import MARKER, judged, own_part
 from conformance.core.target import Target
 from conformance.fuzzing.drawing import Drawing
+from conformance.fuzzing.worker import Finding, ended
 from conformance.program.model import LOOP, Input, Program, Storage
 from conformance.program.reduce import reduce_program
 from conformance.program.script import script
@@ -72,7 +74,7 @@ def printed(text: str) -> list[str]:
     return re.split(r"^(?:cpu|target|lying|off_by_one) ", said.getvalue(), flags=re.MULTILINE)[1:]
 
 
-def ended(text: str) -> int:
+def exit_code(text: str) -> int:
     """With which code a script ends."""
     try:
         printed(text.replace(MARKER, ""))
@@ -134,6 +136,14 @@ class TestFirstScreen:
             states = 5 if any(step.under for step in program.steps) else 0  # a `with` or a `def` for each step
             assert lines - bodies - states <= 25, own_part(script(program, target, [wrong]))
 
+    def test_a_death_is_told(self):
+        """A crash's script opened with "A program of view and in-place steps."."""
+        finding = replace(ended("CRASH", 0, 0, numbered(0), 1), said="killed its process with SIGSEGV")
+        text = script(finding.program, load_target("cpu"), (), (), finding.step, finding.death())
+        said = f"CRASH at {finding.op}: the device killed its process with SIGSEGV (signal 11)"
+        assert text.startswith(f'"""{said}"""')
+        assert Finding.from_json(finding.to_json()) == finding
+
     def test_what_is_carried_is_one_text(self):
         """Whatever the program: a second kind of comparison would be another judge."""
         texts = {script(Drawing().numbered(3, number), load_target("cpu")).partition(MARKER)[2] for number in range(5)}
@@ -178,7 +188,7 @@ class TestShows:
         )
         text = script(small, Scripted(planted, mutant.oracles), verdict.mismatches, bad_step=verdict.bad_step)
         self.differs(text)
-        assert ended(text) == 1
+        assert exit_code(text) == 1
 
     @pytest.mark.parametrize(
         "liar",
@@ -196,7 +206,7 @@ class TestShows:
         assert verdict.mismatches
         text = script(program, target, verdict.mismatches, bad_step=verdict.bad_step)
         self.differs(text)
-        assert ended(text) == 1
+        assert exit_code(text) == 1
 
     def test_a_registered_compiler(self):
         """Through `torch.compile`, as users have it."""
@@ -208,7 +218,7 @@ class TestShows:
         )
         text = script(program, target, judge_program(program, target).mismatches)
         self.differs(text)
-        assert ended(text) == 1
+        assert exit_code(text) == 1
 
     def differs(self, text):
         """Two sides with different answers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -64,6 +65,51 @@ class TestIssue:
         assert "torch CPU: 1\nmine: 2\n" in said
         assert main(["issue", "ad::float32::forward::as_sampled", "--run", str(tmp_path / "run.json")]) == 2
         assert "did you mean add::float32::forward::as_sampled?" in capsys.readouterr().err
+
+    def test_what_a_probe_found_lacking_is_no_part_of_a_name(self, tmp_path, capsys):
+        """Titles read `device:x,import=m,without=as_strided: ...`, or `without=nothing`."""
+        main(["issue", str(saved(tmp_path, target="device:x,import=m,without=as_strided"))])
+        said = capsys.readouterr().out
+        assert said.startswith("# `device:x,import=m: value / add_`\n\nTarget: `device:x,import=m`,")
+        assert "without" not in said
+        failures = (Failure("value", "result", "1", "2", "off", 3, "torch.add(1)", SCRIPT),)
+        failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=failures)
+        model.save(Run("device:x,without=nothing", [failed]), tmp_path / "run.json")
+        main(["issue", failed.id, "--run", str(tmp_path / "run.json")])
+        assert "without" not in capsys.readouterr().out
+
+    def test_aliasing(self, tmp_path, capsys):
+        """Both answers read `torch CPU: b / mine: a`, the names of tensors."""
+        answer = {"oracle": "alias", "where": "b", "expected": "a", "actual": "b", "detail": "the first tensor seen"}
+        main(["issue", str(saved(tmp_path, mismatches=[answer]))])
+        said = capsys.readouterr().out
+        assert "torch CPU: b and a share memory\nmine: b shares memory with no result or input before it\n" in said
+
+    @pytest.mark.parametrize(
+        ("said", "ended"),
+        [
+            ("killed its process with SIGSEGV", "killed its process with SIGSEGV (signal 11)"),
+            ("ended its process with exit code 3", "ended its process with exit code 3"),
+            ("", "ends the process"),
+        ],
+    )
+    def test_a_crash(self, said, ended, tmp_path, capsys):
+        """Both answers read `an answer` and `CRASH`, of `a program of 1 steps`, without the signal."""
+        step = {"op": "neg", "args": [{"t": "a"}]}
+        main(["issue", str(saved(tmp_path, kind="CRASH", mismatches=[], said=said, program={"steps": [step]}))])
+        text = capsys.readouterr().out
+        assert f"`crash in a program of 1 step`\n\n```\ntorch CPU: runs to its end\nmine: {ended}\n" in text
+        main(["issue", str(saved(tmp_path, kind="CRASH", mismatches=[], said=said, program={"steps": [step] * 2}))])
+        assert "a program of 2 steps" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("spec", ["device:x,import=rich.console,call=f", "class:rich.console.Console"])
+    def test_the_versions_name_the_backend(self, spec, tmp_path, capsys):
+        """collect_env knows torch's own packages only, and so no version of the device was told."""
+        main(["issue", str(saved(tmp_path, target=spec))])
+        said = capsys.readouterr().out
+        assert f"PyTorch version: 0\nrich: {importlib.metadata.version('rich')}\n```" in said
+        main(["issue", str(saved(tmp_path, target="device:x,import=module_of_a_folder"))])
+        assert capsys.readouterr().out.endswith("PyTorch version: 0\n```\n")
 
     def test_text_from_outside_starts_nothing(self, tmp_path, capsys):
         """No fence is ended, no tag opened, nobody mentioned, no terminal escape passed on: it is all code."""

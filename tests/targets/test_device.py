@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from conformance.core.loading import load_target
+from conformance.core.loading import describe_target, load_target
 from conformance.core.probe import trial
-from conformance.program.model import Program
+from conformance.core.script import own_part
+from conformance.opinfo.plan import Case
+from conformance.opinfo.sample_script import from_op_db
+from conformance.program.model import Input, Program, Storage
+from conformance.program.script import script
+from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
+from tests.program.test_script import own_lines
 
 PUSHES_MODES = """
 import torch
@@ -40,6 +49,20 @@ def pushing(tmp_path, monkeypatch):
     return load_target("device:cpu,import=pushes_modes,call=enable,without=nothing")
 
 
+def program_of(op):
+    return Program(
+        (Storage("float32", 3),), (Input("a", 0, "float32", (3,), (1,)),), (Step(op, (tensor("a"),), out=("b",)),)
+    )
+
+
+def run(text, folder):
+    """The script in a process of its own, which lies elsewhere than the module that it loads."""
+    (folder / "failures").mkdir()
+    path = folder / "failures" / "one.py"
+    path.write_text(text)
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=folder, check=False)
+
+
 class TestModes:
     def test_torch_cpu_is_not_under_the_modes_of_a_device(self, pushing):
         """torchax pushes a function mode, under which plain torch CPU raises: the judge failed in 6 of 120 programs."""
@@ -48,21 +71,55 @@ class TestModes:
             assert torch.ones(1).neg().item() == -2
         assert torch.ones(1).neg().item() == -1
 
+    @pytest.mark.parametrize("shown", [True, False])
+    def test_nor_in_a_script(self, pushing, shown, tmp_path):
+        """The CPU's side ran under the modes of a device that was loaded before it, so that both answers were equal:
+        "no difference here", exit code 0."""
+        step = "neg" if shown else "abs"
+        verdict = judge_program(program_of("neg"), pushing)
+        text = script(program_of(step), pushing, verdict.mismatches, bad_step=1)
+        assert own_lines(text) <= 25
+        done = run(text, tmp_path)
+        assert done.returncode == shown, done.stdout + done.stderr
+        answers = [line.split(" ", 1)[1] for line in done.stdout.splitlines()[:2]]
+        assert (answers[0] != answers[1]) == shown
+        assert ("no difference here" in done.stdout) != shown
+
     def test_the_device_is(self, pushing):
         """A program on the target, and only there, goes through them; so does a trial of the probe."""
         import pushes_modes
 
-        program = Program.from_json(
-            {
-                "schema": 1,
-                "storages": [{"dtype": "float32", "size": 3, "values": "arange"}],
-                "inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [3], "stride": [1], "offset": 0,
-                            "requires_grad": False}],
-                "steps": [{"op": "neg", "args": [{"t": "a"}], "out": ["b"]}],
-            }
-        )  # fmt: skip
-        verdict = judge_program(program, pushing)
+        verdict = judge_program(program_of("neg"), pushing)
         assert [(one.oracle, one.expected) for one in verdict.mismatches] == [("value", "[-0.0, -1.0, -2.0]")]
         before = pushes_modes.Counting.seen
         assert trial(pushing, "copy_").answer == "yes"
         assert pushes_modes.Counting.seen > before
+
+
+class TestLoading:
+    """A script's device, whose module lies in the current folder."""
+
+    def test_a_device_that_cannot_be_loaded_is_no_difference(self, tmp_path):
+        """ModuleNotFoundError ended a script with 1, the code for "the difference is there"."""
+        text = script(program_of("neg"), describe_target("device:cpu,import=not_there"))
+        done = run(text, tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == "device 'cpu' cannot be loaded: ModuleNotFoundError: No module named 'not_there'\n"
+
+    def test_a_module_that_registers_nothing(self, tmp_path):
+        """Nor is a device that torch does not know after the import."""
+        (tmp_path / "empty_module.py").touch()
+        done = run(script(program_of("neg"), describe_target("device:absent,import=empty_module")), tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith("device 'absent' cannot be loaded: RuntimeError: ")
+
+    def test_a_script_of_op_db_registers_the_device_first(self, tmp_path):
+        """op_db must not be imported before; what the device pushes comes after the CPU's answer all the same."""
+        (tmp_path / "pushes_modes.py").write_text(PUSHES_MODES)
+        setup = describe_target("device:cpu,import=pushes_modes,call=enable").script()
+        text = from_op_db(Case("neg", "", "", "float32", "method", "as_sampled"), setup, 0, "a finding")
+        own = own_part(text)
+        assert own.index("register()\n") < own.index("import op_db") < own.index("(DEVICE, load)")
+        done = run(text, tmp_path)
+        assert done.returncode == 1, done.stderr
+        assert "value of result" in done.stdout
