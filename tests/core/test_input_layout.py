@@ -46,10 +46,9 @@ class TestTorchCpuWithout:
         assert drawn is not None and drawn.called > 5 * programs and drawn.compared >= share * programs
         assert drawn.compared + sum(drawn.unsupported.values()) == programs
 
-    @pytest.mark.parametrize("samples", [1, pytest.param(5, marks=pytest.mark.slow)])
-    def test_op_db_agrees(self, samples, tmp_path):
+    def test_op_db_agrees(self, tmp_path):
         """All operators of op_db in float32, with their gradients."""
-        asked = ["--variant", "forward,backward", "--samples", str(samples), "--reports", str(tmp_path)]
+        asked = ["--variant", "forward,backward", "--samples", "2", "--reports", str(tmp_path)]
         assert runner.main(["--target", f"cpu:without={ALL}", *asked]) == 0
 
 
