@@ -145,16 +145,18 @@ def trespasses(imports: dict[str, list[Import]], settings: dict[str, Any]) -> It
 def private(modules: dict[str, Path], settings: dict[str, Any]) -> Iterator[str]:
     """Private names of another package outside of the modules that the table `private` allows it."""
     for package, allowed in settings.get("private", {}).items():
+        attributes = frozenset(settings.get("private_attributes", {}).get(package, ()))
         for name, path in modules.items():
             if name in allowed:
                 continue
             for node in ast.walk(ast.parse(path.read_text(), str(path))):
-                for said in private_names(node, package):
+                for said in private_names(node, package, attributes):
                     yield f"{path}:{node.lineno}: {name} uses the private {said}: let {allowed[0]} or its like do it"  # type: ignore[attr-defined]
 
 
-def private_names(node: ast.AST, package: str) -> Iterator[str]:
-    """The dotted names of the package, in an import or an attribute, in which a part begins with one underscore."""
+def private_names(node: ast.AST, package: str, attributes: Container[str] = ()) -> Iterator[str]:
+    """The dotted names of the package, in an import or an attribute, in which a part begins with one underscore; and
+    whose `attributes` are taken, of whatever object but a module's own `self`, or a table of operators named `aten`."""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -167,7 +169,10 @@ def private_names(node: ast.AST, package: str) -> Iterator[str]:
         parts = name.split(".")
         if parts[:2] == [package, "ops"]:
             continue  # names of operators, which the tables that use them check
-        if parts[0] == package and any(part.startswith("_") and not part.startswith("__") for part in parts):
+        of_object = isinstance(node, ast.Attribute) and node.attr in attributes
+        of_object = of_object and parts[-2] != "aten" and parts[:-1] not in (["self"], ["cls"])
+        of_package = parts[0] == package and any(one.startswith("_") and not one.startswith("__") for one in parts)
+        if of_object or of_package:
             yield name
 
 

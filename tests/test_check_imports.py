@@ -18,6 +18,8 @@ oracle = ["device"]
 "conformance.device.layout" = ["torch"]
 [tool.conformance.private]
 torch = ["conformance.device.other"]
+[tool.conformance.private_attributes]
+torch = ["_cdata", "_is_view"]
 """
 SOUND = {
     "__init__.py": "",
@@ -83,6 +85,13 @@ class TestCheckImports:
             ),
             ("oracle/__init__.py", "from torch.testing import _internal", "uses the private torch.testing._internal"),
             ("oracle/__init__.py", "def f():\n  import torch._dynamo", "uses the private torch._dynamo"),
+            ("oracle/__init__.py", "f = lambda t: not t._is_view()", "uses the private t._is_view"),
+            ("oracle/__init__.py", "f = lambda self: self.t._is_view()", "uses the private self.t._is_view"),
+            (
+                "oracle/__init__.py",
+                "def f(t):\n  return t.untyped_storage()._cdata",
+                "__init__.py:2: conformance.oracle uses",
+            ),
         ],
     )
     def test_a_planted_fault_is_found(self, check, file, text, said):
@@ -98,6 +107,9 @@ class TestCheckImports:
             == 0
         )
         assert check({"oracle/__init__.py": "import torch\ntorch.ops.aten._copy(torch.__version__)"})[0] == 0
+        assert check({"device/other/__init__.py": "f = lambda t: t._is_view()"})[0] == 0
+        own = "class One:\n  def f(self, aten):\n    return self._cdata, aten._is_view, self._own"
+        assert check({"oracle/__init__.py": own})[0] == 0
 
     def test_a_late_import_makes_a_cycle(self, check):
         """A function's import counts, as a circle hidden in functions is one; an import for type checkers does not."""

@@ -157,7 +157,7 @@ def load(setup: str, early: bool) -> Loading:
     }
     if not lines or used & bound:
         return plain
-    head = f"import sys\nimport torch\n{rest}"
+    head = f"import sys, torch\n{rest}"
     if len(body) - first > 1 or not rest.startswith("DEVICE = "):
         return Loading(head, [f"{_load('load', lines)}\n\nload()"], "")
     calls = [line for line in lines if not line.startswith(("import ", "from ", "os.environ["))] if early else []
@@ -180,15 +180,15 @@ def _registers(line: ast.stmt) -> bool:
 def _load(name: str, lines: Sequence[str]) -> str:
     """The function of these lines: modules are found in the current folder as by the installed command, and what fails
     is one sentence, not the exit code of a difference."""
+    said = "f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}'"
     return "\n".join(
         [
             f"def {name}():",
             "    sys.path.append('')",
             "    try:",
-            *(f"        {line}" for line in lines),
+            f"        {'; '.join(lines)}",
             "    except Exception as error:",
-            "        print(f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}', file=sys.stderr)",
-            "        sys.exit(2)",
+            f"        sys.exit(print({said}, file=sys.stderr) or 2)",
         ]
     )
 

@@ -163,6 +163,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes the tensor for a view of another."""
+    return tensor._is_view()
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """The tensor's count of in-place writes; an inference tensor has none."""
     return 0 if tensor.is_inference() else tensor._version

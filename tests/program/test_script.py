@@ -116,6 +116,8 @@ class TestFirstScreen:
             'for device in "cpu", DEVICE:',
             "    print(device, program(*inputs(device).values())['a'].stride())",
         ]
+        loaded = script(program, describe_target("device:some,import=backend,call=f"), found, bad_step=2)
+        assert len(own_part(loaded).splitlines()) <= 25, own_part(loaded)
         assert text.partition(MARKER)[2].splitlines()[1:5] == [
             "# stride of a: expected (3, 1), got (1, 2)",
             "# value of a: expected 1, got 2 (1 of 1)",

@@ -85,7 +85,7 @@ class _Call:
             if sparse.is_sparse(x):
                 return sparse.assembled(x, [upload(piece, self.index) for piece in sparse.parts(x)])
             for t, host in self.moved:
-                if host.untyped_storage()._cdata == x.untyped_storage()._cdata:
+                if torch_compat.storage_id(host.untyped_storage()) == torch_compat.storage_id(x.untyped_storage()):
                     return tensor_on(t.untyped_storage(), x.dtype, x.size(), x.stride(), int(x.storage_offset()))
             return upload(x, self.index)
         if isinstance(x, (list, tuple)):

@@ -70,7 +70,7 @@ def parts(x: torch.Tensor) -> list[torch.Tensor]:
     """The strided tensors that a sparse one consists of: indices, then values."""
     x = x.detach()
     if x.layout is torch.sparse_coo:
-        return [x._indices(), x._values()]
+        return torch_compat.coo_parts(x)
     return [*(getattr(x, name)() for name in _COMPRESSED[x.layout]), x.values()]
 
 

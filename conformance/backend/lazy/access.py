@@ -153,6 +153,6 @@ def resize(storage: Any, nbytes: int) -> None:
     lazy.addresses.append((address, size_class))
     make = torch_compat.construct_storage
     device = torch.device("tiny", index)
-    storage._swap_data_ptr_(make(0, device, 0))
-    storage._swap_data_ptr_(make(address, device, nbytes))
+    torch_compat.swap_memory(storage, make(0, device, 0))
+    torch_compat.swap_memory(storage, make(address, device, nbytes))
     BY_ADDRESS[address] = lazy

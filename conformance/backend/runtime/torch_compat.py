@@ -100,7 +100,8 @@ suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = found(
     "torch._prims_common:suggest_memory_format"
 )
 LegacyStorage: Any = found("torch.storage:_LegacyStorage")
-_OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_")
+_OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_"), found("torch:UntypedStorage._cdata")
+_OF_TENSORS = found("torch:Tensor._version"), found("torch:Tensor._indices"), found("torch:Tensor._values")
 
 # torch.jit.trace
 tracing_state: Callable[[], Any] = found("torch._C:_get_tracing_state")
@@ -136,6 +137,26 @@ check_jagged_attention: Callable[..., None] = found("torch.nested._internal.sdpa
 nested_from_padded: Callable[..., Any] = found("torch.nested._internal.nested_tensor:nested_from_padded")
 _OF_ENGINE = found("torch.autograd:Variable._execution_engine")
 _OF_ATTENTION = found("torch.nested._internal.ops:jagged_scaled_dot_product_attention")
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """Equal exactly for Python objects of one storage."""
+    return storage._cdata
+
+
+def swap_memory(storage: Any, other: torch.UntypedStorage) -> None:
+    """Swap the memory of two storages."""
+    storage._swap_data_ptr_(other)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The tensor's count of in-place writes."""
+    return tensor._version
+
+
+def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The indices and values of a sparse COO tensor that need not be coalesced."""
+    return [tensor._indices(), tensor._values()]
 
 
 def make_storage_methods(name: str) -> None:

@@ -120,9 +120,10 @@ class _Compiled:
             self.recordings[key] = self._record(moved)
         recorded = self.recordings[key]
         if recorded is None:
-            versions = [moved[i]._version for i in hosts]
+            versions = [torch_compat.version_of(moved[i]) for i in hosts]
             results = self.graph(*moved)
-            written = [i for i, version in zip(hosts, versions, strict=True) if moved[i]._version != version]
+            now = [torch_compat.version_of(moved[i]) for i in hosts]
+            written = [i for i, before, after in zip(hosts, versions, now, strict=True) if before != after]
         else:
             found = _run(recorded, moved)
             if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conformance.core.torch_compat import is_view
 from conformance.program.steps import fits
 from conformance.program.steps.draw import Situation, tensor_of
 from conformance.program.steps.fits import Fits
@@ -165,7 +166,7 @@ IN_PLACE = [
     metadata("squeeze_.dim", a_dim, call="squeeze_"),
     metadata("unsqueeze_", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 4),
     metadata("as_strided_", _geometry, lambda t: t.untyped_storage().nbytes() > t.element_size(), weight=2),
-    metadata("detach_", fits=lambda t: not t._is_view()),
+    metadata("detach_", fits=lambda t: not is_view(t)),
     metadata("resize_filled_", _resize, form=DEFINED),
     laid_out("set_view_", _set_view, None, pick=without_grad, form=DEFINED),
     laid_out("set_data", _set_data, None, pick=without_grad, form=SET_DATA, call="data"),
