@@ -18,6 +18,7 @@ from conformance.core import profile as profiles
 from conformance.core.errors import UsageError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.lacking import Outcome
+from conformance.core.names import without_features
 from conformance.profile.init import Found, investigate
 from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
@@ -66,6 +67,8 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     """Investigate the target and write its profile. Raises UserError."""
     if profiles.is_profile(given.target):
         raise UsageError(f"--target {given.target} is a profile; give the target itself, such as device:NAME")
+    if without_features(given.target) != given.target:
+        raise UsageError(f"--target {given.target} says what it lacks, which init finds out: leave out without=")
     if not profiles.is_profile(str(given.output)):
         raise UsageError(f"--output {given.output} must end in .toml, by which a profile is known")
     if given.output.exists() and not given.force:
@@ -77,7 +80,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     os.environ.update(environment)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     limits = Limits(unit=given.limit, compiling=given.limit, starting=given.starting, memory=given.memory)
-    with kept(given.output.with_suffix(".log")) as file:
+    with kept(given.output.with_suffix(".log"), option="--output") as file:
         found = investigate(given.target, limits, given.jobs, given.minutes * 60, console, Place(words=file))
     if found.probe is not None:
         probe.show(console, given.target, found.probe)

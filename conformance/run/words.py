@@ -26,18 +26,18 @@ def _to_stderr(text: str) -> None:
 
 
 @contextlib.contextmanager
-def kept(path: Path, afresh: bool = True, tell: Callable[[str], None] = _to_stderr) -> Iterator[Path]:
+def kept(
+    path: Path, afresh: bool = True, tell: Callable[[str], None] = _to_stderr, option: str = "--reports"
+) -> Iterator[Path]:
     """The file for what workers print in the block, begun afresh or gone on with. In the end it is named in a sentence,
     with its number of lines, or, where it is empty, taken away, and so is its folder. Raises ReportError where it
-    cannot be written."""
+    cannot be written, which names the option for another."""
     there = path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("wb" if afresh else "ab").close()
     except OSError as error:
-        raise ReportError(
-            f"{path} cannot be written ({error.strerror}); make room, or choose another folder."
-        ) from None
+        raise ReportError(f"{path} cannot be written ({error.strerror}); choose another with {option}.") from None
     try:
         yield path.absolute()
     finally:

@@ -155,6 +155,8 @@ class TestOddDevices:
             (("--target", "cpu", "--output", "there.toml"), "there.toml is there already; give --force"),
             (("--target", "cpu", "--output", "it.txt"), "must end in .toml"),
             (("--target", "there.toml"), "is a profile; give the target itself"),
+            # It was taken for a probe's answer: nothing was probed, and the profile named no features and dtypes.
+            (("--target", "device:cpu,without=set_"), "which init finds out: leave out without="),
             (("--target", "cpu", "--env", "A"), "--env A is not understood: write --env NAME=VALUE"),
             (("--target", "cpu", "--minutes", "0"), "--minutes must be above 0"),
         ],

@@ -62,7 +62,7 @@ class TestKept:
     def test_no_room(self, tmp_path: Path) -> None:
         """Is one sentence."""
         (tmp_path / "file").write_text("")
-        with pytest.raises(ReportError, match=r"workers\.log cannot be written \(.*\); make room, or choose"):
+        with pytest.raises(ReportError, match=r"workers\.log cannot be written \(.*\); choose another with --re"):
             kept(tmp_path / "file" / "workers.log").__enter__()
 
 
