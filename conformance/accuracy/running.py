@@ -31,7 +31,7 @@ from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import stop
 from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place
+from conformance.run.place import LOCAL, Place, told
 from conformance.run.words import kept
 
 
@@ -102,7 +102,7 @@ def command(
     try:
         versions.check()
         with stop.deferred(), kept(given.reports / f"{name}-workers.log") as file:
-            given.place = Place(words=file)
+            given.place = Place(words=file, tell=told)
             return run_command(given, words)
     except BrokenPipeError:
         return reader_gone()

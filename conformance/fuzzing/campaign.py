@@ -114,7 +114,7 @@ class Campaign:
                 self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                 self._take_found()
                 self._note_progress()
-            with FreshWorkers(*limits, plan.compile_limit, Place(words=self.place.words)) as fresh:
+            with FreshWorkers(*limits, plan.compile_limit, replace(self.place, address=LOCAL.address)) as fresh:
                 self._shrink_all(apart or Beside(workers, fresh, plan.trials), apart)
         for relative in describe_target(self.plan.target).siblings:
             if not self._late():

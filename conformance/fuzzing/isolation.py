@@ -64,7 +64,8 @@ class Workers(PlacedPool):
     def load(self) -> dict[str, str]:
         """Load the target, in a worker, and say what it runs on. Raises TargetError."""
         try:
-            environment: dict[str, str] = self.ask(worker.environment, self.target)
+            with self.place.loading(self.target, self.limits):
+                environment: dict[str, str] = self.ask(worker.environment, self.target)
             return environment
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None

@@ -24,7 +24,7 @@ from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
 from conformance.run.messages import Limits
-from conformance.run.place import Place
+from conformance.run.place import Place, told
 from conformance.run.trials import LATE
 from conformance.run.words import kept
 
@@ -81,7 +81,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     limits = Limits(unit=given.limit, compiling=given.limit, starting=given.starting, memory=given.memory)
     with kept(given.output.with_suffix(".log"), option="--output") as file:
-        found = investigate(given.target, limits, given.jobs, given.minutes * 60, console, Place(words=file))
+        found = investigate(given.target, limits, given.jobs, given.minutes * 60, console, Place(words=file, tell=told))
     if found.probe is not None:
         probe.show(console, given.target, found.probe)
     late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))

@@ -95,7 +95,8 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
     pool = place.pool(full, limits, jobs, [*of_opinfo.MODULES, *of_step.MODULES])
     try:
         try:
-            found.environment = pool.ask(environment, full)
+            with place.loading(spec, limits):
+                found.environment = pool.ask(environment, full)
             opinfos = pool.ask(of_opinfo.names, full)
         except WorkerDied as died:
             raise unusable(spec, died.death) from None

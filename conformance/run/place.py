@@ -8,19 +8,25 @@ not asked for.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from conformance.core.errors import UsageError
+from conformance.core.names import without_features
 from conformance.run.messages import Death, Done, Limits, Pool, Task
 from conformance.run.pool import PRELOAD, LocalPool
 
 HERE = "local"
 """The address of no Ray at all."""
+
+PATIENCE = 5.0
+"""Seconds after which a user is told that a target is still being loaded."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +39,37 @@ class Place:
     files: tuple[Path, ...] = ()
     words: Path | None = None
     """The file for what workers on this machine print; on Ray's it is in Ray's own logs."""
+    starting: float | None = None
+    """Seconds that loading a target may take; None: what its `Limits` say."""
+    tell: Callable[[str], None] = field(default=lambda text: None, compare=False)
+    """Told what takes long."""
 
     @property
     def local(self) -> bool:
         """Whether the workers are children of this process."""
         return self.address == HERE
 
+    def limits(self, limits: Limits) -> Limits:
+        """The limits of a worker here."""
+        return limits if self.starting is None else replace(limits, starting=self.starting)
+
+    @contextlib.contextmanager
+    def loading(self, target: str, limits: Limits) -> Iterator[None]:
+        """The target is loaded in the block, of which is told once it takes long: a device may hang at its import."""
+        text = f"loading {without_features(target)}, at most {self.limits(limits).starting:g} s"
+        timer = threading.Timer(PATIENCE, self.tell, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def pool(
         self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = (), preload: Sequence[str] = PRELOAD
     ) -> Pool:
         """A pool of workers here; the arguments are those of `LocalPool`. Raises UsageError where Ray has none."""
+        limits = self.limits(limits)
         if self.local:
             return LocalPool(target, limits, jobs, modules, preload, words=self.words)
         from conformance.run.ray_pool import RayPool
@@ -96,18 +123,28 @@ def add_options(add: Callable[..., Any]) -> None:
     where = "where workers run: local, ray (one that ends with the command), ray://HOST:PORT, or a cluster's address"
     add("--pool", default=HERE, metavar="ADDRESS", help=f"{where} (default: {HERE})")
     each = "what a worker takes of a Ray cluster's resources, as CPU=1,GPU=1,NAME=1 (default: CPU=1)"
+    starting = f"that loading the target may take (default: {Limits().starting:g})"
+    add("--starting", type=float, metavar="SECONDS", help=starting)
     add("--per-worker", type=resources, default=LOCAL.per_worker, metavar="NAME=N[,..]", help=each)
 
 
 def place_of(given: argparse.Namespace, *files: Path | None) -> Place:
     """The place that the options name, and the files that tasks read there, as far as they exist. Raises UsageError
-    where it needs Ray, and that is not installed."""
-    made = Place(given.pool, given.per_worker, tuple(file for file in files if file is not None and file.exists()))
+    where it needs Ray, and that is not installed, and for a limit that is none."""
+    if given.starting is not None and not given.starting > 0:
+        raise UsageError(f"--starting must be above 0, and is {given.starting:g}")
+    there = tuple(file for file in files if file is not None and file.exists())
+    made = Place(given.pool, given.per_worker, there, starting=given.starting, tell=told)
     if made.local and made.per_worker != LOCAL.per_worker:
         raise UsageError("--per-worker asks for resources of a Ray cluster: give its address as --pool too")
     if not made.local and find_spec("ray") is None:
         raise UsageError(f"--pool {made.address} needs Ray: pip install 'conformance[ray]'")
     return made
+
+
+def told(text: str) -> None:
+    """Show a line of progress at once."""
+    print(text, flush=True)
 
 
 def resources(text: str) -> tuple[tuple[str, float], ...]:

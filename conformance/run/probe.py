@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def resolve(
         if not strict or (profile.kind in SURE and not _declares(profile)):
             return spec, None
         with place.pool(spec, limits) as pool:
-            return spec, probe(pool, spec, min(strict, seconds))
+            return spec, probe(pool, spec, min(strict, seconds), place.loading(spec, limits))
     kind = spec.partition(":")[0]
     if kind in SURE:
         return spec, None
@@ -52,7 +53,7 @@ def resolve(
     if not describe_target(spec).probed:
         return spec, None
     with place.pool(spec, limits) as pool:
-        made = probe(pool, spec, seconds)
+        made = probe(pool, spec, seconds, place.loading(spec, limits))
     if made.unmade:
         raise TargetError(f"target {spec!r} was not run: {made.unmade}; give more --minutes")
     return f"{spec},without={'+'.join(sorted(made.lacks)) or 'nothing'}", made
@@ -63,16 +64,19 @@ def _declares(profile: Profile) -> bool:
     return bool(profile.lacks) or profile.dtypes is not None
 
 
-def probe(pool: Pool, spec: str, seconds: float = math.inf) -> Probe:
+def probe(
+    pool: Pool, spec: str, seconds: float = math.inf, loading: AbstractContextManager[None] | None = None
+) -> Probe:
     """What the device of this target has, as far as that can be tried, and within so many seconds with the target
-    loaded. Raises TargetError where the target cannot be loaded, or values do not survive the way to the device and
-    back."""
+    loaded, `loading` around that. Raises TargetError where it cannot be loaded, or values do not survive the way to the
+    device and back."""
     fatal: dict[str, str] = {}
     begin = None
     while True:
         try:
             if begin is None:
-                pool.ask(os.getpid)
+                with loading or nullcontext():
+                    pool.ask(os.getpid)
                 begin, until = time.monotonic(), time.time() + seconds
             made: Probe = pool.ask(_probed, spec, fatal, until=until)
         except OutOfTime:

@@ -139,6 +139,9 @@ class SlowProbe(Pool):
     def pool(self, spec: str, limits: Limits) -> SlowProbe:
         return self
 
+    def loading(self, spec: str, limits: Limits) -> None:
+        """It is loaded at once."""
+
     def close(self) -> None:
         """There is nothing to end."""
 

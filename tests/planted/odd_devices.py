@@ -10,10 +10,21 @@ from typing import Any
 
 import torch
 
+from conformance.core.target import Target
+
 
 def hangs() -> None:
     """At loading."""
     time.sleep(1_000)
+
+
+class HangsTarget(Target):
+    """At loading, too, without a probe before."""
+
+    name = "hangs"
+
+    def prepare(self) -> None:
+        hangs()
 
 
 def hangs_at_the_first_tensor() -> None:

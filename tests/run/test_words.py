@@ -11,6 +11,7 @@ from conformance.core.errors import ReportError
 from conformance.fuzzing.command import main as fuzz
 from conformance.opinfo.runner import main as opinfo
 from conformance.profile.__main__ import main as init
+from conformance.run import place
 from conformance.run.messages import Limits, WorkerDied
 from conformance.run.pool import LocalPool
 from conformance.run.words import kept
@@ -64,6 +65,24 @@ class TestKept:
         (tmp_path / "file").write_text("")
         with pytest.raises(ReportError, match=r"workers\.log cannot be written \(.*\); choose another with --re"):
             kept(tmp_path / "file" / "workers.log").__enter__()
+
+
+@pytest.mark.parametrize(("command", "words"), [(fuzz, ()), (opinfo, ("--op", "abs")), (init, ())])
+@pytest.mark.parametrize("target", ["device:cpu,import=odd_devices,call=hangs", "class:odd_devices.HangsTarget"])
+def test_a_device_that_hangs_at_its_import(
+    target: str,
+    command: Callable[[list[str]], int],
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing was said for three minutes, and only `init` had an option to make it less; now a line is said once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(place, "PATIENCE", 0.5)
+    assert command(["--target", target, *words, "--starting", "6"]) == 2
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [f"loading {target}, at most 6 s"] and "did not load in " in err
 
 
 @pytest.mark.parametrize(
