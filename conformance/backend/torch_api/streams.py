@@ -44,7 +44,7 @@ class Stream(_NativeStream):  # type: ignore[misc]
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record an event, a new one where none is given, and return it."""
-        event = Event(self.device) if event is None else event
+        event = Event(device=self.device) if event is None else event
         event.record(self)
         return event
 
@@ -55,12 +55,14 @@ class Stream(_NativeStream):  # type: ignore[misc]
 class Event(_NativeEvent):  # type: ignore[misc]
     """A point in the order of the program.
 
-    With `enable_timing` recording it computes all lazy values there are, and notes the time.
+    With `enable_timing` recording it computes all lazy values there are, and notes the time. Its arguments are those of
+    `torch.cuda.Event`, where what is given first is `enable_timing`.
     """
 
     def __new__(
-        cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> Event:
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False,
+        *, device: Any = None,
+    ) -> Event:  # fmt: skip
         if interprocess:
             raise RuntimeError("tiny: an event cannot be shared between processes, since the device is in each of them")
         made: Event = _NativeEvent.__new__(
@@ -111,7 +113,7 @@ def _of_any_device(name: str, native: Any, ours: Any) -> Any:
             named = torch.device(device) if isinstance(device, (str, torch.device)) else None
             unnamed = device is None and not args and "stream_id" not in kwargs
             if unnamed or (named is not None and named.type == "tiny"):
-                return ours(named, *args, **kwargs)
+                return ours(*args, device=named, **kwargs)
             return native(*(() if device is None else (device,)), *args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -132,7 +134,7 @@ def install() -> None:
     torch.accelerator.synchronize = synchronize  # type: ignore[assignment]
 
 
-def current_stream(device: Any = None, /) -> Stream:
+def current_stream(device: Any = None) -> Stream:
     """The stream that is current: it is the only one there is."""
     return Stream(device)
 

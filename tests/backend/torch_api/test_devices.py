@@ -44,6 +44,19 @@ class TestDevice:
         with pytest.raises(RuntimeError, match="expected a tiny device, but got cpu"):
             torch.tiny.get_device_name("cpu")
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_stats", "mem_get_info",
+            "reset_peak_memory_stats", "current_stream", "default_stream", "synchronize", "get_device_properties",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("where", [0, "tiny"])
+    def test_the_device_by_name(self, name: str, where: int | str) -> None:
+        """Those of memory and `current_stream` took it by position only, where torch.cuda's take `device=`."""
+        function = getattr(torch.tiny, name)
+        assert type(function(device=where)) is type(function(where)) is type(function())
+
     def test_context_managers(self) -> None:
         with torch.tiny.device(0), torch.tiny.device_of(torch.ones(1, device="tiny")), torch.tiny.device_of(3):
             assert torch.tiny.current_device() == 0
