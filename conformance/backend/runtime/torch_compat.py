@@ -176,6 +176,22 @@ def replace_data_parallel_device(function: Callable[[], str | None]) -> None:
     importlib.import_module("torch.nn.parallel.data_parallel")._get_available_device_type = function  # type: ignore[attr-defined]
 
 
+def process_group_functions() -> tuple[Callable[..., Any], Callable[..., Any], dict[str, str]]:
+    """What makes the first process group and later ones, and the backend that torch chooses for a kind of device."""
+    names = "init_process_group", "new_group", "Backend.default_device_backend_map"
+    init, new, chosen = (found(f"torch.distributed.distributed_c10d:{name}") for name in names)
+    return init, new, chosen
+
+
+def replace_process_group_functions(**functions: Callable[..., Any]) -> None:
+    """Let process groups be made by these functions."""
+    for module in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
+        imported = importlib.import_module(module)
+        for name, function in functions.items():
+            if hasattr(imported, name):
+                setattr(imported, name, function)
+
+
 def wait_for(work: Any) -> None:
     """Wait for a collective, given as the dispatcher passes it; None is one that is done."""
     if work is not None:
