@@ -106,6 +106,13 @@ _OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_")
 tracing_state: Callable[[], Any] = found("torch._C:_get_tracing_state")
 set_tracing_state: Callable[[Any], None] = found("torch._C:_set_tracing_state")
 
+# Modes of torch functions, and the default device
+DeviceContext: Any = found("torch.utils._device:DeviceContext")
+device_constructors: Callable[[], set[Any]] = found("torch.utils._device:_device_constructors")
+modes: Callable[[], list[Any]] = found("torch.overrides:_get_current_function_mode_stack")
+_pop_mode: Callable[[], Any] = found("torch.overrides:_pop_mode")
+_push_mode: Callable[[Any], None] = found("torch.overrides:_push_mode")
+
 # Random numbers, streams and events
 Event: Any = found("torch:Event")
 Generator: Any = found("torch._C:Generator")
@@ -142,6 +149,14 @@ def make_storage_methods(name: str) -> None:
     """Give storages `tiny()` and `is_tiny`."""
     generate: Any = found("torch.utils.backend_registration:_generate_storage_methods_for_privateuse1_backend")
     generate(name)
+
+
+def replace_modes(instead: list[Any]) -> None:
+    """Let these modes of torch functions be on, outermost first, and no others."""
+    for _ in modes():
+        _pop_mode()
+    for mode in instead:
+        _push_mode(mode)
 
 
 def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:

@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from ..runtime import allocations, memory
+from . import current_device as current_device_
 
 _current = 0
 
 
 def device_count() -> int:
     """Number of tiny devices: the environment variable TINY_DEVICES, 1 without it."""
-    return int(os.environ.get("TINY_DEVICES", "1"))
+    given = os.environ.get("TINY_DEVICES", "1")
+    if not (given.isascii() and given.isdecimal() and int(given)):
+        raise RuntimeError(f"tiny: TINY_DEVICES is how many devices there are, a number from 1 on, not {given!r}")
+    return int(given)
 
 
 def is_available() -> bool:
@@ -66,14 +70,24 @@ def index_of(device: Any = None) -> int:
 def set_device(device: Any) -> None:
     """Make another device the one that `device="tiny"` means."""
     global _current
-    _current = index_of(device)
+    index = index_of(device)
+    if index or _current:
+        current_device_.select(index)
+    _current = index
 
 
 class device:
-    """Context manager: within it `device="tiny"` means this index; None and -1 change nothing."""
+    """Context manager: within it `device="tiny"` means this index; None, -1 and "tiny" change nothing.
+
+    Raises ValueError for a device of another kind.
+    """
 
     def __init__(self, device: Any) -> None:
-        self.index = -1 if device is None else device if isinstance(device, int) else torch.device(device).index or 0
+        named = torch.device(device) if device is not None and not isinstance(device, int) else None
+        if named is not None and named.type != "tiny":
+            raise ValueError(f"tiny: expected a tiny device, but got {named}")
+        index = named.index if named is not None else device
+        self.index = -1 if index is None else index
         self.before = 0
 
     def __enter__(self) -> device:

@@ -34,7 +34,9 @@ class Stream(_NativeStream):  # type: ignore[misc]
     """A stream of a tiny device; all of them are one queue."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        made: Stream = _NativeStream.__new__(cls, device=torch.device("tiny", index_of(device)))
+        index = index_of(device)
+        kind = torch_compat.DeviceType.PrivateUse1.value  # of a device torch makes the stream of the one current in C++
+        made: Stream = _NativeStream.__new__(cls, stream_id=0, device_index=index, device_type=kind)
         return made
 
     @staticmethod
