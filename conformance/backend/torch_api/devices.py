@@ -154,6 +154,16 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return including_emulation
 
 
+def is_tf32_supported() -> bool:
+    """False: float32 is computed in float32."""
+    return False
+
+
+def get_arch_list() -> list[str]:
+    """Empty: nothing was compiled for generations of the device."""
+    return []
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """dtypes that `torch.autocast("tiny", dtype=...)` takes."""
     return [torch.bfloat16, torch.float16]
@@ -171,5 +181,5 @@ def _is_in_bad_fork() -> bool:
 PUBLIC = (
     device_count, is_available, is_initialized, init, current_device, set_device, device, device_of, exchange_device,
     get_device_properties, get_device_name, get_device_capability, can_device_access_peer, is_bf16_supported,
-    get_amp_supported_dtype, ipc_collect, _is_in_bad_fork,
+    is_tf32_supported, get_arch_list, get_amp_supported_dtype, ipc_collect, _is_in_bad_fork,
 )  # fmt: skip

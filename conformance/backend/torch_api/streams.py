@@ -152,9 +152,17 @@ def set_stream(stream: Any) -> None:
         set_device(stream.device_index)
 
 
-def stream(stream: Any) -> Any:
-    """Context manager: within it this stream is the current one, which changes nothing that is computed."""
-    return device_context(None if stream is None else stream.device_index)
+class StreamContext(device_context):
+    """Context manager: within it a stream is the current one, which changes nothing but the current device."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(None if stream is None else stream.device_index)
+        self.stream = stream
+
+
+def stream(stream: Any) -> StreamContext:
+    """Context manager: within it this stream is the current one, which changes nothing but the current device."""
+    return StreamContext(stream)
 
 
 def is_current_stream_capturing() -> bool:
@@ -163,5 +171,6 @@ def is_current_stream_capturing() -> bool:
 
 
 PUBLIC = (
-    synchronize, Stream, Event, current_stream, default_stream, set_stream, stream, is_current_stream_capturing,
+    synchronize, Stream, Event, current_stream, default_stream, set_stream, stream, StreamContext,
+    is_current_stream_capturing,
 )  # fmt: skip

@@ -29,6 +29,12 @@ class TestDevice:
         for dtype in supported:
             assert torch.zeros(2, device="tiny").to(dtype).dtype == dtype
 
+    def test_what_is_not_there_is_said(self) -> None:
+        """These names of torch.cuda were missing, although there is a true answer."""
+        tiny = torch.tiny
+        assert (tiny.is_tf32_supported(), tiny.get_arch_list(), tiny.host_memory_stats()) == (False, [], {})
+        assert isinstance(tiny.stream(None), tiny.StreamContext)
+
     @pytest.mark.parametrize(
         "call",
         [
