@@ -176,10 +176,11 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 PUBLIC = (
-    empty_cache, empty_host_cache, host_memory_stats, memory_stats, memory_allocated, max_memory_allocated, memory_reserved,
-    max_memory_reserved, reset_peak_memory_stats, reset_accumulated_memory_stats, mem_get_info, set_memory_limit,
-    set_per_process_memory_fraction, get_per_process_memory_fraction, memory_summary, memory_stats_as_nested_dict,
-    memory_cached, max_memory_cached, reset_max_memory_allocated, reset_max_memory_cached,
+    empty_cache, empty_host_cache, host_memory_stats, memory_stats, memory_allocated, max_memory_allocated,
+    memory_reserved, max_memory_reserved, reset_peak_memory_stats, reset_accumulated_memory_stats, mem_get_info,
+    set_memory_limit, set_per_process_memory_fraction, get_per_process_memory_fraction, memory_summary,
+    memory_stats_as_nested_dict, memory_cached, max_memory_cached, reset_max_memory_allocated,
+    reset_max_memory_cached,
 )  # fmt: skip
 
 
