@@ -40,15 +40,11 @@ class Cases(PlacedPool):
         """All of op_db as the workers see it, with `beside` the entries beside it as well, and the target's
         environment. Raises TargetError, also where the target cannot show one of the `variants`."""
         try:
-<<<<<<< HEAD
+            with self.place.loading(self.target, self.limits):
+                self.ask(os.getpid)
             entries, environment, self.setup, self.lacks = self.ask(
                 worker.catalog, self.target, frozenset(variants), beside
             )
-=======
-            with self.place.loading(self.target, self.limits):
-                self.ask(os.getpid)
-            entries, environment, self.setup = self.ask(worker.catalog, self.target, frozenset(variants), beside)
->>>>>>> wa
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
         return entries, environment

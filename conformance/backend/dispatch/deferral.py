@@ -324,7 +324,7 @@ def _describe_tensor(x: torch.Tensor, key: list[Any], storages: list[LazyStorage
     key.append(x.storage_offset())
     if storages:  # which of the others shares its storage
         key.append(storages.index(lazy) if lazy in storages else -1)
-    key.append(lazy.device)
+    key.append(lazy.place)
     storages.append(lazy)
 
 

@@ -49,7 +49,7 @@ class _Copy:
 
 def queued(self: torch.Tensor, src: torch.Tensor) -> bool:
     """Put a copy into the queue where one of the two waits for calls in it; False where neither does, or it is no
-    plain copy: of another size, to elements that share memory, or within one storage."""
+    plain copy: of another size, to elements that share memory, within one storage, or of one that was made smaller."""
     if not calls.pending() or calls.is_closed() or recording.is_open():
         return False
     try:
@@ -62,7 +62,7 @@ def queued(self: torch.Tensor, src: torch.Tensor) -> bool:
         return False
     if self.dtype not in COMPUTED or src.dtype not in COMPUTED or self.is_neg() or src.is_neg() or 0 in size:
         return False
-    if layout.plan(size, stride).expanded:
+    if layout.plan(size, stride).expanded or target.place != target.device or source.place != source.device:
         return False
     of = (
         (self.dtype, size, stride, offset),

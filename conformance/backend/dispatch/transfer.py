@@ -44,7 +44,10 @@ def on_host(tensor: torch.Tensor, host: torch.Tensor, shift: int = 0) -> torch.T
     """A CPU tensor with the geometry, and the conjugate and negative bits, of `tensor` on the storage of `host`, which
     holds its bytes from `shift` elements on."""
     made = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    made.set_(host.untyped_storage(), tensor.storage_offset() + shift, tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    size, stride, offset = geometry(tensor)
+    memory = host.untyped_storage()
+    layout.check_inside(size, stride, offset + shift, tensor.itemsize, memory.nbytes())  # `set_` would let it grow
+    made.set_(memory, offset + shift, size, stride)  # type: ignore[call-overload]
     made = made.conj() if tensor.is_conj() else made
     return torch_compat.neg_view(made) if tensor.is_neg() else made
 
@@ -55,6 +58,7 @@ def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
     lazy = storage_to_read(tensor)
     number = None if COMPUTED.get(tensor.dtype) != lazy.dtype or tensor.is_neg() else lazy.number()
     if number is not None:
+        layout.check_inside(*geometry(tensor), tensor.itemsize, lazy.nbytes)
         return torch.full((), number, dtype=tensor.dtype, device="cpu").expand(tensor.size())
     return on_host(tensor, host_bytes(lazy))
 

@@ -51,6 +51,8 @@ def read(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, off
     view, pending = storage.view, constants or loop is not None
     if view is not None and not pending and view[:3] == (size, stride, offset) and view[3].dtype == real:
         return view[3]
+    # What is known to be held was inside, and is forgotten when a storage changes its size.
+    layout.check_inside(size, stride, offset, real.itemsize, storage.nbytes)
     value = strided_read(flush.flat_as(storage, real), size, stride, offset)
     storage.view = (size, stride, offset, value)
     return value
@@ -63,10 +65,12 @@ def write(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, of
         size, stride, offset = paired(size, stride, offset)
     if 0 in size:
         return
-    storage.version += 1
     if _covers(storage, real, size, stride, offset):
+        storage.version += 1
         hold(storage, size, stride, value)
         return
+    layout.check_inside(size, stride, offset, real.itemsize, storage.nbytes)
+    storage.version += 1
     constant = expressions.constant_of(value)
     if constant is not None and storage.dtype == real:
         _write_number(storage, size, stride, offset, constant)
@@ -87,6 +91,7 @@ def fill(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset: in
     if _covers(storage, real, size, stride, offset):
         storage.hold_number(real, number)
     elif storage.dtype == real:
+        layout.check_inside(size, stride, offset, real.itemsize, storage.nbytes)
         storage.version += 1
         _write_number(storage, size, stride, offset, number)
         if storage.serial not in DIRTY:
@@ -143,6 +148,8 @@ def resize(storage: Any, nbytes: int) -> None:
         calls.settle()
     if nbytes == lazy.nbytes:
         return
+    if nbytes < lazy.nbytes or lazy.place != lazy.device:
+        lazy.place = lazy.device, nbytes
     index = storage.device.index or 0
     dtype = lazy.dtype if nbytes % lazy.dtype.itemsize == 0 else dtypes.uint8
     old = flush.flat_as(lazy, dtype)

@@ -112,6 +112,17 @@ def covers(size: Ints, stride: Ints, offset: int, length: int) -> bool:
     return offset == 0 and p.dense and not p.expanded and p.numel == length
 
 
+def check_inside(size: Ints, stride: Ints, offset: int, itemsize: int, nbytes: int) -> None:
+    """Raise torch's RuntimeError for a view that reaches past its storage, which was made smaller since."""
+    extent = plan(size, stride).extent
+    need = (offset + extent) * itemsize
+    if need > nbytes and extent:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {itemsize} "
+            f"requiring a storage size of {need} are out of bounds for storage of size {nbytes}"
+        )
+
+
 def positions(size: Ints, stride: Ints, offset: int = 0) -> np.ndarray:
     """Flat positions of the view's elements as an int64 array of shape `size`."""
     out = np.full((), offset, dtype=np.int64)

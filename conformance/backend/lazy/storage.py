@@ -69,6 +69,7 @@ class LazyStorage:
         "loop",
         "nbytes",
         "owner",
+        "place",
         "queued",
         "serial",
         "version",
@@ -77,6 +78,8 @@ class LazyStorage:
 
     def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
         self.nbytes, self.device, self.serial = nbytes, device, next(_serials)
+        # The device, and the size of a storage that was made smaller: what held of an equal call may not hold there.
+        self.place: str | tuple[str, int] = device
         # With neither a flat value nor a view all elements are one number. New memory reads as zeros: torch promises
         # nothing, and a constant costs nothing.
         self._fresh, self._number = dtype, cast(Number, 0)

@@ -107,6 +107,13 @@ _OF_TENSORS = found("torch:Tensor._version"), found("torch:Tensor._indices"), fo
 tracing_state: Callable[[], Any] = found("torch._C:_get_tracing_state")
 set_tracing_state: Callable[[Any], None] = found("torch._C:_set_tracing_state")
 
+# Modes of torch functions, and the default device
+DeviceContext: Any = found("torch.utils._device:DeviceContext")
+device_constructors: Callable[[], set[Any]] = found("torch.utils._device:_device_constructors")
+modes: Callable[[], list[Any]] = found("torch.overrides:_get_current_function_mode_stack")
+_pop_mode: Callable[[], Any] = found("torch.overrides:_pop_mode")
+_push_mode: Callable[[Any], None] = found("torch.overrides:_push_mode")
+
 # Random numbers, streams and events
 Event: Any = found("torch:Event")
 Generator: Any = found("torch._C:Generator")
@@ -165,6 +172,14 @@ def make_storage_methods(name: str) -> None:
     generate(name)
 
 
+def replace_modes(instead: list[Any]) -> None:
+    """Let these modes of torch functions be on, outermost first, and no others."""
+    for _ in modes():
+        _pop_mode()
+    for mode in instead:
+        _push_mode(mode)
+
+
 def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
     """Let torch format the text of a tensor by this function."""
     torch._tensor_str._tensor_str = function
@@ -195,6 +210,22 @@ def replace_flex_device_check(function: Callable[..., None]) -> None:
 def replace_data_parallel_device(function: Callable[[], str | None]) -> None:
     """Let DataParallel take this function's answer for the kind of device that it serves."""
     importlib.import_module("torch.nn.parallel.data_parallel")._get_available_device_type = function  # type: ignore[attr-defined]
+
+
+def process_group_functions() -> tuple[Callable[..., Any], Callable[..., Any], dict[str, str]]:
+    """What makes the first process group and later ones, and the backend that torch chooses for a kind of device."""
+    names = "init_process_group", "new_group", "Backend.default_device_backend_map"
+    init, new, chosen = (found(f"torch.distributed.distributed_c10d:{name}") for name in names)
+    return init, new, chosen
+
+
+def replace_process_group_functions(**functions: Callable[..., Any]) -> None:
+    """Let process groups be made by these functions."""
+    for module in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
+        imported = importlib.import_module(module)
+        for name, function in functions.items():
+            if hasattr(imported, name):
+                setattr(imported, name, function)
 
 
 def wait_for(work: Any) -> None:

@@ -35,7 +35,7 @@ def empty_host_cache() -> None:
     """Nothing: there is no host memory kept for transfers."""
 
 
-def memory_stats(device: Any = None, /) -> OrderedDict[str, Any]:
+def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
     """Bytes and counts by torch's names, such as "allocated_bytes.all.peak"; there are no pools other than "all"."""
     usage = _usage(device)
     found: dict[str, int] = {}
@@ -47,7 +47,12 @@ def memory_stats(device: Any = None, /) -> OrderedDict[str, Any]:
     return OrderedDict(sorted(found.items()))
 
 
-def memory_stats_as_nested_dict(device: Any = None, /) -> dict[str, Any]:
+def host_memory_stats() -> OrderedDict[str, Any]:
+    """Empty: there is no host memory kept for transfers."""
+    return OrderedDict()
+
+
+def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
     """The same with the parts of each name as keys of nested dictionaries."""
     found: dict[str, Any] = {}
     for name, value in memory_stats(device).items():
@@ -59,34 +64,34 @@ def memory_stats_as_nested_dict(device: Any = None, /) -> dict[str, Any]:
     return found
 
 
-def memory_allocated(device: Any = None, /) -> int:
+def memory_allocated(device: Any = None) -> int:
     """Bytes of the buffers that are in use."""
     return _usage(device).in_use.current
 
 
-def max_memory_allocated(device: Any = None, /) -> int:
+def max_memory_allocated(device: Any = None) -> int:
     """The most bytes that were in use at once since `reset_peak_memory_stats`."""
     return _usage(device).in_use.peak
 
 
-def memory_reserved(device: Any = None, /) -> int:
+def memory_reserved(device: Any = None) -> int:
     """Bytes in use and kept for reuse."""
     return _usage(device).reserved.current
 
 
-def max_memory_reserved(device: Any = None, /) -> int:
+def max_memory_reserved(device: Any = None) -> int:
     """The most bytes that were in use and kept for reuse since `reset_peak_memory_stats`."""
     return _usage(device).reserved.peak
 
 
-def reset_peak_memory_stats(device: Any = None, /) -> None:
+def reset_peak_memory_stats(device: Any = None) -> None:
     """Let the peaks start from what is used now."""
     usage = _usage(device)
     for figure in (usage.in_use, usage.reserved, usage.buffers, usage.blocks):
         figure.peak = figure.current
 
 
-def reset_accumulated_memory_stats(device: Any = None, /) -> None:
+def reset_accumulated_memory_stats(device: Any = None) -> None:
     """Let the totals of what was allocated and freed start from zero."""
     usage = _usage(device)
     usage.out_of_memory = usage.retries = 0
@@ -94,27 +99,27 @@ def reset_accumulated_memory_stats(device: Any = None, /) -> None:
         figure.allocated = figure.freed = 0
 
 
-def reset_max_memory_allocated(device: Any = None, /) -> None:
+def reset_max_memory_allocated(device: Any = None) -> None:
     """The older name of `reset_peak_memory_stats`."""
     reset_peak_memory_stats(device)
 
 
-def memory_cached(device: Any = None, /) -> int:
+def memory_cached(device: Any = None) -> int:
     """The older name of `memory_reserved`."""
     return memory_reserved(device)
 
 
-def max_memory_cached(device: Any = None, /) -> int:
+def max_memory_cached(device: Any = None) -> int:
     """The older name of `max_memory_reserved`."""
     return max_memory_reserved(device)
 
 
-def reset_max_memory_cached(device: Any = None, /) -> None:
+def reset_max_memory_cached(device: Any = None) -> None:
     """The older name of `reset_peak_memory_stats`."""
     reset_peak_memory_stats(device)
 
 
-def mem_get_info(device: Any = None, /) -> tuple[int, int]:
+def mem_get_info(device: Any = None) -> tuple[int, int]:
     """(free, total) bytes, where total is the host's memory or the limit.
 
     Raises RuntimeError for a device of which tinygrad does not say how much memory it has.
@@ -171,10 +176,11 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 PUBLIC = (
-    empty_cache, empty_host_cache, memory_stats, memory_allocated, max_memory_allocated, memory_reserved,
-    max_memory_reserved, reset_peak_memory_stats, reset_accumulated_memory_stats, mem_get_info, set_memory_limit,
-    set_per_process_memory_fraction, get_per_process_memory_fraction, memory_summary, memory_stats_as_nested_dict,
-    memory_cached, max_memory_cached, reset_max_memory_allocated, reset_max_memory_cached,
+    empty_cache, empty_host_cache, host_memory_stats, memory_stats, memory_allocated, max_memory_allocated,
+    memory_reserved, max_memory_reserved, reset_peak_memory_stats, reset_accumulated_memory_stats, mem_get_info,
+    set_memory_limit, set_per_process_memory_fraction, get_per_process_memory_fraction, memory_summary,
+    memory_stats_as_nested_dict, memory_cached, max_memory_cached, reset_max_memory_allocated,
+    reset_max_memory_cached,
 )  # fmt: skip
 
 

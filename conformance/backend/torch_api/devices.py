@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from ..runtime import allocations, memory
+from . import current_device as current_device_
 
 _current = 0
 
 
 def device_count() -> int:
     """Number of tiny devices: the environment variable TINY_DEVICES, 1 without it."""
-    return int(os.environ.get("TINY_DEVICES", "1"))
+    given = os.environ.get("TINY_DEVICES", "1")
+    if not (given.isascii() and given.isdecimal() and int(given)):
+        raise RuntimeError(f"tiny: TINY_DEVICES is how many devices there are, a number from 1 on, not {given!r}")
+    return int(given)
 
 
 def is_available() -> bool:
@@ -66,14 +70,24 @@ def index_of(device: Any = None) -> int:
 def set_device(device: Any) -> None:
     """Make another device the one that `device="tiny"` means."""
     global _current
-    _current = index_of(device)
+    index = index_of(device)
+    if index or _current:
+        current_device_.select(index)
+    _current = index
 
 
 class device:
-    """Context manager: within it `device="tiny"` means this index; None and -1 change nothing."""
+    """Context manager: within it `device="tiny"` means this index; None, -1 and "tiny" change nothing.
+
+    Raises ValueError for a device of another kind.
+    """
 
     def __init__(self, device: Any) -> None:
-        self.index = -1 if device is None else device if isinstance(device, int) else torch.device(device).index or 0
+        named = torch.device(device) if device is not None and not isinstance(device, int) else None
+        if named is not None and named.type != "tiny":
+            raise ValueError(f"tiny: expected a tiny device, but got {named}")
+        index = named.index if named is not None else device
+        self.index = -1 if index is None else index
         self.before = 0
 
     def __enter__(self) -> device:
@@ -140,6 +154,16 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return including_emulation
 
 
+def is_tf32_supported() -> bool:
+    """False: float32 is computed in float32."""
+    return False
+
+
+def get_arch_list() -> list[str]:
+    """Empty: nothing was compiled for generations of the device."""
+    return []
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """dtypes that `torch.autocast("tiny", dtype=...)` takes."""
     return [torch.bfloat16, torch.float16]
@@ -157,5 +181,5 @@ def _is_in_bad_fork() -> bool:
 PUBLIC = (
     device_count, is_available, is_initialized, init, current_device, set_device, device, device_of, exchange_device,
     get_device_properties, get_device_name, get_device_capability, can_device_access_peer, is_bf16_supported,
-    get_amp_supported_dtype, ipc_collect, _is_in_bad_fork,
+    is_tf32_supported, get_arch_list, get_amp_supported_dtype, ipc_collect, _is_in_bad_fork,
 )  # fmt: skip

@@ -8,6 +8,7 @@ CPU (gloo), waits, and carries back what was received. DistributedDataParallel a
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from ..dispatch.tensors import is_tiny
 from ..runtime import torch_compat
+from .devices import index_of
 
 # Of every other collective the first argument holds the tensors that it fills.
 FILLS_NOTHING = frozenset({"send", "barrier"})
@@ -26,6 +28,11 @@ REFUSED = (
     "devices: use one tiny device, or torch.nn.parallel.DistributedDataParallel with a process each over gloo"
 )
 
+UNUSED = (
+    "needs an allocator of pinned memory, which torch has for devices written in C++ alone: "
+    "let every parameter take part in the loss, and leave it out"
+)
+
 
 def install() -> None:
     """Serve collectives of tensors on tiny, and refuse DataParallel of modules there."""
@@ -33,6 +40,7 @@ def install() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel")
             _serve_collectives()
+        _choose_gloo()
     _refuse_data_parallel()
     _refuse_unused_parameters()
 
@@ -46,6 +54,34 @@ def _serve_collectives() -> None:
         if namespace == "c10d" and torch_compat.has_kernel(name, "PrivateUse1"):
             kernel = functools.partial(_on_cpu, getattr(torch.ops.c10d, op).default)
             collectives.impl(op, kernel, "PrivateUse1")
+
+
+def _choose_gloo() -> None:
+    """Without a backend torch looks for one of the accelerator's own, in programs of CPU tensors too; and a device that
+    a group is bound to it asks for its backend. Here both are gloo over the CPU."""
+    init, new, chosen = torch_compat.process_group_functions()
+    chosen["tiny"] = "gloo"
+    torch_compat.replace_process_group_functions(
+        init_process_group=_unbound(init, backend="gloo"), new_group=_unbound(new)
+    )
+
+
+def _unbound(make: Callable[..., Any], **defaults: Any) -> Callable[..., Any]:
+    """What makes a process group, with these for arguments that are None, and bound to no device that is tiny's."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        device = given.get("device_id")
+        if isinstance(device, int) or (device is not None and torch.device(device).type == "tiny"):
+            index_of(device)
+            given["device_id"] = None
+        for name, value in defaults.items():
+            given[name] = value if given.get(name) is None else given[name]
+        return make(**given)
+
+    return made
 
 
 def _on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,13 +137,18 @@ def _refuse_unused_parameters() -> None:
     def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         asked = [name for name in ("find_unused_parameters", "static_graph") if kwargs.get(name)]
         if asked and any(map(is_tiny, module.parameters())):
-            raise RuntimeError(
-                f"tiny: DistributedDataParallel({asked[0]}=True) needs an allocator of pinned memory, which torch has "
-                "for devices written in C++ alone: let every parameter take part in the loss, and leave it out"
-            )
+            raise RuntimeError(f"tiny: DistributedDataParallel({asked[0]}=True) {UNUSED}")
         original(self, module, *args, **kwargs)
 
-    parallel.__init__ = init
+    set_static = parallel._set_static_graph
+
+    @functools.wraps(set_static)
+    def set_static_graph(self: Any) -> None:
+        if any(map(is_tiny, self.module.parameters())):
+            raise RuntimeError(f"tiny: DistributedDataParallel._set_static_graph() {UNUSED}")
+        set_static(self)
+
+    parallel.__init__, parallel._set_static_graph = init, set_static_graph
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..runtime import torch_compat
+from .storages import refuse_file
 
 NAMES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -49,9 +50,9 @@ def classes() -> dict[str, type]:
     # torch's `Tensor.type` reads the name of a class as C has it, which is the one that it is made with.
     tensors = {name: _Meta(f"torch.tiny.{name}", (), {"dtype": dtype}) for name, dtype in NAMES.items()}
     base = torch_compat.LegacyStorage
+    of_all = {"__module__": "torch.tiny", "from_file": staticmethod(refuse_file)}
     storages = {
-        name: type(base)(name, (base,), {"dtype": dtype, "_dtype": dtype, "__module__": "torch.tiny"})
-        for name, dtype in STORAGES.items()
+        name: type(base)(name, (base,), {"dtype": dtype, "_dtype": dtype, **of_all}) for name, dtype in STORAGES.items()
     }
     return tensors | storages
 

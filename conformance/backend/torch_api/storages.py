@@ -18,18 +18,30 @@ from ..runtime import torch_compat
 from ..runtime.lock import locked
 from .devices import index_of
 
-_pinning = torch.library.Library("aten", "IMPL")
+_storages = torch.library.Library("aten", "IMPL")
 
 
 def install() -> None:
     """Serve storages on tiny; those of other devices keep torch's methods."""
     _serve_constructor()
-    methods: dict[str, Callable[..., Any]] = {"resize_": _resize, "new": _new, "byteswap": _byteswap}
+    methods: dict[str, Callable[..., Any]] = {
+        "resize_": _resize, "new": _new, "byteswap": _byteswap,
+        "is_shared": lambda self: False,  # torch says that all memory of accelerators is
+    }  # fmt: skip
     _refuse_slices()
     for name, method in methods.items():
         _replace(name, method)
     torch_compat.make_storage_methods("tiny")
     _pin_by_copying()
+    _storages.impl("from_file", refuse_file, "PrivateUse1")
+
+
+def refuse_file(*_: Any, **__: Any) -> Any:
+    """Raise NotImplementedError: what a file is mapped to is memory of the host."""
+    raise NotImplementedError(
+        "tiny: a file cannot be mapped into the device's memory: torch.from_file without a device maps it on the CPU, "
+        'and .to("tiny") copies from there'
+    )
 
 
 def _serve_constructor() -> None:
@@ -109,5 +121,5 @@ def _pin_by_copying() -> None:
     def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
         return bool(getattr(self.untyped_storage(), "_pinned", False))
 
-    _pinning.impl("_pin_memory", pinned, "CPU")
-    _pinning.impl("is_pinned", is_pinned, "CPU")
+    _storages.impl("_pin_memory", pinned, "CPU")
+    _storages.impl("is_pinned", is_pinned, "CPU")

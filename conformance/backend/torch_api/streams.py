@@ -34,7 +34,9 @@ class Stream(_NativeStream):  # type: ignore[misc]
     """A stream of a tiny device; all of them are one queue."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        made: Stream = _NativeStream.__new__(cls, device=torch.device("tiny", index_of(device)))
+        index = index_of(device)
+        kind = torch_compat.DeviceType.PrivateUse1.value  # of a device torch makes the stream of the one current in C++
+        made: Stream = _NativeStream.__new__(cls, stream_id=0, device_index=index, device_type=kind)
         return made
 
     @staticmethod
@@ -44,7 +46,7 @@ class Stream(_NativeStream):  # type: ignore[misc]
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record an event, a new one where none is given, and return it."""
-        event = Event(self.device) if event is None else event
+        event = Event(device=self.device) if event is None else event
         event.record(self)
         return event
 
@@ -55,12 +57,14 @@ class Stream(_NativeStream):  # type: ignore[misc]
 class Event(_NativeEvent):  # type: ignore[misc]
     """A point in the order of the program.
 
-    With `enable_timing` recording it computes all lazy values there are, and notes the time.
+    With `enable_timing` recording it computes all lazy values there are, and notes the time. Its arguments are those of
+    `torch.cuda.Event`, where what is given first is `enable_timing`.
     """
 
     def __new__(
-        cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> Event:
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False,
+        *, device: Any = None,
+    ) -> Event:  # fmt: skip
         if interprocess:
             raise RuntimeError("tiny: an event cannot be shared between processes, since the device is in each of them")
         made: Event = _NativeEvent.__new__(
@@ -111,7 +115,7 @@ def _of_any_device(name: str, native: Any, ours: Any) -> Any:
             named = torch.device(device) if isinstance(device, (str, torch.device)) else None
             unnamed = device is None and not args and "stream_id" not in kwargs
             if unnamed or (named is not None and named.type == "tiny"):
-                return ours(named, *args, **kwargs)
+                return ours(*args, device=named, **kwargs)
             return native(*(() if device is None else (device,)), *args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -132,7 +136,7 @@ def install() -> None:
     torch.accelerator.synchronize = synchronize  # type: ignore[assignment]
 
 
-def current_stream(device: Any = None, /) -> Stream:
+def current_stream(device: Any = None) -> Stream:
     """The stream that is current: it is the only one there is."""
     return Stream(device)
 
@@ -148,9 +152,17 @@ def set_stream(stream: Any) -> None:
         set_device(stream.device_index)
 
 
-def stream(stream: Any) -> Any:
-    """Context manager: within it this stream is the current one, which changes nothing that is computed."""
-    return device_context(None if stream is None else stream.device_index)
+class StreamContext(device_context):
+    """Context manager: within it a stream is the current one, which changes nothing but the current device."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(None if stream is None else stream.device_index)
+        self.stream = stream
+
+
+def stream(stream: Any) -> StreamContext:
+    """Context manager: within it this stream is the current one, which changes nothing but the current device."""
+    return StreamContext(stream)
 
 
 def is_current_stream_capturing() -> bool:
@@ -159,5 +171,6 @@ def is_current_stream_capturing() -> bool:
 
 
 PUBLIC = (
-    synchronize, Stream, Event, current_stream, default_stream, set_stream, stream, is_current_stream_capturing,
+    synchronize, Stream, Event, current_stream, default_stream, set_stream, stream, StreamContext,
+    is_current_stream_capturing,
 )  # fmt: skip

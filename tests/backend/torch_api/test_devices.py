@@ -29,6 +29,12 @@ class TestDevice:
         for dtype in supported:
             assert torch.zeros(2, device="tiny").to(dtype).dtype == dtype
 
+    def test_what_is_not_there_is_said(self) -> None:
+        """These names of torch.cuda were missing, although there is a true answer."""
+        tiny = torch.tiny
+        assert (tiny.is_tf32_supported(), tiny.get_arch_list(), tiny.host_memory_stats()) == (False, [], {})
+        assert isinstance(tiny.stream(None), tiny.StreamContext)
+
     @pytest.mark.parametrize(
         "call",
         [
@@ -43,6 +49,19 @@ class TestDevice:
     def test_a_device_of_another_kind(self) -> None:
         with pytest.raises(RuntimeError, match="expected a tiny device, but got cpu"):
             torch.tiny.get_device_name("cpu")
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_stats", "mem_get_info",
+            "reset_peak_memory_stats", "current_stream", "default_stream", "synchronize", "get_device_properties",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("where", [0, "tiny"])
+    def test_the_device_by_name(self, name: str, where: int | str) -> None:
+        """Those of memory and `current_stream` took it by position only, where torch.cuda's take `device=`."""
+        function = getattr(torch.tiny, name)
+        assert type(function(device=where)) is type(function(where)) is type(function())
 
     def test_context_managers(self) -> None:
         with torch.tiny.device(0), torch.tiny.device_of(torch.ones(1, device="tiny")), torch.tiny.device_of(3):

@@ -114,6 +114,32 @@ def test_collectives(tmp_path):
         assert found == expected
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"backend": "gloo", "device_id": torch.device("tiny:0")}, {"device_id": 0}],
+    ids=["", "bound", "int"],
+)
+def test_a_group_without_a_backend(tmp_path, options):
+    """It asked for a backend of the accelerator's own, also for tensors on the CPU; a group bound to tiny still did."""
+    dist.init_process_group(init_method=f"file://{tmp_path}/store", rank=0, world_size=1, **options)
+    try:
+        assert dist.get_backend() == "gloo"
+        group = dist.new_group([0], device_id=torch.device("tiny:0"))
+        for device in ("cpu", "tiny"):
+            row = torch.ones(2, device=device)
+            dist.all_reduce(row)
+            dist.all_reduce(row, group=group)
+            assert row.tolist() == [1.0, 1.0]
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_bound_to_no_such_device():
+    with pytest.raises(RuntimeError, match="no device tiny:7"):
+        dist.init_process_group("gloo", device_id=torch.device("tiny:7"))
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to("tiny")
@@ -168,13 +194,16 @@ def _unused(rank: int) -> list[str]:
         with pytest.raises(RuntimeError, match="needs an allocator of pinned memory") as refused:
             DistributedDataParallel(module, **{option: True})
         said.append(str(refused.value))
-    return said
+    with pytest.raises(RuntimeError, match="needs an allocator of pinned memory") as refused:
+        DistributedDataParallel(module)._set_static_graph()
+    return [*said, str(refused.value)]
 
 
 def test_unused_parameters_are_refused(tmp_path):
     """Where the module is wrapped, not in the middle of its first step out of torch's C++."""
     for said in by_rank(_unused, tmp_path):
-        assert ["find_unused_parameters" in said[0], "static_graph" in said[1]] == [True, True]
+        names = "find_unused_parameters=True", "static_graph=True", "_set_static_graph()"
+        assert all(name in text for name, text in zip(names, said, strict=True))
 
 
 class TestDataParallel:

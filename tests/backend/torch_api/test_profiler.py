@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -45,3 +46,12 @@ class TestProfiler:
             torch.ones(2).sum()
         program()
         assert not kernels(seen.events())
+
+    def test_of_the_device_by_name(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """It printed a stack of C++ for each operator."""
+        with torch.autograd.profiler.profile(use_device="tiny") as seen:
+            program()
+        assert kernels(seen.function_events)
+        assert "tiny::" in seen.key_averages().table()
+        printed = capfd.readouterr()
+        assert "frame #" not in printed.out + printed.err

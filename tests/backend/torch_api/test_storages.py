@@ -160,3 +160,64 @@ class TestDeterministicMode:
         grown = torch.zeros(2, device="tiny").resize_(4)
         assert grown[:2].tolist() == [0.0, 0.0]
         assert grown[2:].isnan().all()
+
+
+class TestFiles:
+    """torch.from_file made a copy, whose writes never reached the file."""
+
+    @pytest.mark.parametrize(
+        "mapped",
+        [
+            lambda path: torch.from_file(path, shared=True, size=4, device="tiny"),
+            lambda path: torch.tiny.FloatStorage.from_file(path, True, 4),
+        ],
+    )
+    def test_refused(self, tmp_path, mapped) -> None:
+        path = tmp_path / "numbers"
+        path.write_bytes(bytes(16))
+        with pytest.raises(NotImplementedError, match="tiny: a file cannot be mapped into the device's memory"):
+            mapped(str(path))
+        assert torch.from_file(str(path), shared=True, size=4).to("tiny").tolist() == [0.0] * 4
+
+
+def test_nothing_is_shared() -> None:
+    """torch says of every accelerator's memory that it is, before it asks."""
+    x = torch.ones(2, device="tiny")
+    assert not x.untyped_storage().is_shared()
+    assert not x.is_shared()
+    assert torch.ones(2).share_memory_().is_shared()
+
+
+class TestTooSmall:
+    """A tensor over a storage that was made smaller: its text was what lay behind the storage in memory."""
+
+    @pytest.mark.parametrize("nbytes", [0, 6, 8])
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda x: x.tolist(), repr, lambda x: x[3].item(), lambda x: torch.equal(x + 1, x),
+            lambda x: x.add_(1).cpu(), lambda x: x.fill_(3), lambda x: x[1:].zero_(), lambda x: x.copy_(torch.ones(4)),
+            lambda x: x.copy_(torch.ones(4, device="tiny") * 2), lambda x: x.view(2, 2).t().tolist(),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize(
+        "made",
+        [lambda: torch.arange(4.0, device="tiny"), lambda: torch.zeros(4, device="tiny")],
+        ids=["range", "zeros"],
+    )
+    def test_use_is_refused(self, nbytes: int, use, made) -> None:
+        """Also of a call that equals an earlier one, which would wait in the queue and raise elsewhere."""
+        for _ in range(2):
+            use(made())
+        x = made()
+        x.untyped_storage().resize_(nbytes)
+        with pytest.raises(RuntimeError, match=f"are out of bounds for storage of size {nbytes}"):
+            use(x)
+        torch.tiny.synchronize()
+
+    def test_what_lies_inside_is_read(self) -> None:
+        x = torch.arange(4.0, device="tiny")
+        x.untyped_storage().resize_(8)
+        assert (x[:2] + 1).tolist() == [1.0, 2.0]
+        x.untyped_storage().resize_(16)
+        assert x.tolist() == [0.0, 1.0, 0.0, 0.0]

@@ -43,6 +43,16 @@ class TestEvent:
         with pytest.raises(RuntimeError, match="have been recorded"):
             timed.elapsed_time(timed)
 
+    def test_timing_is_asked_for_first(self) -> None:
+        """As of torch.cuda.Event; it was taken for a device."""
+        start, end = torch.tiny.Event(True), torch.tiny.Event(True, False, False)
+        start.record()
+        end.record()
+        assert start.elapsed_time(end) >= 0
+        assert isinstance(torch.Event("tiny:0"), torch.tiny.Event)
+        with pytest.raises(RuntimeError, match="no device tiny:5"):
+            torch.tiny.Event(device="tiny:5")
+
     def test_events_of_other_devices_are_torchs(self) -> None:
         assert torch.Event(device="cpu").device == torch.device("cpu")
         assert isinstance(torch.tiny.Event(), torch.Event)
