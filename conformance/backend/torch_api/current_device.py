@@ -2,7 +2,8 @@
 
 Defines `select`. The key insight: torch gives a device without an index one before it asks a kernel, by a guard in C++
 that is the same for every device registered from Python and answers 0. So the index is put in before torch sees the
-call, by a mode of torch functions; that costs up to ten microseconds a call, so the mode is there only while it is needed.
+call, by a mode of torch functions; that costs up to ten microseconds a call, so the mode is there only while it is
+needed.
 """
 
 from __future__ import annotations
