@@ -184,11 +184,11 @@ def _load(name: str, lines: Sequence[str]) -> str:
     return "\n".join(
         [
             f"def {name}():",
-            "    sys.path.append('')",
             "    try:",
-            f"        {'; '.join(lines)}",
+            f"        sys.path.append(''); {'; '.join(lines)}",
             "    except Exception as error:",
-            f"        sys.exit(print({said}, file=sys.stderr) or 2)",
+            f"        print({said}, file=sys.stderr)",
+            "        sys.exit(2)",
         ]
     )
 
