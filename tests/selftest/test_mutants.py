@@ -40,6 +40,7 @@ class TestPower:
         assert [name for name, one in hunts.items() if one.programs is None] == []
         assert all(len(one.small.steps) <= 3 and len(one.small.inputs) == 1 for one in hunts.values())
 
+    @pytest.mark.timeout(300)  # with an empty cache it compiles some hundred kernels
     def test_faults_are_found_in_the_tiny_device(self):
         """Planted in its dispatcher, where a wrong answer of its own would find nothing."""
         hunts = hunt(QUICK[:4], Drawing(), 0, 30, beneath="tiny")

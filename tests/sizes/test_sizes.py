@@ -111,6 +111,7 @@ class TestCalls:
 
 
 class TestPlanted:
+    @pytest.mark.timeout(300)  # each script imports torch, twice
     @pytest.mark.parametrize(
         ("name", "oracle"), [("clone", "memory"), ("eq", "value"), ("sum", "accuracy"), ("flip", ""), ("mean", "")]
     )
