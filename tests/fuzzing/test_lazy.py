@@ -43,9 +43,12 @@ def forgetful(tmp_path, monkeypatch) -> str:
             def __init__(self, argument=""):
                 super().__init__("zero_ clears the storage")
                 self.spec, self.waiting = "class:forgetful.Forgetful", 0
-                self.mode = Planted(Fault("fill_ add_ mul_ sub_ zero_ copy_", self.act, "long chains cut wrongly"))
+                ops = "fill_ add_ mul_ sub_ zero_ copy_ empty empty_strided empty_like new_empty new_empty_strided"
+                self.mode = Planted(Fault(ops, self.act, "long chains cut wrongly"))
 
             def act(self, call):
+                if "empty" in str(call.func):  # what is never written is the same in each run
+                    return call.run().zero_()
                 self.waiting += 1
                 return call.run() if self.waiting == 1 else call.args[0]
 
@@ -92,9 +95,8 @@ def test_a_campaign_names_it(forgetful, tmp_path):
 
 
 def test_drawn_programs_find_it(forgetful, tmp_path):
-    """Without a hint, within 60 programs. Memory that it never writes holds anything: such failures may be FLAKY."""
+    """Without a hint, within 60 programs."""
     assert main(["--target", forgetful, "--programs", "60", "--without", "op_db", "--reports", str(tmp_path)]) == 1
-    saved = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
-    found = [one for one in saved if one["kind"] != "FLAKY"]
+    found = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
     assert any("only together" in one["signature"] and one["first_bad_step"] for one in found)
     assert not any("only together" in one["signature"] and not one["first_bad_step"] for one in found)
