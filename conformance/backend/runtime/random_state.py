@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -96,3 +96,14 @@ def set_state(index: int, state: torch.Tensor) -> None:
 def share() -> None:
     """Let all devices draw from torch's default CPU generator."""
     _OWN.clear()
+
+
+def rewinder() -> Callable[[], None]:
+    """What sets all that devices draw from back to where it is now."""
+    states = [(each, each.get_state()) for each in (default_generator, *_OWN.values())]
+
+    def rewind() -> None:
+        for each, state in states:
+            each.set_state(state)
+
+    return rewind

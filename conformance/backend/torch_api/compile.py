@@ -27,7 +27,7 @@ from ..dispatch.tensors import geometry, is_tiny, tensor_on
 from ..lazy import buffer_donation, calls, flush
 from ..lazy.dtypes import element
 from ..lazy.storage import LazyStorage, allocate, lazy_storage, stand_in
-from ..runtime import expressions, memory, recording, replay, scheduler, torch_compat
+from ..runtime import expressions, memory, random_state, recording, replay, scheduler, torch_compat
 from ..runtime.lock import locked
 
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
@@ -319,7 +319,7 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     order = [*recorded.schedule.order, *(recorded.check.order if recorded.check else ())]
     storages = {i: lazy_storage(inputs[i]) for i in order if i is not None and i >= 0}
     stored = [storages[i] for i in recorded.stored]
-    before = torch.get_rng_state() if recorded.feeds and (recorded.check or recorded.checked) else None
+    rewind = random_state.rewinder() if recorded.feeds and (recorded.check or recorded.checked) else None
     fed = [feed() for feed in recorded.feeds]
     drawn = {~k: lazy_storage(x).base_flat().base for k, x in enumerate(fed)}
     held = _held(storages, inputs, recorded.stored) | drawn
@@ -331,8 +331,8 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
         flats = recorded.schedule(held)[len(stored) :]
         refused = recorded.checked and not any(memory.to_host(flats.pop()))
     if refused:
-        if before is not None:
-            torch.set_rng_state(before)  # the numbers are drawn again by what raises
+        if rewind is not None:
+            rewind()  # the numbers are drawn again by what raises
         return None
     for lazy in stored:
         lazy.mark_overwritten()

@@ -96,8 +96,10 @@ class TestRandom:
             run(on_tiny, 3)
         assert torch.equal(on_tiny.cpu(), on_cpu)
 
-    def test_an_index_that_is_refused_leaves_the_state_of_one_draw(self) -> None:
-        """The numbers of the refused run were drawn, and those of the run that raises."""
+    @pytest.mark.parametrize("own", [False, True])
+    def test_an_index_that_is_refused_leaves_the_state_of_one_draw(self, own: bool) -> None:
+        """The numbers of the refused run were drawn, and those of the run that raises; also of a device that was seeded
+        by itself, where the CPU's state was set back."""
 
         def chosen(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.embedding(i, torch.rand_like(x))
@@ -106,9 +108,11 @@ class TestRandom:
         x = torch.zeros(3, 2, device="tiny")
         run(x, torch.tensor([0, 2]).to("tiny"))
         torch.manual_seed(0)
+        if own:
+            torch.tiny.manual_seed(0)  # type: ignore[attr-defined]
         with pytest.raises(IndexError):
             run(x, torch.tensor([0, 3]).to("tiny"))
-        state = torch.get_rng_state()
+        state = torch.tiny.get_rng_state()  # type: ignore[attr-defined]
         torch.manual_seed(0)
         torch.rand(3, 2)
         assert torch.equal(torch.get_rng_state(), state)
