@@ -12,13 +12,14 @@ Must not know what the kernels compute.
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from typing import Any
 
 from tinygrad import codegen
 from tinygrad.device import CompileError
-from tinygrad.helpers import Context
+from tinygrad.helpers import NOOPT, Context
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
@@ -29,6 +30,12 @@ from .progress import PROGRESS
 
 TABLE = "conformance_programs"
 Key = tuple[Any, ...]
+SHORT = 16_384
+"""Turns of a kernel's loops, of all loops together, up to which they are not unrolled: some 20 us.
+
+Unrolled graphs are what code generation and clang work through: without, the 333 kernels of 60 drawn programs take two
+thirds of the time to make (`python benchmarks/fuzz_speed.py --targets tiny`).
+"""
 
 
 def _place(key: Key) -> str:
@@ -92,8 +99,20 @@ _GENERATE = Patch(
 _generate = _GENERATE.original
 
 
+def is_short(graph: UOp, renderer: Any) -> bool:
+    """Whether a kernel runs for so few turns of its loops that unrolling them costs more than it can ever save.
+
+    Only on the CPU: elsewhere the optimizer is also what spreads a kernel over the processor's lanes.
+    """
+    if renderer.target.device != "CPU":
+        return False
+    return math.prod(int(u.vmax) + 1 for u in graph.toposort() if u.op is Ops.RANGE) <= SHORT
+
+
 def generate(graph: UOp, renderer: Any) -> UOp:
-    """A kernel's program. Where tinygrad's optimizer breaks the graph it is generated as it stands, and counted.
+    """A kernel's program. A short one is generated as it stands, without unrolled loops.
+
+    Where tinygrad's optimizer breaks the graph it is generated as it stands, too, and counted.
 
     tinygrad 0.14 fails in its vectorizer on some graphs of writes to several views ("bad reshape: () -> (6, 6)"). Code
     that does not compile is no such failure: it says that the renderer wrote something else than was meant, and C may
@@ -101,7 +120,8 @@ def generate(graph: UOp, renderer: Any) -> UOp:
     """
     start = time.perf_counter()
     try:
-        program = _generate(graph, renderer)
+        with Context(NOOPT=int(bool(NOOPT) or is_short(graph, renderer))):
+            program = _generate(graph, renderer)
     except CompileError:
         raise
     except Exception:

@@ -94,7 +94,7 @@ _FLOATS, _CONVERTED = {dtypes.float32: ("float", "f"), dtypes.float64: ("double"
 _CONVERSIONS = {
     f"{to.name}_of_{name}": (
         f"static inline __attribute__((always_inline)) {to.name} {to.name}_of_{name}({name} x) {{ return "
-        f"{to.min:.1f}{suffix} <= x & x < {-to.min:.1f}{suffix} ? ({to.name})x : {_signed_text(to.min, to)}; }}\n"
+        f"({to.min:.1f}{suffix} <= x & x < {-to.min:.1f}{suffix}) ? ({to.name})x : {_signed_text(to.min, to)}; }}\n"
     )
     for to in _CONVERTED
     for name, suffix in _FLOATS.values()
@@ -182,7 +182,8 @@ _COMPILE = Patch(
 
 def _compile(self: ClangCompiler, src: str) -> bytes:
     told = copy.copy(self)
-    told.args = [*self.args, *(["-fwrapv"] if src.startswith(_WRAPS) else [])]
+    # No warnings: they are about code that no user wrote, and would be on their terminal.
+    told.args = [*self.args, "-w", *(["-fwrapv"] if src.startswith(_WRAPS) else [])]
     return _COMPILE.original(told, src)
 
 

@@ -10,6 +10,7 @@ x + x is x * 2, x * 1 is x, and a where moves through anything.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,7 @@ _GATED.apply(_gated)
 _LATE = Patch("tinygrad.codegen:get_late_rewrite_patterns", *_QUOTIENT)
 
 
+@functools.cache  # as tinygrad's: what is made of it anew is compiled anew, for each kernel, and kept for good
 def _late_rules(ops: tuple[Ops, ...], disable_fast_idiv: bool) -> PatternMatcher:
     rules = _LATE.original(ops, disable_fast_idiv)
     return PatternMatcher([(p, f) for p, f in rules.patterns if structure(p) != "MUL(a, FDIV(CONST 1, b))"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tinygrad.device import CompileError
+from tinygrad.helpers import NOOPT
 
 import conformance.backend  # noqa: F401 - registers the device
 from conformance.backend.runtime import program_cache
@@ -66,6 +69,25 @@ def test_only_what_the_optimizer_breaks_is_generated_again(error, tries, monkeyp
         raise error
 
     monkeypatch.setattr(program_cache, "_generate", fails)
+    monkeypatch.setattr(program_cache, "is_short", lambda graph, renderer: False)
     with pytest.raises(type(error)):
         program_cache.generate(None, None)
     assert len(made) == tries
+
+
+@pytest.mark.skipif(os.environ.get("DEV", "CPU").partition(":")[0] != "CPU", reason="elsewhere all are optimized")
+@pytest.mark.parametrize(("rows", "optimized"), [(17, False), (1700, True)])
+def test_a_short_kernel_is_not_unrolled(rows, optimized, monkeypatch):
+    """Unrolling them was a third of a first run's time."""
+    settings = []
+
+    def generated(graph: Any, renderer: Any) -> Any:
+        settings.append(not NOOPT)
+        return generate(graph, renderer)
+
+    generate = program_cache._generate
+    monkeypatch.setattr(program_cache, "_generate", generated)
+    x = torch.arange(rows * 19.0).reshape(rows, 19)
+    factor = random.random()  # a kernel that no process has made
+    torch.testing.assert_close((x.to("tiny") * factor).sum(1).cpu(), (x * factor).sum(1))
+    assert set(settings) == {optimized}

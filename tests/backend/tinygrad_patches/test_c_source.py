@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import subprocess
 
 import pytest
 import torch
@@ -68,3 +70,14 @@ def test_a_product_is_rounded_before_it_is_added() -> None:
         return [(y * y - torch.inf).isnan(), (y * y - square.clone()).nan_to_num(7), y * y + y]
 
     both(program)
+
+
+@pytest.mark.skipif(os.environ.get("DEV", "CPU") not in ("CPU", "CPU:CLANG"), reason="looks at clang's command")
+def test_no_warning_reaches_a_user(monkeypatch):
+    """A conversion of a float to an integer had a clang of the system write about its parentheses to the terminal."""
+    commands, run = [], subprocess.check_output
+    monkeypatch.setattr(subprocess, "check_output", lambda c, **given: commands.append(c) or run(c, **given))
+    factor = random.random()  # a kernel that no process has made
+    both(lambda d: (torch.arange(5.0).to(d) * factor).to(torch.int32))
+    assert commands
+    assert all("-w" in command for command in commands)
