@@ -41,8 +41,8 @@ def read(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, off
     flush.flush_pending(storage, real, size, stride, offset)
     loop = storage.loop
     if loop is not None and storage.dtype == real:
-        if loop.is_newest(size, stride, offset) and storage.nbytes < flush.IN_PLACE_BYTES:
-            return loop.newest.value
+        if storage.nbytes < flush.IN_PLACE_BYTES and (written := loop.written(size, stride, offset)) is not None:
+            return written
         if storage.flat is not None and (loop.is_outside(size, stride, offset) or loop.is_ahead(size, stride, offset)):
             return strided_read(storage.flat, size, stride, offset)
     constants = storage.constants

@@ -175,7 +175,8 @@ def end_loop(storage: LazyStorage) -> None:
     loop, storage.loop = storage.loop, None
     if loop is not None:
         LOOPING.pop(storage.serial, None)
-        apply(storage, loop.writes(lambda numbers, dtype: _upload_numbers(numbers, dtype, storage.device)))
+        device = storage.device
+        apply(storage, loop.writes(lambda numbers, dtype: _upload_numbers(numbers, dtype, device), device))
 
 
 def apply(storage: LazyStorage, writes: Sequence[Write]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tinygrad.dtype import dtypes
@@ -21,6 +21,7 @@ from tinygrad.uop.ops import GroupOp, UOp
 
 from . import layout
 from .layout import Ints
+from .recurrences import recurrence
 
 # Expressions of more nodes are not looked through: they cost more than the write.
 LARGEST = 64
@@ -29,6 +30,12 @@ MANY_RUNS = 4
 
 # Strided reads, by their value: the flat value that was read, and the geometry.
 _READS: weakref.WeakKeyDictionary[UOp, tuple[UOp, Ints, Ints, int]] = weakref.WeakKeyDictionary()
+
+# Turns that a recurrence reads back at most.
+FARTHEST = 4
+# Shorter recurrences are one expression; others are a kernel of their own between those that begin and store it.
+FEW_TURNS = 16
+NO_VALUES: dict[UOp, int] = {}
 
 Number = float | int | bool
 Table = Callable[[list[Number], Any], UOp]  # the numbers as a realized value of a dtype
@@ -54,8 +61,11 @@ class _TooLarge(Exception):
     """An expression of more than LARGEST nodes."""
 
 
-def _expression(value: UOp, count: int) -> Expression | None:
-    """`value`, of `count` elements, None where it is too large or its operands do not have one or `count` elements."""
+def _expression(value: UOp, count: int, earlier: dict[UOp, int] = NO_VALUES) -> Expression | None:
+    """`value`, of `count` elements, None where it is too large or its operands do not have one or `count` elements.
+
+    `earlier` values are those of so many turns before.
+    """
     steps: list[tuple[Any, ...]] = []
     starts: list[int] = []
     numbers: list[Number] = []
@@ -68,9 +78,11 @@ def _expression(value: UOp, count: int) -> Expression | None:
         if len(steps) > LARGEST or size not in (1, count):
             raise _TooLarge
         read = _READS.get(node)
-        if read is not None:
+        if node in earlier:
+            step: tuple[Any, ...] = ("earlier", earlier[node])
+        elif read is not None:
             starts.append(read[3])
-            step: tuple[Any, ...] = ("read", *read[:3])
+            step = ("read", *read[:3])
         elif node.op is Ops.CONST and node.dtype not in dtypes.weaks:
             numbers.append(node.val)  # type: ignore[arg-type]
             step = ("number", node.dtype)
@@ -113,55 +125,102 @@ class Write(NamedTuple):
 
 
 class _Run:
-    """Writes of one geometry at equal distances, whose values are one expression; or one write of any value."""
+    """Writes of one geometry at equal distances, whose values are one expression; or one write of any value.
+
+    Of a recurrence the first writes may be any, and the others are one expression with the values of earlier ones.
+    """
 
     def __init__(self, first: Write) -> None:
         self.first = first
+        self.writes = [first]
         turn = _expression(first.value, math.prod(first.size))
         self.turns = [] if turn is None else [turn]
-        self.last = first.offset
         self.step = 0  # from turn to turn
         self.moves = (0,) * len(turn.starts if turn else ())  # of each read, from turn to turn
 
+    @property
+    def is_recurrence(self) -> bool:
+        """Whether a turn needs the ones before it."""
+        return len(self.writes) > len(self.turns)
+
     def extend(self, write: Write) -> bool:
         """Take a further write; False where it is not the next."""
-        turn = _expression(write.value, math.prod(write.size)) if write[:2] == self.first[:2] and self.turns else None
+        step = write.offset - self.writes[-1].offset
+        if write[:2] != self.first[:2] or (self.step and step != self.step):
+            return False
+        count = math.prod(write.size)
+        if not self.is_recurrence and self.turns and self._continues(_expression(write.value, count), step):
+            pass
+        elif (turn := _expression(write.value, count, self._earlier())) is None:
+            return False
+        elif not (self.is_recurrence and self._continues(turn, step)):
+            if len(self.turns) > 1 or len(self.writes) == FARTHEST or not any(s[0] == "earlier" for s in turn.steps):
+                return False
+            self.turns, self.moves = [turn], (0,) * len(turn.starts)  # what came before only begins it
+        self.step = step
+        self.writes.append(write)
+        return True
+
+    def _continues(self, turn: Expression | None, step: int) -> bool:
+        """Take a turn that is the last one moved on; False where it is not."""
         if turn is None or turn.steps != self.turns[-1].steps:
             return False
-        step = write.offset - self.last
         moves = tuple(b - a for a, b in zip(self.turns[-1].starts, turn.starts, strict=True))
         # Strides are not negative: reads have to move as the writes do, or stay.
-        if any(m * step < 0 for m in moves) or (self.step and (step, moves) != (self.step, self.moves)):
+        if any(m * step < 0 for m in moves) or (len(self.turns) > 1 and moves != self.moves):
             return False
-        self.step, self.moves, self.last = step, moves, write.offset
+        self.moves = moves
         self.turns.append(turn)
         return True
 
-    def rolled(self, table: Table) -> Write:
-        """One write that does what all of them do."""
-        if len(self.turns) < 2:
-            return self.first
-        turns = self.turns[::-1] if self.step < 0 else self.turns
-        shape = (len(turns), math.prod(self.first.size))
+    def _earlier(self) -> dict[UOp, int]:
+        """The last values, each with how many turns ago it was written; of equal ones the last."""
+        return {w.value: back for back, w in reversed([*enumerate(self.writes[: -FARTHEST - 1 : -1], 1)])}
+
+    def rolled(self, table: Table, device: str) -> list[Write]:
+        """Few writes that do what all of them do, in any order."""
+        if self.is_recurrence and len(self.turns) < FEW_TURNS:
+            return self.writes
+        if len(self.writes) == 1:
+            return [self.first]
+        down, size = self.step < 0, (len(self.writes), *self.first.size)
+        operands = self._operands(self.turns[::-1] if down else self.turns, table)
+        if self.is_recurrence:
+            begins = [w.value for w in self.writes[: -len(self.turns)]]
+            value = recurrence(begins, operands, self.turns[0].steps, len(self.turns), down, device)
+        else:
+            value = _at_once(operands, self.turns[0].steps, (len(self.turns), math.prod(self.first.size)))
+        stride = (abs(self.step), *self.first.stride)
+        return [Write(size, stride, min(self.first.offset, self.writes[-1].offset), value.reshape(size))]
+
+    def _operands(self, turns: Sequence[Expression], table: Table) -> list[UOp]:
+        """What the steps begin with, in their order: by turn, or one row where it is the same in all, and element."""
         starts = iter(zip(turns[0].starts, self.moves, strict=True))
         numbers = zip(*[t.numbers for t in turns], strict=True)
-        done: list[UOp] = []
+        operands = []
         for kind, *of in turns[0].steps:
             if kind == "number":
                 found = list(next(numbers))
                 equal = all(repr(x) == repr(found[0]) for x in found)
-                x = UOp.const(found[0], of[0]) if equal else table(found, of[0]).reshape((len(turns), 1))
+                operands.append(UOp.const(found[0], of[0]) if equal else table(found, of[0]).reshape((len(turns), 1)))
             elif kind == "read":
                 start, move = next(starts)
-                x = layout.read(of[0], (len(turns), *of[1]), (abs(move), *of[2]), start).reshape((len(turns), -1))
+                count = len(turns) if move else 1
+                read = layout.read(of[0], (count, *of[1]), (abs(move), *of[2]), start)
+                operands.append(read.reshape((count, -1)))
             elif kind == "same":
-                x = of[0].reshape((1, math.prod(of[0].shape)))
-            else:
-                x = UOp(of[0], of[1], tuple(done[i] for i in of[3:]), of[2])
-            done.append(x.expand(shape) if x.shape != shape else x)
-        size = (len(turns), *self.first.size)
-        stride = (abs(self.step), *self.first.stride)
-        return Write(size, stride, min(self.first.offset, self.last), done[-1].reshape(size))
+                node = of[0]
+                operands.append(node if node.op is Ops.CONST else node.reshape((1, math.prod(node.shape))))
+        return operands
+
+
+def _at_once(operands: Sequence[UOp], steps: Sequence[tuple[Any, ...]], shape: Ints) -> UOp:
+    """All turns of a loop whose turns do not need each other."""
+    operand, done = iter(operands), list[UOp]()
+    for kind, *of in steps:
+        x = UOp(of[0], of[1], tuple(done[i] for i in of[3:]), of[2]) if kind == "compute" else next(operand)
+        done.append(x.expand(shape) if x.shape != shape else x)
+    return done[-1]
 
 
 class Loop:
@@ -196,6 +255,11 @@ class Loop:
         """Whether a view is what the newest write wrote."""
         return self.newest[:3] == (size, stride, offset)
 
+    def written(self, size: Ints, stride: Ints, offset: int) -> UOp | None:
+        """The value of a view that is what one of the last writes wrote, as a recurrence reads."""
+        last = self._runs[-1].writes[:-FARTHEST:-1] if self._runs else []
+        return next((w.value for w in (self.newest, *last) if w[:3] == (size, stride, offset)), None)
+
     def extend(self, write: Write) -> bool:
         """Take a further write; False where it must come after the others, or where these are no loop."""
         if not self.is_newest(*write[:3]):
@@ -213,10 +277,10 @@ class Loop:
         if not self._runs or not self._runs[-1].extend(self.newest):
             self._runs.append(_Run(self.newest))
 
-    def writes(self, table: Table) -> list[Write]:
+    def writes(self, table: Table, device: str) -> list[Write]:
         """Few writes that do what all of them do, in any order; the loop is over."""
         self._end_newest()
-        return [run.rolled(table) for run in self._runs]
+        return [write for run in self._runs for write in run.rolled(table, device)]
 
 
 __all__ = ["Loop", "Write", "strided_read"]

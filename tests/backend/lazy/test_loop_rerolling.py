@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance import kernels
+from conformance.backend.lazy import loop_rerolling, recurrences
 
 Body = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
@@ -142,6 +144,22 @@ class TestLoops:
             x[i : i + 3] = y[i : i + 3] * (i + 1)
         torch.testing.assert_close(x.cpu(), a)
 
+    @pytest.mark.parametrize("recurrence", [False, True], ids=["loop", "recurrence"])
+    @pytest.mark.parametrize("places", [(1, 2, 3, 5, 6, 7, 8), (2, 4, 6, 8, 9, 10)], ids=str)
+    @pytest.mark.parametrize(
+        "operands", [(0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 9, 10, 11, 12), (0, 2, 4, 5, 6, 7, 8)], ids=str
+    )
+    def test_a_step_that_changes(self, places: tuple[int, ...], operands: tuple[int, ...], recurrence: bool) -> None:
+        """Equal expressions at unequal distances, of the writes or of what they read, are no loop."""
+        a, b = both((14,), torch.float64)
+        x, y = a.to("tiny"), b.to("tiny")
+        for t, u in ((a, b), (x, y)):
+            last = 0
+            for i, j in zip(places, operands, strict=False):
+                t[i] = (t[last] if recurrence else 1) * 0.5 + u[j]
+                last = i
+        assert torch.equal(x.cpu(), a)
+
     def test_other_tensors_keep_what_they_had(self) -> None:
         """A copy taken in the middle of a loop does not see its later turns."""
         a, _ = both((10,), torch.float32)
@@ -155,6 +173,80 @@ class TestLoops:
         for expected, actual in zip(*kept, strict=True):
             torch.testing.assert_close(actual.cpu(), expected)
         torch.testing.assert_close(x.cpu(), a)
+
+
+def doubled(a: torch.Tensor, b: torch.Tensor, i: int) -> None:
+    a[i] = a[i - 1] * 1.25
+
+
+def weighted(a: torch.Tensor, b: torch.Tensor, i: int) -> None:
+    a[i] = a[i - 1] * 0.5 + b[i] * i - b[0]
+
+
+def fibonacci(a: torch.Tensor, b: torch.Tensor, i: int) -> None:
+    a[i] = a[i - 1] * 0.5 + a[i - 2] * 0.25
+
+
+def from_above(a: torch.Tensor, b: torch.Tensor, i: int) -> None:
+    n = len(a) - 1
+    a[n - i] = (a[n - i + 1] + b[n - i]) / 2
+
+
+class TestRecurrences:
+    """Turns that need the ones before them."""
+
+    @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+    @pytest.mark.parametrize("body", [doubled, weighted, fibonacci, from_above])
+    def test_a_recurrence_is_one_kernel(self, body: Callable[..., None], columns: bool, monkeypatch) -> None:
+        """A turn was a select over the whole storage and looked through all turns before it: 90 times torch CPU."""
+        rolled = []
+        monkeypatch.setattr(
+            loop_rerolling, "recurrence", lambda *args: rolled.append(args[3]) or recurrences.recurrence(*args)
+        )
+        a, b = both((3, 24) if columns else (24, 3), torch.float64)
+        a, b = (t.t() if columns else t for t in (a, b))
+        x, y = a.to("tiny"), b.to("tiny")
+        for t, u in ((a, b), (x, y)):
+            for i in range(2, 24):
+                body(t, u, i)
+        assert torch.equal(x.cpu(), a)
+        assert sum(rolled) >= 20
+
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float16, torch.bfloat16], ids=str)
+    def test_dtypes(self, dtype: torch.dtype) -> None:
+        """Each turn's value is rounded, or wraps, as a stored one."""
+        a, b = both((40,), dtype)
+        x, y = a.to("tiny"), b.to("tiny")
+        for t, u in ((a, b), (x, y)):
+            for i in range(1, 40):
+                t[i] = t[i - 1] * 3 + u[i]
+        assert torch.equal(x.cpu(), a)
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3), st.sampled_from([-1, 0, 1]), st.booleans(),
+        st.sampled_from([(), (3,)]), st.booleans(), st.integers(4, 12), st.integers(0, 12),
+    )  # fmt: skip
+    def test_any_recurrence(
+        self, back: list[int], move: int, numbers: bool, row: tuple[int, ...], down: bool, turns: int, seen: int
+    ) -> None:
+        """Terms from up to three turns back, an operand that stays or moves, either direction, a read on the way."""
+        a = torch.arange(32.0 * (3 if row else 1)).reshape(32, *row) % 5
+        b, read = a + 1, []
+        x, y = a.to("tiny"), b.to("tiny")
+        with mock.patch.object(loop_rerolling, "FEW_TURNS", 4):  # so that a kernel is made
+            for t, u in ((a, b), (x, y)):
+                for turn in range(turns):
+                    i = 20 - turn if down else 8 + turn
+                    value = u[i if move else 0] * move + (turn if numbers else 1)
+                    for d in back:
+                        value = value + t[i + d if down else i - d] * 0.5
+                    t[i] = value
+                    if turn == seen:
+                        read.append(t[i - 2 : i + 2] * 2)
+        assert torch.equal(x.cpu(), a)
+        if read:
+            assert torch.equal(read[1].cpu(), read[0])
 
 
 Step = tuple[str, int, int, int]
