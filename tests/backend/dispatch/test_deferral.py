@@ -93,6 +93,16 @@ class TestDeferred:
                 x.var()
         assert not calls.pending()
 
+    def test_a_view_copied_to_itself(self) -> None:
+        """`x[i] += 1` ends with a copy of the view to itself, which emptied the queue in each turn."""
+        x = torch.ones(5, device="tiny")
+        for _ in range(2):  # once to learn the geometries
+            calls.settle()
+            for i in range(5):
+                x[i] += 1
+        assert len(calls.pending()) == 5
+        assert x.tolist() == [3.0] * 5
+
     def test_operands_in_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An operator read one operand, and reading the next stored a queued write into the first one's buffer."""
         monkeypatch.setattr(flush, "IN_PLACE_BYTES", 1)
