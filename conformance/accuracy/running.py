@@ -20,8 +20,11 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from conformance.accuracy.table import DIRECTIONS
 from conformance.core import expectations, versions
 from conformance.core import profile as profiles
+from conformance.core.accuracy import ACCURACY
+from conformance.core.declared import refuse
 from conformance.core.errors import UsageError, UserError
 from conformance.core.expectations import Expectation
 from conformance.core.result import Failure, Outcome, Result, Run, file_name, summary_line
@@ -88,6 +91,15 @@ def options(name: str, does: str, findings: str, usual: Limits, subjects: str) -
 def expectations_file(name: str, target: str) -> Path:
     """Where the known findings of a target are declared; apart from those of op_db, which are about other cases."""
     return expectations.FOLDER / name / f"{target if target == '<target>' else file_name(target)}.toml"
+
+
+def declared(name: str, file: Path, ops: Iterable[str]) -> list[Expectation]:
+    """The known findings in a file, none where there is no file. Raises ReportError where it names what no row has."""
+    oracles = (*expectations.WORDS["oracle"], ACCURACY)
+    words = expectations.WORDS | {"variant": DIRECTIONS, "layout": (name,), "oracle": oracles}
+    entries = expectations.load(file)
+    refuse(expectations.check(entries, ops, file, words))
+    return entries
 
 
 def command(

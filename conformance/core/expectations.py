@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -206,7 +206,9 @@ def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
     return result
 
 
-def check(entries: Sequence[Expectation], ops: Iterable[str], path: Path) -> list[str]:
+def check(
+    entries: Sequence[Expectation], ops: Iterable[str], path: Path, words: Mapping[str, Sequence[str]] = WORDS
+) -> list[str]:
     """What is wrong with the entries, one sentence each: names that nothing has, and the same case declared twice."""
     names = list(ops)
     problems = []
@@ -215,7 +217,7 @@ def check(entries: Sequence[Expectation], ops: Iterable[str], path: Path) -> lis
         where = f"{path}, line {entry.line}"
         if not any(fnmatch.fnmatchcase(name, entry.op) for name in names):
             problems.append(f"{where}: no op matches {entry.op!r}{nearest(entry.op, names) or '.'}")
-        for part, allowed in WORDS.items():
+        for part, allowed in words.items():
             for word in getattr(entry, part):
                 if word != "*" and word not in allowed:
                     problems.append(

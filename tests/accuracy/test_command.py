@@ -98,6 +98,21 @@ class TestCommand:
         assert main([*words, "--op", "exp", "--op", "expm1"]) == 1
         assert outcomes(reports) == {"exp forward": "XFAIL", "expm1 forward": "XPASS"}
 
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            ('op = "expp"', "no op matches 'expp'; did you mean exp"),
+            ('op = "exp"\noracle = ["acuracy"]', "did you mean accuracy"),
+            ('op = "exp"\nlayout = ["clean"]', "unknown layout 'clean'"),
+        ],
+    )
+    def test_a_declaration_of_nothing(self, entry, said, tmp_path, capsys):
+        """A typo in the file declared nothing, and nobody was told."""
+        declared = tmp_path / "known.toml"
+        declared.write_text(f'[[expect]]\n{entry}\nreason = "a typo"\n')
+        assert main(["--target", "cpu", "--op", "exp", "--expectations", f"{declared}"]) == 2
+        assert said in capsys.readouterr().err
+
 
 class TestScript:
     @pytest.mark.parametrize("name", ["exp", "nn.functional.batch_norm without weights"])

@@ -173,6 +173,13 @@ class TestCommand:
         assert main([*words, "--update-expectations"]) == 0
         assert outcomes(tmp_path) == {"clone": "XFAIL", "flip": "PASS"}
 
+    def test_a_declaration_of_nothing(self, tmp_path, capsys):
+        """A typo in the file declared nothing, and nobody was told."""
+        declared = tmp_path / "known.toml"
+        declared.write_text('[[expect]]\nop = "cloone"\nreason = "a typo"\n')
+        assert main(["--target", "cpu", "--expectations", f"{declared}"]) == 2
+        assert "no op matches 'cloone'; did you mean clone" in capsys.readouterr().err
+
     def test_bad_words(self, capsys):
         """A scale or variant that is not there is one sentence."""
         for words, said in ((["--scale", "huge"], "unknown scale"), (["--variant", "sideways"], "unknown variant")):
