@@ -272,11 +272,16 @@ def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: boo
     return root + view + (apart if own and (view or not root.startswith(("torch.", "("))) else "")
 
 
+def _is_itself(value: complex) -> bool:
+    """Whether what Python prints for a number is that number: `(1-0j)` is a difference, whose zero has no sign."""
+    return math.isfinite(abs(value)) and repr(eval(repr(value))) == repr(value)  # noqa: S307 - the text is a number
+
+
 def literal(value: Any) -> str:
     """A Python expression for a plain value, such that nan and inf survive. Raises NoSource when there is none."""
-    if isinstance(value, (float, complex)) and not math.isfinite(abs(value)):
-        if isinstance(value, complex):
-            return f"complex({literal(value.real)}, {literal(value.imag)})"
+    if isinstance(value, complex) and not _is_itself(value):
+        return f"complex({literal(value.real)}, {literal(value.imag)})"
+    if isinstance(value, float) and not math.isfinite(value):
         return f"{'-' if value < 0 else ''}torch.{abs(value)!s}"
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"

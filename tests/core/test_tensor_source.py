@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -100,6 +102,13 @@ class TestInputs:
             input_lines([("a", torch.rand(100))], longest=99)
         with pytest.raises(NoSource):
             literal(object())
+
+    @pytest.mark.parametrize("real", [0.0, -0.0, 1.5, -1.5, math.inf, -math.inf, math.nan])
+    @pytest.mark.parametrize("imag", [0.0, -0.0, 2.5, -2.5, math.inf, -math.inf, math.nan])
+    def test_signs_of_complex_zeros(self, real, imag):
+        """`(1-0j)` is the difference of 1 and 0j, and `-2j` has the real part -0.0: such inputs had no script."""
+        flat = torch.tensor([complex(real, imag)] * 2 + [complex(imag, real)], dtype=torch.complex64)
+        assert repr(eval(storage_source(flat), {"torch": torch}).tolist()) == repr(flat.tolist())  # noqa: S307 - rendered here
 
     def test_a_dtype_that_does_not_divide_its_storage(self):
         """The one form that needs the storage itself."""
