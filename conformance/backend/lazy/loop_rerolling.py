@@ -141,7 +141,7 @@ class _Run:
     @property
     def is_recurrence(self) -> bool:
         """Whether a turn needs the ones before it."""
-        return len(self.writes) > len(self.turns)
+        return 0 < len(self.turns) < len(self.writes)
 
     def extend(self, write: Write) -> bool:
         """Take a further write; False where it is not the next."""

@@ -222,6 +222,19 @@ class TestRecurrences:
                 t[i] = t[i - 1] * 3 + u[i]
         assert torch.equal(x.cpu(), a)
 
+    def test_a_long_expression_begins_it(self) -> None:
+        """What is too large to look through is a first turn as any other."""
+        a, b = both((40,), torch.float64)
+        x, y = a.to("tiny"), b.to("tiny")
+        for t, u in ((a, b), (x, y)):
+            value = t[0]
+            for _ in range(loop_rerolling.LARGEST + 1):
+                value = value * 0.9
+            t[1] = value + u[1]
+            for i in range(2, 40):
+                t[i] = t[i - 1] * 0.5
+        assert torch.equal(x.cpu(), a)
+
     @settings(max_examples=40, deadline=None)
     @given(
         st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3), st.sampled_from([-1, 0, 1]), st.booleans(),
