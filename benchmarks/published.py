@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.table import Table
 
-from tests.clients.model_runs import made
-from tests.clients.models import MODELS, Model
+from tests.clients.models import MODELS, Model, made
 
 HEADS, IGNORED, STEPS, MOMENTUM = 2, -100, 3, 0.9
 Weights = dict[str, Any]  # tinygrad tensors by the name of the parameter
@@ -276,7 +275,7 @@ def model(name: str) -> Model:
 
 
 def plain(name: str) -> int:
-    """Kernels of a step in plain tinygrad. AssertionError where its loss is not torch CPU's."""
+    """Kernels of a step in plain tinygrad. AssertionError where its loss is not torch CPU's, or tinygrad is patched."""
     from conformance.targets.tinygrad_upstream import choose_compiler
 
     choose_compiler()  # the compiler only: tinygrad stays as it is
@@ -298,6 +297,8 @@ def plain(name: str) -> int:
         count = GlobalCounters.kernel_count - before
         found = float(loss.item())
         assert step or abs(found - wanted) < 1e-4 * abs(wanted), f"{name}: {found} is not torch CPU's {wanted}"
+    patched = [module for module in sys.modules if "tinygrad_patches" in module]
+    assert not patched, f"this is not plain tinygrad: {patched[0]} is loaded"
     return count
 
 

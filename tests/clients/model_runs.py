@@ -27,7 +27,7 @@ import conformance.backend as backend
 from conformance.backend.torch_api.compile import tiny as tiny_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # where it is run as a script
-from tests.clients.models import BY_NAME, MODELS, Model
+from tests.clients.models import BY_NAME, MODELS, Model, made
 
 STEPS = 3
 REPLAYED, MEASURED = 6, 3  # steps after which an eager one is replayed, and how many are measured then
@@ -47,17 +47,6 @@ class Training:
     losses: Tensor
     kernels: int = 0  # a step
     seconds: float = 0.0  # of the processor, a step
-
-
-def made(model: Model, device: str, *, dropout: bool) -> nn.Module:
-    """The model with the weights of a seed. Without dropout a compiled graph needs no random number."""
-    torch.manual_seed(0)
-    net = model.make()
-    for module in () if dropout else net.modules():
-        for name, value in list(vars(module).items()):
-            if type(value) is float and (name == "p" or "drop" in name):
-                setattr(module, name, 0.0)
-    return net.to(device)
 
 
 def compiled(net: nn.Module) -> Any:

@@ -50,6 +50,17 @@ class Model:
         return self.name.partition(".")[0]
 
 
+def made(model: Model, device: str, *, dropout: bool) -> nn.Module:
+    """The model with the weights of a seed. Without dropout a compiled graph needs no random number."""
+    torch.manual_seed(0)
+    net = model.make()
+    for module in () if dropout else net.modules():
+        for name, value in list(vars(module).items()):
+            if type(value) is float and (name == "p" or "drop" in name):
+                setattr(module, name, 0.0)
+    return net.to(device)
+
+
 def drawn(*shape: int) -> Tensor:
     """Normally distributed numbers, the same at each call."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(7))
