@@ -44,9 +44,8 @@ class Undefined(StepError):
 class Shadow(RunningProgram):
     """A program running on the CPU, with what must be known to draw its next step."""
 
-    def __init__(self, program: Program, ops: AtenOps | None = None) -> None:
+    def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self.ops = ops
         self.levels: dict[int, int] = {}
         self.ends: dict[int, int] = {}  # of storages made larger than their results: bytes up to which they are defined
         self.kept: list[Any] = [tensor.untyped_storage() for tensor in self.env.values()]
@@ -118,7 +117,7 @@ class Shadow(RunningProgram):
         again = Shadow(self.program)
         for step in self.steps:
             again.step(step)
-        own = {name: getattr(self, name) for name in ("ops", "avoided", "steps", "names")}
+        own = {name: getattr(self, name) for name in ("avoided", "steps", "names")}
         vars(self).update({**vars(again), **own})
 
     def cells(self) -> dict[str, Any]:
@@ -254,29 +253,6 @@ class Shadow(RunningProgram):
         if self.ends and any(layouts.end(t) > self.ends.get(storage_key(t), sys.maxsize) for t in self.env.values()):
             raise Undefined("memory beside a result, of which torch promises nothing")
 
-    def within(self, step: Step, call: Callable[[], Any]) -> Any:
-        """What the call gives under the step's states, its aten ops counted, and those that enter a state."""
-        ops, op = self.ops, OPS[step.op]
-        if ops is None:
-            return super().within(step, call)
-        if op.settled:  # a mode that counts changes what some composites do: torch.linalg.matrix_rank leaves its out=
-            args, kwargs = _copied(self.arguments(step))
-            for one, copy in zip(_tensors(self.arguments(step)), _tensors((args, kwargs)), strict=True):
-                if one.requires_grad and op.writes is None:
-                    copy.requires_grad_()  # composites take other paths where a gradient is wanted
-            with ops:
-                within(step.under, self.device, lambda: op.run(args, kwargs))
-            return super().within(step, call)
-
-        def counted() -> Any:
-            with ops:
-                return call()
-
-        if "thread" in step.under:  # a mode counts what its own thread calls
-            return super().within(step, counted)
-        with ops:
-            return super().within(step, call)
-
 
 def promise(step: Step) -> None:
     """Raises Undefined where torch promises nothing of the step under its states, or without them."""
@@ -342,14 +318,13 @@ class Reference:
 
 
 def reference(program: Program, *, count: bool = False) -> Reference:
-    """CPU's answer. `count` counts its aten ops, and a transfer for each storage that is sent or fetched: the bound for
-    kernels.
+    """CPU's answer. With `count` its bound for kernels too: the program's aten ops, and a transfer for each storage that
+    is sent or fetched.
 
     Raises ProgramError when a step has no defined meaning, or does not raise what it declares: then the program says
     nothing about any target.
     """
-    ops = AtenOps() if count else None
-    shadow = Shadow(program, ops)
+    shadow = Shadow(program)
     try:
         for number, step in enumerate(program.steps, 1):
             judged = shadow.judge(step)
@@ -373,5 +348,41 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         raise ProgramError(f"step {number}: {error}") from error
     fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
-    seen = replace(shadow.observe(), kernels=ops.total + transfers if ops else None)
+    ops = aten_ops_of(program) if count else None
+    seen = replace(shadow.observe(), kernels=None if ops is None else ops + transfers)
     return Reference(seen, shadow.exact_names(), shadow)
+
+
+def aten_ops_of(program: Program) -> int | None:
+    """How many aten ops that compute or move data torch CPU runs for the program; None where it fails when counted.
+
+    They are counted in a run of their own, in which nothing is observed: under a dispatch mode some composites take
+    other paths, and views made in inference mode do not require grad."""
+    ops = AtenOps()
+    running = _Counted(program, ops)
+    try:
+        for step in program.steps:
+            running.step(step)
+    except StepFailed:
+        return None
+    return ops.total
+
+
+class _Counted(RunningProgram):
+    """A program under way, the aten ops of its calls counted, and those that enter a state."""
+
+    def __init__(self, program: Program, ops: AtenOps) -> None:
+        super().__init__(program)
+        self.ops = ops
+
+    def within(self, step: Step, call: Callable[[], Any]) -> Any:
+        """What the call gives under the step's states."""
+
+        def counted() -> Any:
+            with self.ops:
+                return call()
+
+        if "thread" in step.under:  # a mode counts what its own thread calls
+            return super().within(step, counted)
+        with self.ops:
+            return super().within(step, call)

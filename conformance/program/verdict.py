@@ -112,8 +112,7 @@ def judge_program(
     unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
-    # On the CPU itself counting means a dispatch mode, under which some of op_db's composites take other paths.
-    count = "kernels" in target.oracles and not (target.name == "cpu" and _has_settled(program))
+    count = "kernels" in target.oracles
     expected = reference(program, count=count)
     if target.transforms_program:
         unwatched = Executor(CpuFunction()).run(ProgramSubject(program)).last
@@ -161,10 +160,6 @@ def _step_by_step(program: Program, target: Target, together: Verdict, watch: Wa
     number, cause = found
     cause = replace(cause, detail="; ".join(filter(None, (cause.detail, "only when each step is computed by itself"))))
     return replace(together, mismatches=(cause,), bad_step=number, cause=cause)
-
-
-def _has_settled(program: Program) -> bool:
-    return any(OPS[step.op].settled for step in program.steps if step.op in OPS)
 
 
 def _reached(program: Program, capture: Capture) -> bool:

@@ -213,6 +213,15 @@ class TestJudging:
         made = reference(program(Step("neg", (A,), out=("b",), under=("inference_mode",)))).observation.tensors
         assert ["inference" in made[name].contiguity for name in "ab"] == [False, True]
 
+    def test_counting_changes_nothing(self):
+        """Aten ops were counted in the run that was observed: under that mode such a view does not require grad, and a
+        program that was right looked wrong, but only where it ran with others."""
+        view = program(Step("broadcast_to", (A, [2, 3]), out=("b",), under=("inference_mode",)), grad=True)
+        plain, counted = (reference(view, count=count).observation for count in (False, True))
+        assert plain.tensors["b"].requires_grad
+        assert counted.tensors["b"].requires_grad
+        assert (plain.kernels, counted.kernels) == (None, 2)  # the input there, and the result of both back
+
     def test_compilers_get_what_goes_into_a_graph(self):
         """The rest is for devices."""
         target = describe_target("aot_eager")
