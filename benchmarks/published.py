@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -330,7 +331,9 @@ def main() -> None:
         counts = []
         for way in WAYS:
             command = [sys.executable, "-W", "ignore", __file__, "--one", way, name]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            # tiny computes on the CPU where DEV names nothing; plain tinygrad on any GPU or OpenCL driver it finds.
+            device = {**os.environ, "DEV": os.environ.get("DEV") or "CPU"}
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=device)
             counts.append(int(done.stdout.split()[-1]))
         table.add_row(name, *map(str, counts), f"{counts[1] / counts[0]:.2f}")
     Console().print(table)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -321,7 +322,10 @@ def deciles(net: str, steps: int) -> dict[str, float]:
 
 def apart(*arguments: str) -> dict[str, float]:
     """Run one measurement of this file in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    # tiny computes on the CPU where DEV names nothing; plain tinygrad on any GPU or OpenCL driver that it finds.
+    device = {**os.environ, "DEV": os.environ.get("DEV") or "CPU"}
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=device)
     return json.loads(done.stdout.splitlines()[-1])
 
 

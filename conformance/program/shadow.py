@@ -318,7 +318,7 @@ class Reference:
 
 
 def reference(program: Program, *, count: bool = False) -> Reference:
-    """CPU's answer. With `count` its bound for kernels too: the program's aten ops, and a transfer for each storage that
+    """CPU's answer. With `count` its bound for kernels too: the aten ops, and a transfer for each storage that
     is sent or fetched.
 
     Raises ProgramError when a step has no defined meaning, or does not raise what it declares: then the program says

@@ -119,12 +119,12 @@ class TinyTarget(Target):
         return int(stats["kernels"] if isinstance(stats, dict) else stats.kernels)
 
     def environment(self) -> dict[str, str]:
-        """Versions of torch and tinygrad and tinygrad's own device."""
+        """Versions of torch and tinygrad, and the tinygrad device that computes: not always tinygrad's own choice."""
         from importlib.metadata import version
 
-        import tinygrad
+        from conformance.backend.runtime.memory import device_name
 
-        return {**super().environment(), "tinygrad": version("tinygrad"), "tinygrad device": tinygrad.Device.DEFAULT}
+        return {**super().environment(), "tinygrad": version("tinygrad"), "tinygrad device": device_name()}
 
     def script(self) -> str:
         """The import that registers `tiny`."""

@@ -1,0 +1,21 @@
+"""The target `tiny`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.core.loading import load_target
+
+tinygrad = pytest.importorskip("tinygrad")
+
+
+def test_the_device_that_is_named_is_the_one_that_computes(monkeypatch):
+    """A report said CL on a machine with an OpenCL driver, which is what plain tinygrad chooses there; tiny computed on
+    the CPU."""
+    target = load_target("tiny")
+    monkeypatch.setattr(type(tinygrad.Device), "DEFAULT", "CL")
+    with target.kernels() as counted:
+        torch.ones(3, device="tiny").exp().cpu()
+    assert counted.total == 1
+    assert target.environment()["tinygrad device"] == "CPU"
