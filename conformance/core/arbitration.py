@@ -1,12 +1,14 @@
 """Which side rounds more: differences between CPU and target, judged by a run in float64.
 
 Defines `arbitrate`. The key insight: where the two disagree by rounding alone, torch CPU is not right by definition; a
-run in wider dtypes says which side is nearer. It can only acquit a target that agrees with float64 by the very same
-tolerance and is no further from it than CPU. How the float64 run is made is the subject's business.
+run in wider dtypes says which side is nearer. It acquits a target of which each element agrees with CPU or with float64
+by the very same tolerance, and that is no further from float64 than CPU; and one whose answer lies where float64's own
+goes when rounded results on the way are moved by one unit in the last place. How float64 runs is not its business.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -23,13 +25,16 @@ def arbitrate(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    swayed: Sequence[Observation] = (),
 ) -> list[Mismatch]:
     """The differences that are left of `found` once a run in wider floating dtypes, `truth`, has said who is right.
 
-    None is left when all of `found` are floating values, gradients or storages in which the target agrees with the
-    truth by the very rule and tolerances of `compare`, and CPU is no nearer to it in its worst element. Otherwise all
-    are left, with both errors beside them. The truth is first rounded to the dtype that was asked for, so that a value
-    which overflows there must overflow, and one that overflows only on the way must not.
+    None is left when all of `found` are floating values, gradients or storages in which each element of the target
+    agrees with the truth or with CPU by the very rule and tolerances of `compare`, and CPU is no nearer to the truth in
+    its worst element. Nor is any left when each element lies, within the tolerances, between the
+    truth and what runs say that moved what is rounded on the way, `swayed`. Otherwise all are left, with both errors
+    beside them. The truth is first rounded to the dtype that was asked for, so that a value which overflows there must
+    overflow, and one that overflows only on the way must not.
     """
     judged = []
     for mismatch in found:
@@ -50,15 +55,30 @@ def arbitrate(
         tolerances = zip((rtol, atol), _defaults(want.dtype), strict=True)
         allowed = [default if granted is None else granted for granted, default in tolerances]
         errors = [_error(right, side, *allowed) for side in (want, got)]
-        agrees = not bool(differing(right, got, False, rtol, atol).any())
+        neither = differing(right, got, False, rtol, atol) & differing(want, got, False, rtol, atol)
+        agrees = not bool(neither.any())
         note = "from the answer in float64 CPU is off by {:.2g} and the target by {:.2g} tolerances".format(*errors)
         judged.append(
             (
-                agrees and errors[1] <= errors[0],
+                (agrees and errors[1] <= errors[0]) or _between(right, got, mismatch, swayed, *allowed),
                 replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))),
             )
         )
     return [] if all(right for right, _ in judged) else [mismatch for _, mismatch in judged]
+
+
+def _between(
+    right: torch.Tensor, got: torch.Tensor, mismatch: Mismatch, swayed: Sequence[Observation], rtol: float, atol: float
+) -> bool:
+    """Whether each element lies between the right one and those of the runs that moved what was rounded."""
+    others = [subject(mismatch, observation) for observation in swayed]
+    if not others or right.is_complex() or any(one is None or one.shape != right.shape for one in others):
+        return False
+    reached = torch.stack([right.double(), *(one.to(right.dtype).double() for one in others if one is not None)])
+    low, high = reached.amin(0), reached.amax(0)  # nan where one of them is nan
+    slack, here = atol + rtol * right.double().abs(), got.double()
+    between = (low - slack <= here) & (here <= high + slack)
+    return bool((between | ~differing(right, got, False, rtol, atol)).all())
 
 
 ARBITRATED = frozenset({"value", "grad", "storage"})

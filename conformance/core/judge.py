@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conformance.core.arbitration import ARBITRATED, arbitrate
 from conformance.core.names import ORACLES
@@ -48,10 +48,14 @@ class Policy:
         """What torch CPU answers in float64, where that can decide about these mismatches."""
         return None
 
+    def swayed(self, found: Sequence[Mismatch]) -> Sequence[Observation]:
+        """What it answers there when every rounded result on the way is moved by a unit in the last place."""
+        return ()
+
 
 def judge(expected: Observation, actual: Observation, policy: Policy) -> Judgement:
     """The mismatches between the reference and the target. Running out of memory is the oracle "memory"."""
-    options = {"rtol": policy.rtol, "atol": policy.atol}
+    options: Any = {"rtol": policy.rtol, "atol": policy.atol}
     found = compare(expected, actual, oracles=policy.oracles, exact=policy.exact, **options)
     found = [mismatch for mismatch in found if not policy.undefined(mismatch)]
     processed = policy.processed(expected, actual, found)
@@ -68,7 +72,11 @@ def judge(expected: Observation, actual: Observation, policy: Policy) -> Judgeme
     if not found or any(mismatch.oracle not in ARBITRATED for mismatch in found):
         return Judgement(found)
     wide = policy.in_float64(found, expected)
-    left = found if wide is None else arbitrate(found, expected, actual, wide, **options)
+    if wide is None:
+        return Judgement(found)
+    left = arbitrate(found, expected, actual, wide, **options)
+    if left and (swayed := policy.swayed(found)):
+        left = arbitrate(found, expected, actual, wide, swayed=swayed, **options)
     return Judgement(left, not left)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from conformance.core.arbitration import ARBITRATED, subject, widened
+from conformance.core.executor import StepFailed
 from conformance.core.float64 import Float64Reference
 from conformance.core.judge import Judgement, Policy, judge
 from conformance.core.moving import storage_key
@@ -26,8 +27,9 @@ from conformance.core.oracles import Mismatch, differing
 from conformance.program.execute import RunningProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
-from conformance.program.steps.op import Op, Step, dtype_name
+from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError, dtype_name
 from conformance.program.steps.states import STATES
+from conformance.program.steps.table import OPS
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,25 @@ class ProgramPolicy(Policy):
         rounding, or where a subject had another content when float64 was last sure."""
         if any(mismatch.where in self.exact for mismatch in found):  # type: ignore[operator]
             return None
-        subjects = {mismatch.where.removeprefix("grad of ") for mismatch in found}
-        narrow, wide = truth_of(concerning(self.program, subjects))
+        narrow, wide = truth_of(concerning(self.program, _subjects(found)))
         settled = all(_settled(subject(mismatch, narrow), subject(mismatch, expected)) for mismatch in found)
         return wide if settled else None
+
+    def swayed(self, found: Sequence[Mismatch]) -> Sequence[Observation]:
+        """The same with every rounded result of a step moved by one unit in the last place of its dtype: up, down, and
+        by chance. Where that takes the answer far, or a decision the other way, rounding explains the difference."""
+        program = concerning(self.program, _subjects(found))
+        try:
+            return [truth_of(program, sway)[1] for sway in (UP, DOWN, 1, 2)]
+        except (StepFailed, StepError, RuntimeError):  # moved, a step may be refused: then rounding explains nothing
+            return ()
+
+
+UP, DOWN = "up", "down"
+
+
+def _subjects(found: Sequence[Mismatch]) -> set[str]:
+    return {mismatch.where.removeprefix("grad of ") for mismatch in found}
 
 
 def differences(program: Program, expected: Reference, actual: Observation, oracles: Collection[str]) -> Judgement:
@@ -74,20 +91,39 @@ def concerning(program: Program, names: Collection[str]) -> Program:
         touched = {storages[name] for name in reached if name in storages}
         reached |= {name for name, storage in storages.items() if storage in touched}
         for step in program.steps:
-            named = {*step.names(), *step.out, *(name for inner in step.body for name in inner.out)}
-            reached |= named if named & reached else set()
-    kept = (step for step in program.steps if reached & {*step.names(), *step.out} or any(step.body))
-    return program.with_steps(tuple(kept))
+            reached |= _named(step) if _named(step) & reached else set()
+    return program.with_steps(tuple(step for step in program.steps if reached & _named(step)))
 
 
-def truth_of(program: Program) -> tuple[Observation, Observation]:
+def _named(step: Step) -> set[str]:
+    """What a step reads, writes and makes, a loop in its turns too."""
+    return {name for one in (step, *step.body) for name in (*one.names(), *one.out)}
+
+
+def truth_of(program: Program, sway: str | int | None = None) -> tuple[Observation, Observation]:
     """What is seen of the program on the CPU, as it is and in float64, before the first step that goes another way in
-    float64 or has no answer there."""
+    float64 or has no answer there. With `sway`, results in float64 that its own dtype would round are moved by a unit
+    in the last place: all up, all down, or by the random signs of a seed."""
     alike = sum(1 for _ in _while_alike(program, *_begun(program)))
     narrow, wide = _begun(program)
     for step in program.steps[:alike]:
         _both(narrow, wide, step)
+        if sway is not None and step.op in OPS and OPS[step.op].effect in (COMPUTE, LOSSY):
+            for name in step.out:
+                wide.env[name] = _moved(wide.env[name], narrow.env[name].dtype, sway)
     return narrow.observe(), wide.observe()
+
+
+def _moved(value: torch.Tensor, narrow: torch.dtype, sway: str | int) -> torch.Tensor:
+    """The value moved by a unit in the last place of `narrow`, where it is not a number of that dtype."""
+    if value.dtype == narrow or not value.is_floating_point():
+        return value
+    signs = torch.full_like(value, -1.0 if sway == DOWN else 1.0)
+    if isinstance(sway, int):
+        drawn = torch.randint(0, 2, value.shape, generator=torch.Generator().manual_seed(sway))
+        signs = drawn.to(value.dtype) * 2 - 1
+    rounds = (value.detach().to(narrow).to(value.dtype) != value.detach()) & value.detach().isfinite()
+    return value + (signs * value.detach().abs() * torch.finfo(narrow).eps).where(rounds, 0.0)
 
 
 def _begun(program: Program) -> tuple[RunningProgram, RunningProgram]:

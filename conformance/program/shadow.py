@@ -137,7 +137,7 @@ class Shadow(RunningProgram):
         op = OPS[step.op]
         args, kwargs = self.arguments(step)
         if op.fatal is not None and op.fatal(args, kwargs):
-            raise Undefined("torch CPU would end the process")
+            raise Undefined("torch CPU answers by chance, or would end the process")
         hazard = self.hazard(op, args, kwargs)
         if hazard is None:
             return step
@@ -235,6 +235,9 @@ class Shadow(RunningProgram):
         pieces = len(made) > 1 and any(storage_key(tensor) in old for tensor in made)
         self.has_pieces |= (op.effect == VIEW and op.results != 1) or (op.settled and pieces)
         coarsest = max((precision(read) for read, key in before if self.level(read) == ROUNDED), default=0.0)
+        if op.effect == LOSSY and op.writes == "out":  # computed in the operands' dtype, whatever it is written to
+            operands = [read for read, _ in before if not any(read is to for to in written)]
+            coarsest = max(coarsest, min(filter(None, map(precision, operands)), default=precision(torch.empty(()))))
         for tensor in [*written, *(tensor for tensor in made if storage_key(tensor) not in old)]:
             key = storage_key(tensor)
             reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
@@ -343,7 +346,7 @@ def reference(program: Program, *, count: bool = False) -> Reference:
             f"{str(failed.__cause__).partition(chr(10))[0]}"
         ) from failed
     except Undefined as reason:
-        raise ProgramError(f"step {shadow.done + 1} has no defined meaning: {reason}") from reason
+        raise ProgramError(f"step {number} has no defined meaning: {reason}") from reason
     except (StepError, RuntimeError, OverflowError) as error:  # the last two: a constant that its dtype cannot hold
         raise ProgramError(f"step {number}: {error}") from error
     fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]

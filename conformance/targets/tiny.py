@@ -122,9 +122,8 @@ class TinyTarget(Target):
         """Versions of torch and tinygrad, and the tinygrad device that computes: not always tinygrad's own choice."""
         from importlib.metadata import version
 
-        from conformance.backend.runtime.memory import device_name
-
-        return {**super().environment(), "tinygrad": version("tinygrad"), "tinygrad device": device_name()}
+        device = torch.get_device_module("tiny").get_device_name().removeprefix("tinygrad ")
+        return {**super().environment(), "tinygrad": version("tinygrad"), "tinygrad device": device}
 
     def script(self) -> str:
         """The import that registers `tiny`."""

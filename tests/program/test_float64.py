@@ -77,6 +77,13 @@ class TestJudged:
         verdict = judge_program(program(LOGSUMEXP, *more), Other("logsumexp", once))
         assert (verdict.mismatches, verdict.arbitrated) == ((), True)
 
+    def test_beside_a_loop_over_something_else(self) -> None:
+        """A loop was run in float64 without the step that made what it works on, and that ended what float64 can say."""
+        other = Step("neg", ({"tensor": [1.0, 2.0, 3.0], "dtype": "bfloat16"},), out=("z",))
+        loop = Step("loop", (), body=(Step("augment", (t("z"), {"i": [1, 0]}, 1)),), times=2)
+        verdict = judge_program(program(other, loop, LOGSUMEXP), Other("logsumexp", once))
+        assert (verdict.mismatches, verdict.arbitrated) == ((), True)
+
     def test_what_agrees_is_not_judged(self) -> None:
         """torch CPU itself is right, by no other answer."""
         verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", torch.logsumexp))
@@ -93,6 +100,45 @@ class TestJudged:
 
         verdict = judge_program(program(LOGSUMEXP, Step("mul", (t("b"), 2), out=("c",))), Tripling("logsumexp", once))
         assert verdict.bad_step == 2
+
+
+def further(units: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An exponential that is so many units in the last place of float32 further from 0."""
+    return lambda x: (x.double().exp() * (1 + units * 2**-23)).to(x.dtype)
+
+
+EXP = Step("exp.edge", (t("a"),), out=("b",))
+AMPLIFIED = {
+    "a steep function": (Step("exp.edge", (t("b"),), out=("c",)), 4.0),
+    "a jump": (Step("log", (t("b"),), out=("l",)), Step("floor.edge", (t("l"),), out=("c",)), 1.0),
+    "a division with a rest": (
+        Step("remainder.edge", ({"tensor": [3e4], "dtype": "float32"}, t("b")), out=("c",)),
+        3.0,
+    ),
+}
+
+
+class TestAmplified:
+    """A unit in the last place of an earlier result explains what a later step makes of it."""
+
+    @pytest.mark.parametrize("case", AMPLIFIED)
+    def test_a_unit_in_the_last_place_is_no_finding(self, case: str) -> None:
+        """exp(exp(4.0)) was one, where the first was right within 0.56 units and the CPU's within 0.44."""
+        *steps, value = AMPLIFIED[case]
+        amplified = program(EXP, *steps, values=[value], dtype="float32")  # type: ignore[arg-type]
+        for units in (-0.9, 0.9):
+            assert judge_program(amplified, Other("exp", further(units))).passed, units
+
+    def test_more_is(self) -> None:
+        """So is what the tolerance grants the first step alone."""
+        steep = program(EXP, AMPLIFIED["a steep function"][0], values=[4.0], dtype="float32")  # type: ignore[arg-type]
+        assert not judge_program(steep, Other("exp", further(8))).passed
+
+    def test_a_wrong_last_step_is(self) -> None:
+        """Nothing comes after it that could make a rounding large."""
+        jump = program(EXP, *AMPLIFIED["a jump"][:-1], values=[1.0], dtype="float32")  # type: ignore[arg-type]
+        assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) - 2)).passed
+        assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) + 0.5)).passed
 
 
 class TestFails:

@@ -192,3 +192,53 @@ class TestReference:
         shadow.rollback()
         assert [one.op for one in shadow.steps] == [loss.op, *([step.op] if kept else [])]
         assert shadow.env["b"].size() == ()
+
+
+def given(values: list[float], dtype: str = "float32") -> dict[str, object]:
+    return {"tensor": values, "dtype": dtype}
+
+
+class TestByChance:
+    """What torch CPU answers by chance: each was a finding on a device that was right."""
+
+    @pytest.mark.parametrize(
+        ("step", "options", "kept"),
+        [
+            (Step("op_db:bucketize", (t("a"), given([0.0, 1.0, 0.0])), out=("b",)), {}, False),
+            (Step("op_db:bucketize", (t("a"), given([0.0, 1.0, 1.0])), out=("b",)), {}, True),
+            (Step("op_db:searchsorted", (given([0.0, float("nan")]), t("a")), out=("b",)), {}, False),
+            (
+                Step("op_db:select_scatter", (t("a"), t("a"), 0, 0), out=("b",)),
+                {"stride": (1, 1), "size": (2, 2)},
+                False,
+            ),
+            (Step("op_db:slice_scatter", (t("a"), t("a")), out=("b",)), {"stride": (1, 1)}, False),
+            (Step("op_db:slice_scatter", (t("a"), t("a")), out=("b",)), {}, True),
+        ],
+    )
+    def test_calls(self, step, options, kept):
+        """A search in what is not sorted; a write to a copy that overlaps itself."""
+        assert (Shadow(program(**options)).offer(step) is not None) == kept
+
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_batch_norm_of_strided_images(self, stride):
+        """With out= it does not compute the mean of a strided input, and takes what is in memory."""
+        one = [given([1.0]) for _ in range(4)]
+        outs = {"out": {"tuple": [t("b"), t("c"), t("d")]}}
+        inputs = [Input("a", 0, "float32", (2, 1), (stride, 1), 0), Input("b", 1, "float32", (2, 1), (1, 1), 0)]
+        inputs += [Input(name, at, "float32", (1,), (1,), 0) for at, name in ((2, "c"), (3, "d"))]
+        storages = (Storage("float32", 3), Storage("float32", 2), Storage("float32", 1), Storage("float32", 1))
+        step = Step("op_db.out:native_batch_norm", (t("a"), *one, True, 0.5, 1e-5), outs)
+        assert (Shadow(Program(storages, tuple(inputs), ())).offer(step) is not None) == (stride == 1)
+
+    @pytest.mark.parametrize(("dtype", "kept"), [("float32", True), ("float64", False)])
+    def test_out_of_a_dtype_that_rounds_less(self, dtype, kept):
+        """The polynomial of float32 is computed in float32, whatever it is written to, and cannot be judged by the
+        tolerance of float64."""
+        made = Program(
+            (Storage("float32", 3), Storage(dtype, 3)),
+            (Input("a", 0, "float32", (3,), (1,), 0), Input("b", 1, dtype, (3,), (1,), 0)),
+            (),
+        )
+        step = Step("op_db.out:special.legendre_polynomial_p", (t("a"), given([0.0, 0.0, 7.0])), {"out": t("b")})
+        assert (Shadow(made).offer(step) is not None) == kept

@@ -177,27 +177,50 @@ def decomposition(*names: str, torch_versions: str = "") -> Callable[[Callable[.
 
 
 PROMOTE: dict[str, Callable[[Context], DType]] = {
-    "result": lambda ctx: opmath(ctx.out.computed),  # compute in what the result is
-    "common": lambda ctx: opmath(ctx.common_dtype()),  # comparisons: in what the operands promote to
+    "result": lambda ctx: ctx.out.computed,  # compute in what the result is
+    "common": lambda ctx: ctx.common_dtype(),  # comparisons: in what the operands promote to
 }
+
+NUMBER_SECOND = frozenset({"mul.Tensor", "div.Tensor", "div.Tensor_mode", "floor_divide"})
+"""Whose second operand, where it is a single element, torch CPU's 16-bit kernels read as a number, without rounding it
+to their dtype (`original_scalar_value` in ATen's BinaryOpsKernel.cpp)."""
 
 
 def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> None:
     """Register elementwise functions: tensors and numbers arrive as values in one dtype, already promoted."""
-    dtype_of = PROMOTE[promote]
     for name, function in table.items():
-        register = value(name, keep_floats=False, elementwise=True, deferrable=True, number_dtype=dtype_of)
-        register(_pointwise(function, dtype_of))
+        register = value(
+            name, keep_floats=False, elementwise=True, deferrable=True,
+            number_dtype=lambda ctx: opmath(PROMOTE[promote](ctx)),
+        )  # fmt: skip
+        register(_pointwise(function, PROMOTE[promote], 1 if name in NUMBER_SECOND else None))
 
 
-def _pointwise(function: Callable[..., UOp], dtype_of: Callable[[Context], DType]) -> ValueFunction:
+def _pointwise(
+    function: Callable[..., UOp], dtype_of: Callable[[Context], DType], number_at: int | None
+) -> ValueFunction:
     def compute(ctx: Context, *args: Any, **kwargs: Any) -> UOp:
-        dtype = dtype_of(ctx)
+        promoted = dtype_of(ctx)
+        dtype = opmath(promoted)
+        if dtype is not promoted:
+            args = tuple(a if i == number_at and _is_number(a) else _rounded(a, promoted) for i, a in enumerate(args))
+            kwargs = {k: _rounded(a, promoted) for k, a in kwargs.items()}
         ready = [operand(ctx, i, a, dtype) for i, a in enumerate(args)]
         named = {k: operand(ctx, k, a, dtype) for k, a in kwargs.items()}
         return function(*ready, **named)
 
     return compute
+
+
+def _is_number(argument: Any) -> bool:
+    return isinstance(argument, UOp) and all(size == 1 for size in argument.shape)
+
+
+def _rounded(argument: Any, narrow: DType) -> Any:
+    """An operand of another dtype as torch's promotion to 16 bits makes it: 2049 is 2048 in float16, and 70000 inf."""
+    if not isinstance(argument, UOp) or argument.dtype is narrow or argument.dtype.itemsize == 1:
+        return argument
+    return cast(cast(argument, dtypes.float32), narrow)
 
 
 _SEEN_NUMBERS: dict[tuple[Any, ...], set[float]] = {}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from conformance.core.torch_compat import is_operator
+from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op
 
 FAMILY = "op_db"
@@ -44,8 +45,24 @@ FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
     "narrow_copy": lambda args, kwargs: "out" in kwargs,
     **dict.fromkeys(("nn.functional.avg_pool3d", "nn.functional.gelu"), lambda args, kwargs: _gappy(kwargs.get("out"))),
     "native_group_norm": lambda args, kwargs: any(one is not None and not one.is_contiguous() for one in args[1:3]),
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
+        lambda args, kwargs: "out" in kwargs and not args[0].is_contiguous(),
+    ),
+    "bucketize": lambda args, kwargs: not _sorted(args[1]),
+    "searchsorted": lambda args, kwargs: kwargs.get("sorter") is None and not _sorted(args[0]),
+    **dict.fromkeys(
+        ("diagonal_scatter", "select_scatter", "slice_scatter"), lambda args, kwargs: overlaps_itself(args[0])
+    ),
 }
-"""Calls by which torch CPU reads or writes what is not its own, or writes nothing (see the findings), by function."""
+"""Calls that torch CPU answers by chance, by function: it reads or writes what is not its own, or leaves out what it
+should write (see the findings); it searches in what is not sorted, or writes to a copy that overlaps itself."""
+
+
+def _sorted(boundaries: torch.Tensor) -> bool:
+    if not boundaries.dim():  # which torch refuses
+        return True
+    return not boundaries.isnan().any() and bool((boundaries[..., 1:] >= boundaries[..., :-1]).all())
 
 
 def _gappy(out: torch.Tensor | None) -> bool:
