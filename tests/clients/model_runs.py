@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import io
 import os
 import re
 import statistics
@@ -90,6 +91,41 @@ def generate(model: Model, device: str, *, compile: bool = False) -> tuple[Tenso
         )  # fmt: skip
     assert found.sequences.device.type == device
     return found.sequences[:, -NEW_TOKENS:].cpu(), torch.stack([logits.cpu() for logits in found.logits])
+
+
+class Positional(nn.Module):
+    """A model called by place, whose tensors come as a tuple: what torch.jit.trace takes."""
+
+    def __init__(self, net: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.net, self.names = net, names
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The tensors that the model returns, in order."""
+        return tuple(leaves(self.net(**dict(zip(self.names, inputs, strict=True)))))
+
+
+def leaves(found: Any) -> list[Tensor]:
+    """The tensors in what a model returns."""
+    if isinstance(found, Tensor):
+        return [found]
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in leaves(part)]
+
+
+def traced(model: Model, device: str) -> list[Tensor]:
+    """What the model captured by torch.jit.trace, saved and loaded says of its inputs in another order."""
+    net: Any = made(model, device, dropout=False).eval().requires_grad_(False)
+    if hasattr(getattr(net, "config", None), "use_cache"):
+        net.config.use_cache = False  # a cache is no tensor
+    given = {name: tensor.to(device) for name, tensor in model.inputs().items()}
+    captured = torch.jit.trace(Positional(net, list(given)), tuple(given.values()), check_trace=False)
+    file = io.BytesIO()
+    torch.jit.save(captured, file)
+    file.seek(0)
+    found = torch.jit.load(file)(*(tensor.flip(0) for tensor in given.values()))
+    assert {tensor.device.type for tensor in found} == {device}
+    return [tensor.cpu() for tensor in found]
 
 
 def row(model: Model) -> str:

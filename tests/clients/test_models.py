@@ -52,6 +52,22 @@ def test_generation(model: Model, compile: bool) -> None:
     torch.testing.assert_close(found_logits, logits)
 
 
+UNTRACEABLE = {"transformers.BloomForCausalLM"}
+"""Models with an autograd.Function of their own, which torch.jit.trace refuses on every device."""
+
+
+@pytest.mark.parametrize("model", each(MODELS))
+def test_tracing(model: Model) -> None:
+    """Captured by torch.jit.trace, saved and loaded, it says what the CPU's trace does."""
+    if model.name in UNTRACEABLE:
+        for device in ("cpu", "tiny"):
+            with pytest.raises(RuntimeError, match="Could not export Python function call"):
+                model_runs.traced(model, device)
+        return
+    expected = model_runs.traced(model, "cpu")
+    torch.testing.assert_close(model_runs.traced(model, "tiny"), expected)
+
+
 class TestTable:
     """docs/models.md, without running a model."""
 

@@ -78,7 +78,7 @@ class TestJudged:
         assert (verdict.mismatches, verdict.arbitrated) == ((), True)
 
     def test_beside_a_loop_over_something_else(self) -> None:
-        """A loop was run in float64 without the step that made what it works on, and that ended what float64 can say."""
+        """A loop ran in float64 without the step that made what it works on, and that ended what float64 can say."""
         other = Step("neg", ({"tensor": [1.0, 2.0, 3.0], "dtype": "bfloat16"},), out=("z",))
         loop = Step("loop", (), body=(Step("augment", (t("z"), {"i": [1, 0]}, 1)),), times=2)
         verdict = judge_program(program(other, loop, LOGSUMEXP), Other("logsumexp", once))

@@ -105,7 +105,23 @@ _OF_TENSORS = found("torch:Tensor._version"), found("torch:Tensor._indices"), fo
 
 # torch.jit.trace
 tracing_state: Callable[[], Any] = found("torch._C:_get_tracing_state")
-set_tracing_state: Callable[[Any], None] = found("torch._C:_set_tracing_state")
+_set_tracing_state: Callable[[Any], None] = found("torch._C:_set_tracing_state")
+_is_key_excluded: Callable[[str], bool] = found("torch._C:_dispatch_tls_is_dispatch_key_excluded")
+_set_key_excluded: Callable[[str, bool], None] = found("torch._C:_dispatch_tls_set_dispatch_key_excluded")
+
+
+def set_tracing_state(state: Any) -> None:
+    """Begin, go on with or end (None) torch.jit.trace in this thread.
+
+    Within an indexed assignment torch keeps the tracer out of the dispatcher, and asserts that nobody touches it.
+    """
+    excluded = _is_key_excluded("Tracer")
+    if excluded:
+        _set_key_excluded("Tracer", False)
+    _set_tracing_state(state)
+    if excluded:
+        _set_key_excluded("Tracer", True)
+
 
 # Modes of torch functions, and the default device
 DeviceContext: Any = found("torch.utils._device:DeviceContext")
