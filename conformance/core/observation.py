@@ -16,7 +16,7 @@ import torch
 
 from conformance.core.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 from conformance.core.target import Target
-from conformance.core.torch_compat import version_of
+from conformance.core.torch_compat import version_of, with_memory
 
 _OUT_OF_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|not enough memory|out of ?memory|bad_alloc|MemoryError", re.I
@@ -120,7 +120,7 @@ def observe(
     others = {name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}
     kept = {name for name, leaf in _rooted(inputs, "in").items() if isinstance(leaf, torch.Tensor)}
     leaves = {name: tensors[name] for name in kept if tensors[name].is_leaf and tensors[name].requires_grad}
-    grads = {name: leaf.grad for name, leaf in sorted(leaves.items())}
+    grads = {name: with_memory(leaf.grad) for name, leaf in sorted(leaves.items())}
     fetched, host_grads = target.fetch((tensors, grads)) if target else rebuild((tensors, grads), copied_to_host)
     return _seen(
         tensors,

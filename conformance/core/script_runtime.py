@@ -72,7 +72,10 @@ def facts_of_run(
                 if name in given and "storage" in oracles:
                     facts["storage", first] = on_host(whole_storage(leaf.detach(), by_set))
                 if name in given and leaf.is_leaf and leaf.requires_grad:
-                    facts["grad", f"grad of {name}"] = None if leaf.grad is None else on_host(leaf.grad)
+                    grad = leaf.grad
+                    if grad is not None and torch._is_zerotensor(grad):  # has no memory, and may not be read before
+                        grad = grad.clone()
+                    facts["grad", f"grad of {name}"] = None if grad is None else on_host(grad)
             else:
                 facts |= plain_facts(name, Raised.of(leaf) if isinstance(leaf, Exception) else leaf)
     except Exception as error:  # of a device that computes when it is looked at

@@ -178,9 +178,10 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor)
 
 
-def is_zerotensor(tensor: torch.Tensor) -> bool:
-    """Whether it is a tensor of zeros without memory, which most kernels must not read."""
-    return torch._is_zerotensor(tensor)
+def with_memory(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The tensor; of one of zeros without memory, such as the gradient of sgn, a copy that has some: to read the other's
+    storage ends the process."""
+    return tensor.clone() if tensor is not None and torch._is_zerotensor(tensor) else tensor
 
 
 def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

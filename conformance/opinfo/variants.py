@@ -22,7 +22,7 @@ from conformance.core.moving import map_leaves, moved, observable, taken_apart, 
 from conformance.core.names import SPECIALS, SPECIALS_BACKWARD
 from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
-from conformance.core.torch_compat import is_zerotensor
+from conformance.core.torch_compat import with_memory
 from conformance.opinfo import script, seeding
 from conformance.opinfo.sampling import Sample, contiguous_stride
 
@@ -225,7 +225,7 @@ def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
         seeding.seed()
         torch.autograd.backward(found, list(map(drawn, found)))
         for tensor in tensors(tree):
-            tensor.grad = _with_memory(tensor.grad)
+            tensor.grad = with_memory(tensor.grad)
     return result
 
 
@@ -243,13 +243,7 @@ def _forward_over_backward(tree: dict[str, Any], function: Any, drawn: Draws) ->
         if not found:
             return []
         gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
-        return [_with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
-
-
-def _with_memory(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The gradient of sgn, or a tangent known to be zero, is a tensor without memory, which nothing may read before it
-    is made real."""
-    return tensor.clone() if tensor is not None and is_zerotensor(tensor) else tensor
+        return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
 
 
 VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {

@@ -220,6 +220,14 @@ class TestByChance:
         """A search in what is not sorted; a write to a copy that overlaps itself."""
         assert (Shadow(program(**options)).offer(step) is not None) == kept
 
+    def test_a_gradient_without_memory(self):
+        """Where leaves overlap themselves, that of sgn is zeros without memory: to read its storage ended the worker,
+        which looked like a crash of the device."""
+        ones = {"tensor": [[1.0] * 3] * 3, "dtype": "float32"}
+        steps = (Step("op_db:sgn", (t("a"),), out=("b",)), Step("backward", (t("b"), ones)))
+        seen = reference(program(*steps, size=(3, 3), stride=(2, 2), cells=9, grad=True)).observation
+        assert seen.grads["a"].tolist() == [[0.0] * 3] * 3
+
     @pytest.mark.parametrize("stride", [1, 2])
     def test_batch_norm_of_strided_images(self, stride):
         """With out= it does not compute the mean of a strided input, and takes what is in memory."""
