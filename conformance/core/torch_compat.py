@@ -179,7 +179,7 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_memory(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The tensor; of one of zeros without memory, such as the gradient of sgn, a copy that has some: to read the other's
+    """The tensor; of zeros without memory, such as the gradient of sgn, a copy that has some: to read the other's
     storage ends the process."""
     return tensor.clone() if tensor is not None and torch._is_zerotensor(tensor) else tensor
 
