@@ -24,6 +24,7 @@ from conformance.core.judge import Judgement, Policy, judge
 from conformance.core.moving import storage_key
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, differing
+from conformance.core.torch_compat import version_of
 from conformance.program.execute import RunningProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
@@ -60,10 +61,12 @@ class ProgramPolicy(Policy):
 
     def swayed(self, found: Sequence[Mismatch]) -> Sequence[Observation]:
         """The same with every rounded result of a step moved by one unit in the last place of its dtype: up, down, and
-        by chance. Where that takes the answer far, or a decision the other way, rounding explains the difference."""
+        by chance. Where that takes the answer far, or a decision the other way, rounding explains the difference. A
+        result that is seen to be the same on both sides is not moved: what it was rounded to is known."""
         program = concerning(self.program, _subjects(found))
         try:
-            return [truth_of(program, sway)[1] for sway in (UP, DOWN, 1, 2)]
+            known = _agreed(program, *self.sides)
+            return [truth_of(program, sway, known)[1] for sway in (UP, DOWN, 1, 2)]
         except (StepFailed, StepError, RuntimeError):  # moved, a step may be refused: then rounding explains nothing
             return ()
 
@@ -100,30 +103,59 @@ def _named(step: Step) -> set[str]:
     return {name for one in (step, *step.body) for name in (*one.names(), *one.out)}
 
 
-def truth_of(program: Program, sway: str | int | None = None) -> tuple[Observation, Observation]:
+def truth_of(
+    program: Program, sway: str | int | None = None, known: Collection[tuple[int, str]] = ()
+) -> tuple[Observation, Observation]:
     """What is seen of the program on the CPU, as it is and in float64, before the first step that goes another way in
     float64 or has no answer there. With `sway`, results in float64 that its own dtype would round are moved by a unit
-    in the last place: all up, all down, or by the random signs of a seed."""
+    in the last place: all up, all down, or by the random signs of a seed; but those of `known`, by step and name, are
+    rounded."""
     alike = sum(1 for _ in _while_alike(program, *_begun(program)))
     narrow, wide = _begun(program)
-    for step in program.steps[:alike]:
+    for number, step in enumerate(program.steps[:alike]):
         _both(narrow, wide, step)
         if sway is not None and step.op in OPS and OPS[step.op].effect in (COMPUTE, LOSSY):
             for name in step.out:
-                wide.env[name] = _moved(wide.env[name], narrow.env[name].dtype, sway)
+                move = _rounded if (number, name) in known else _moved
+                wide.env[name] = move(wide.env[name], narrow.env[name], sway)
     return narrow.observe(), wide.observe()
 
 
-def _moved(value: torch.Tensor, narrow: torch.dtype, sway: str | int) -> torch.Tensor:
-    """The value moved by a unit in the last place of `narrow`, where it is not a number of that dtype."""
-    if value.dtype == narrow or not value.is_floating_point():
+def _agreed(program: Program, expected: Observation, actual: Observation) -> set[tuple[int, str]]:
+    """The results, by step and name, that both sides show at the end bit by bit alike, and as the step left them."""
+    run, made = RunningProgram(program), dict[str, tuple[int, torch.Tensor, int]]()
+    for number, step in enumerate(program.steps):
+        run.step(step)
+        for name in step.out:
+            if isinstance(result := run.env.get(name), torch.Tensor) and not result.is_inference():
+                made[name] = (number, result, version_of(result))
+    return {
+        (number, name)
+        for name, (number, result, version) in made.items()
+        if run.env.get(name) is result and version == version_of(result)
+        if name in expected.tensors and name in actual.tensors
+        if _settled(expected.tensors[name].value, actual.tensors[name].value)
+    }
+
+
+def _rounded(value: torch.Tensor, narrow: torch.Tensor, _: str | int) -> torch.Tensor:
+    """The value as it was rounded, with the gradient that it has."""
+    if value.dtype == narrow.dtype or not value.is_floating_point():
+        return value
+    away = narrow.detach().to(value.dtype) - value.detach()
+    return value + away.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _moved(value: torch.Tensor, narrow: torch.Tensor, sway: str | int) -> torch.Tensor:
+    """The value moved by a unit in the last place of the narrow dtype, where it is not a number of that dtype."""
+    if value.dtype == narrow.dtype or not value.is_floating_point():
         return value
     signs = torch.full_like(value, -1.0 if sway == DOWN else 1.0)
     if isinstance(sway, int):
         drawn = torch.randint(0, 2, value.shape, generator=torch.Generator().manual_seed(sway))
         signs = drawn.to(value.dtype) * 2 - 1
-    rounds = (value.detach().to(narrow).to(value.dtype) != value.detach()) & value.detach().isfinite()
-    return value + (signs * value.detach().abs() * torch.finfo(narrow).eps).where(rounds, 0.0)
+    rounds = (value.detach().to(narrow.dtype).to(value.dtype) != value.detach()) & value.detach().isfinite()
+    return value + (signs * value.detach().abs() * torch.finfo(narrow.dtype).eps).where(rounds, 0.0)
 
 
 def _begun(program: Program) -> tuple[RunningProgram, RunningProgram]:

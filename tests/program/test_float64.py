@@ -140,6 +140,13 @@ class TestAmplified:
         assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) - 2)).passed
         assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) + 0.5)).passed
 
+    def test_a_jump_from_where_both_stand_is(self) -> None:
+        """round(log(exp(2.5))) of 3 was excused by log, whose result both sides show as 2.5."""
+        steps = (Step("log", (t("b"),), out=("c",)), Step("round.edge", (t("c"),), out=("d",)))
+        jump = program(EXP, *steps, values=[2.5], dtype="float32")
+        away = Other("round", lambda x: torch.where(x.frac().abs() == 0.5, x + 0.5 * x.sign(), x.round()))
+        assert [m.where for m in judge_program(jump, away).mismatches] == ["d"]
+
 
 class TestFails:
     """What float64 cannot excuse."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 
 import pytest
@@ -77,7 +76,7 @@ def test_no_warning_reaches_a_user(monkeypatch):
     """A conversion of a float to an integer had a clang of the system write about its parentheses to the terminal."""
     commands, run = [], subprocess.check_output
     monkeypatch.setattr(subprocess, "check_output", lambda c, **given: commands.append(c) or run(c, **given))
-    factor = random.random()  # a kernel that no process has made
-    both(lambda d: (torch.arange(5.0).to(d) * factor).to(torch.int32))
+    with Context(CACHELEVEL=0):  # the number may be an argument of a kernel that another process has made
+        both(lambda d: (torch.arange(1231.0).to(d) * 0.3).to(torch.int32))
     assert commands
     assert all("-w" in command for command in commands)
