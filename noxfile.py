@@ -285,6 +285,33 @@ def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
     return str(python)
 
 
+@nox.session(python=False, default=False)
+def replaced(session: nox.Session) -> None:
+    """Another package replaces torch under an installed conformance: timm does, by its torchvision, or what is named."""
+    folder = session.cache_dir.resolve().parent / "replaced"
+    session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+    session.run(*install, "--constraint", str(ROOT / CONSTRAINTS), pinned("torch"), f"{ROOT}[tiny]", external=True)
+    environment = {"OMP_NUM_THREADS": "1", "CACHEDB": str(folder / "kernels.db")}
+    seen = []
+    for packages in ([], session.posargs or ["timm"]):
+        if packages:
+            session.run(*install, *packages, external=True)
+        told = session.run(str(python), "-c", "import torch; print(torch.__version__)", silent=True, external=True)
+        seen.append(str(told).strip())
+        session.log(f"torch {seen[-1]}")
+        for name, line in (("fuzz", "fuzz --seed 0 --programs 60"), ("opinfo", "opinfo_runner --suite quick")):
+            words = ["-m", *f"conformance.{line}".split(), "--reports", "reports"]
+            with session.chdir(folder):
+                session.run(str(python), *words, env=environment, external=True)
+            used = json.loads((folder / "reports" / f"{name}.json").read_text())["environment"]["torch"]
+            if used != seen[-1]:
+                session.error(f"the result names torch {used}, not {seen[-1]}")
+    if seen[0] == seen[1]:
+        session.error(f"torch was not replaced: it is {seen[0]} still")
+
+
 def release(version: str) -> tuple[int, ...]:
     """The numbers of a version, such as (2, 13, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))

@@ -6,7 +6,7 @@ whole step, `backward` included, compiled as one graph, torch CPU, plain tinygra
 on 28x28 images, and a GPT with two layers. The figures to take are the ratios. Times are medians of the steps after a
 dozen, memory is the most that tinygrad's buffers held in a step.
 
-Usage: ``python benchmarks/training.py [--steps N] [--net NAME] [--optimizer NAME] [--peer PATH]``
+Usage: ``python benchmarks/training.py [--steps N] [--rounds N] [--net NAME] [--optimizer NAME] [--peer PATH]``
        ``python benchmarks/training.py --flat 2000`` for the deciles of time and memory over so many eager steps
 """
 
@@ -329,10 +329,16 @@ def apart(*arguments: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def middle(rounds: list[dict[str, dict[str, float]]], way: str, figure: str, to: str = "") -> float:
+    """The median of the rounds; with `to`, of what each round's figure is to that way's in the same round."""
+    return statistics.median(found[way][figure] / (found[to][figure] if to else 1) for found in rounds)
+
+
 def main() -> None:
     """Print one table for each network and optimizer."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="how often, all ways in turn; medians are printed")
     parser.add_argument("--net", choices=NETS, action="append", help="only this network")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, action="append", help="only this optimizer")
     parser.add_argument("--peer", metavar="PATH", help="a checkout of tinygrad, whose torch backend is measured too")
@@ -354,17 +360,20 @@ def main() -> None:
         for optimizer in optimizers:
             ways = [*WAYS, *(["peer"] if peer else [])]
             settings = ["--net", net, "--optimizer", optimizer, "--steps", str(given.steps), *peer]
-            found = {way: apart("--way", way, *settings) for way in ways}
+            rounds = [{way: apart("--way", way, *settings) for way in ways} for _ in range(given.rounds)]
             reference, jit = "tinygrad", "tinygrad TinyJit"
             table = Table(
                 "way", "ms a step", f"to {reference}", f"to {jit}", "kernels", "MB", "ms inference", f"to {jit}",
                 title=f"{net}, batch {BATCH}, {optimizer}",
             )  # fmt: skip
-            for way, f in found.items():
-                ratios = [f"{f['train'] / found[r]['train']:.2f}" for r in (reference, jit)]
-                inference = f"{f['infer'] / found[jit]['infer']:.2f}"
+            for way in ways:
+                figures = ("train", "kernels", "megabytes", "infer")
+                ms, kernels, megabytes, infer = (middle(rounds, way, figure) for figure in figures)
+                ratios = [middle(rounds, way, "train", to) for to in (reference, jit)]
+                ratios.append(middle(rounds, way, "infer", jit))
+                to_reference, to_jit, inference = (f"{ratio:.2f}" for ratio in ratios)
                 table.add_row(
-                    way, f"{f['train']:.2f}", *ratios, str(f["kernels"]), f"{f['megabytes']:.1f}", f"{f['infer']:.2f}",
+                    way, f"{ms:.2f}", to_reference, to_jit, f"{kernels:.0f}", f"{megabytes:.1f}", f"{infer:.2f}",
                     inference,
                 )  # fmt: skip
             console.print(table)
