@@ -176,8 +176,12 @@ class Replay:
 
     def run(self, buffers: Sequence[UOp]) -> list[UOp]:
         """Run over these buffers; all slots, as flat buffers."""
-        slots = [*buffers, *[UOp.new_buffer(*spec) for spec in self.fresh]]
-        held = [(buffers_of_nodes.get(s) or s.buffer).ensure_allocated() for s in slots]  # type: ignore[union-attr]
+        held = [(buffers_of_nodes.get(b) or b.buffer).ensure_allocated() for b in buffers]  # type: ignore[union-attr]
+        slots = list(buffers)
+        for spec in self.fresh:
+            held.append(Buffer(*spec).ref(1).allocate())
+            slots.append(UOp.new_buffer(*spec))
+            buffers_of_nodes[slots[-1]] = held[-1]  # as its property would, which walks the graph before
         held += [b.ensure_allocated() for b in self.scratch]
         addresses = [getattr(b._buf, "va_addr", 0) for b in held]
         span = trace.kernel_span()
