@@ -287,7 +287,7 @@ def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
 
 @nox.session(python=False, default=False)
 def replaced(session: nox.Session) -> None:
-    """Another package replaces torch under an installed conformance: timm does, by its torchvision, or what is named."""
+    """Another package replaces torch under an installed conformance: timm does, by torchvision, or what is named."""
     folder = session.cache_dir.resolve().parent / "replaced"
     session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

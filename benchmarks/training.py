@@ -354,7 +354,7 @@ def main() -> None:
             tenths = deciles(net, given.flat)
             print(f"{net}: largest to smallest decile of {given.flat} steps: {tenths}")
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     peer = ["--peer", given.peer] if given.peer else []
     for net in nets:
         for optimizer in optimizers:

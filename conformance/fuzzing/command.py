@@ -112,9 +112,9 @@ def arguments_parser() -> argparse.ArgumentParser:
     add(
         "--target",
         help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, "
-        "device:NAME[,import=MODULE], tinygrad-upstream:PATH, mutant:FAULT, class:MODULE.CLASS, a profile FILE.toml "
-        f"(default: {profiles.NAME} in the current folder, else {TARGET}; of a saved finding the target that it was "
-        "found on)",
+        "compile:NAME, device:NAME[,import=MODULE], tinygrad-upstream:PATH, mutant:FAULT, class:MODULE.CLASS, a "
+        f"profile FILE.toml (default: {profiles.NAME} in the current folder, else {TARGET}; of a saved finding the "
+        "target that it was found on)",
     )
     add("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
     add_options(add)

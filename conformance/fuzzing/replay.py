@@ -29,6 +29,7 @@ from conformance.fuzzing.worker import Finding
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
 from conformance.report import summary
+from conformance.run.place import Place, told
 
 MINIMIZE_TRIALS = 1000
 """How many smaller programs `--minimize` tries."""
@@ -60,10 +61,10 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
     """A worker, and a function that runs a saved program in it as a campaign would: what was found, and what the target
     had declared that it leaves out. The function raises ProgramError, naming the file, where the program has no meaning
     on torch CPU."""
-    spec, kernels = given.target, kernels_of(given)
+    spec, kernels, place = given.target, kernels_of(given), Place(starting=given.starting, tell=told)
     with (
         TemporaryDirectory(prefix="conformance-") as notes,
-        Workers(spec, given.limit, given.memory, compile_limit=given.compile_limit) as workers,
+        Workers(spec, given.limit, given.memory, compile_limit=given.compile_limit, place=place) as workers,
     ):
         workers.load()
 

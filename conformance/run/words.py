@@ -1,7 +1,8 @@
 """What the workers of a run print, in a file of its own and not among what the command says.
 
-Defines `kept` and `redirected`. The key insight: a device may print all the time, and what one prints before it dies is
-often the only reason that is given, so it must be neither shown nor lost: workers append to one file, line by line.
+Defines `kept`, `redirected` and `limited`. The key insight: a device may print all the time, and what one prints before
+it dies is often the only reason that is given, so it must be neither shown nor lost: workers append to one file, line
+by line.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from conformance.core.result import counted
 
 _BY_LINE = 1
 """C's `_IOLBF`."""
+
+MOST = 2**26
+"""Bytes that the file may have when a unit of work begins."""
+
+_has_file = False
 
 
 def _to_stderr(text: str) -> None:
@@ -63,12 +69,22 @@ def redirected(path: str) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.flush()
             stream.reconfigure(line_buffering=True)
+    global _has_file
     if path:
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
             os.dup2(file, 2)
             os.close(file)
+            _has_file = True
     os.dup2(2, 1)  # what a device prints is not the command's answer
     with contextlib.suppress(OSError, ValueError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
         library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _BY_LINE, 0)
+
+
+def limited() -> None:
+    """Begin the file anew, which it says, once it is larger than MOST: a device that prints all the time would fill the
+    disk. What a worker printed right before it died is kept."""
+    if _has_file and os.fstat(2).st_size > MOST:
+        os.ftruncate(2, 0)
+        os.write(2, f"more than {MOST >> 20} MiB were printed before this and are left out\n".encode())

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.core.errors import TargetError
 from conformance.core.files import write_atomic
 from conformance.run.messages import COMPILING, Done, Fate, Limits
-from conformance.run.words import redirected
+from conformance.run.words import limited, redirected
 
 if TYPE_CHECKING:
     from conformance.core.target import Target
@@ -242,6 +242,7 @@ def _nowhere() -> int:
 
 
 def _begin(text: str) -> None:
+    limited()
     _State.units, _State.phase = _State.units + 1, ""
     if _State.note is not None:
         os.ftruncate(_State.note, 0)

@@ -118,6 +118,14 @@ def prints_and_dies() -> None:
     os.kill(os.getpid(), signal.SIGABRT)
 
 
+def prints_much() -> None:
+    with unit("the first"):
+        for _ in range(70):
+            os.write(1, bytes(2**20))
+    with unit("the second"):
+        print("its last words")
+
+
 def prints() -> int:
     for _ in range(10_000):
         print("what a device prints")

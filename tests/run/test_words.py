@@ -17,6 +17,7 @@ from conformance.run.pool import LocalPool
 from conformance.run.words import kept
 from tests.run.process_tree import tasks
 
+SAVED = str(Path("conformance/corpus/copy-onto-itself-expanded.json").absolute())
 PRINTS = "device:cpu,import=odd_devices,call=prints_all_the_time"
 
 
@@ -35,6 +36,16 @@ def test_the_last_words_of_one_that_dies(
         pool.ask(tasks.prints_and_dies)
     assert path.read_text().splitlines() == ["its Python's last words", "its C's last words"]
     assert capfd.readouterr() == ("", f"what the workers printed is in {path}: 2 lines\n")
+
+
+def test_one_that_prints_without_end(importable: None, tmp_path: Path) -> None:
+    """It filled the disk."""
+    path = tmp_path / "workers.log"
+    with kept(path) as file, LocalPool("cpu", Limits(), 1, ["tasks"], words=file) as pool:
+        pool.ask(tasks.prints_much)
+    first, *_, last = path.read_text().splitlines()
+    assert (first[:16], last) == ("more than 64 MiB", "its last words")
+    assert path.stat().st_size < 2**20
 
 
 def interrupted(path: Path, afresh: bool, tell: Callable[[str], None]) -> None:
@@ -67,7 +78,9 @@ class TestKept:
             kept(tmp_path / "file" / "workers.log").__enter__()
 
 
-@pytest.mark.parametrize(("command", "words"), [(fuzz, ()), (opinfo, ("--op", "abs")), (init, ())])
+@pytest.mark.parametrize(
+    ("command", "words"), [(fuzz, ()), (fuzz, ("--replay", SAVED)), (opinfo, ("--op", "abs")), (init, ())]
+)
 @pytest.mark.parametrize("target", ["device:cpu,import=odd_devices,call=hangs", "class:odd_devices.HangsTarget"])
 def test_a_device_that_hangs_at_its_import(
     target: str,
