@@ -217,9 +217,8 @@ is refused in one sentence. What was learnt about torch says for which versions:
 stands for the pinned torch with the newest tinygrad. PyPI's wheels bring CUDA libraries, 5 GB and two minutes each, so
 it is no part of CI.
 
-`nox -s replaced` installs the pinned torch and the package, as users do, runs both commands of the README, then `pip
-install
-timm`, whose torchvision replaces torch, and runs both again.
+`nox -s replaced` installs the pinned torch and the package, as users do, runs both commands of the README, then
+`pip install timm`, whose torchvision replaces torch, and runs both again.
 
 A cell is *passed / failed*: tests, drawn programs, cases of op_db. **Bold** are faults of ours. What fails on a target
 of torch's own (meta, fake, functionalize, aot_eager) is a finding about that torch and no fault.
