@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class _Output:
     tensor."""
 
     kind: str  # "value", "input", "feed", "other"
-    place: int  # index of the value, or of the input or feed whose storage it lies in
+    place: int  # index of the value, below 0 of one without elements; of the input or feed whose storage it lies in
     geometry: Geometry | None
     bits: Bits
     nbytes: int
@@ -106,15 +107,20 @@ class _Compiled:
         self.recordings: dict[Any, _Recording | None] = {}
         outputs: Any = graph.graph.output_node().args[0]
         self.returns_host = [_is_host(getattr(node, "meta", {}).get("val")) for node in outputs]
-        # Its offsets count from where a storage begins, not a view.
-        self.reads_storages = any("as_strided" in str(node.target) for node in graph.graph.nodes)
+        # The input that each result is a view of, or is computed from a copy of whose storage (`slice_scatter`).
+        places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+        self.sources = [(places.get(source), copied) for source, copied in map(_source, outputs)]
+        # Inputs of which more is read than the view: offsets count from where the storage begins.
+        self.whole = {i for i, copied in self.sources if copied and i is not None}
+        if any("as_strided" in str(node.target) for node in graph.graph.nodes):
+            self.whole = set(places.values())
 
     @locked
     def __call__(self, *inputs: Any) -> Any:
         hosts = [i for i, x in enumerate(inputs) if _is_host(x)]
         moved = list(inputs)
         for i in hosts:
-            moved[i] = _moved(inputs[i], self.reads_storages)
+            moved[i] = _moved(inputs[i], i in self.whole)
         key = (global_settings(), *_key(moved))
         if key not in self.recordings:
             self.recordings[key] = self._record(moved)
@@ -133,7 +139,7 @@ class _Compiled:
         for i in hosts:
             if i in written:
                 inputs[i].copy_(moved[i])
-        return self._returned(list(results), {id(lazy_storage(moved[i])): inputs[i] for i in hosts})
+        return self._returned(list(results), {id(lazy_storage(moved[i])): (inputs[i], i) for i in hosts})
 
     @functools.cached_property
     def graph(self) -> torch.fx.GraphModule:
@@ -153,16 +159,17 @@ class _Compiled:
         graph.recompile()
         return graph
 
-    def _returned(self, results: list[Any], homes: dict[int, torch.Tensor]) -> list[Any]:
+    def _returned(self, results: list[Any], homes: dict[int, tuple[torch.Tensor, int]]) -> list[Any]:
         """Results with those that belong on the CPU there, sharing storages where they do on tiny: with each other, and
-        with the inputs (`homes`, by the lazy storage that stands for theirs)."""
+        with the inputs (`homes`, with their places, by the lazy storage that stands for theirs)."""
         leaving = [k for k, on_host in enumerate(self.returns_host) if on_host and is_tiny(results[k])]
         fresh = [k for k in leaving if id(lazy_storage(results[k])) not in homes]
         for k in leaving:
-            home = homes.get(id(lazy_storage(results[k])))
-            if home is not None:
-                shift = 0 if self.reads_storages else home.storage_offset() * home.itemsize // results[k].itemsize
-                results[k] = transfer.on_host(results[k], home, shift)
+            if id(lazy_storage(results[k])) in homes:
+                home, i = homes[id(lazy_storage(results[k]))]
+                shift = 0 if i in self.whole else home.storage_offset() * home.itemsize // results[k].itemsize
+                viewed = self.sources[k] == (i, False)  # `unsafe_chunk` is none, though it shares the storage
+                results[k] = (_view_of if viewed else transfer.on_host)(results[k], home, shift)
         for k, host in zip(fresh, transfer.to_host([results[k] for k in fresh]), strict=True):
             results[k] = host
         return results
@@ -192,6 +199,39 @@ def _moved(host: torch.Tensor, whole: bool) -> torch.Tensor:
         span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if host.numel() else 0
         memory, offset = plain.as_strided((span,), (1,)), 0
     return _with_bits(memory.to("tiny").as_strided(size, stride, offset), _bits(host))
+
+
+def _source(node: Any) -> tuple[Any, bool]:
+    """What a node is a view of, and whether through a copy of its whole storage."""
+    copied = False
+    while isinstance(node, torch.fx.Node) and node.op == "call_function":
+        copies = getattr(node.target, "overloadpacket", None) in _COPIES_OF_STORAGES
+        if not copies and not _is_view(node.target):
+            break
+        node, copied = node.args[0], copied or copies
+    return node, copied
+
+
+_COPIES_OF_STORAGES = {torch.ops.aten.slice_scatter, torch.ops.aten.select_scatter, torch.ops.aten.diagonal_scatter}
+
+
+def _is_view(target: Any) -> bool:
+    """Whether a node is a view of its first argument, or one of its results."""
+    returns = target._schema.returns if hasattr(target, "_schema") else []
+    return target is operator.getitem or any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _view_of(like: torch.Tensor, home: torch.Tensor, shift: int) -> torch.Tensor:
+    """A view of a CPU tensor with the geometry and the bits of a tensor of tiny, whose elements lie `shift` further on.
+
+    Autograd has to know whose view it is: of several views that one call makes, none may be written.
+    """
+    size, stride, offset = geometry(like)
+    wider = max(1, like.itemsize // home.itemsize)
+    memory = _with_bits(home, _bits(home))
+    memory = memory.as_strided((home.untyped_storage().nbytes() // home.itemsize // wider * wider,), (1,), 0)
+    memory = memory if like.dtype == home.dtype else memory.view(like.dtype)
+    return _with_bits(memory.as_strided(size, stride, offset + shift), _bits(like))
 
 
 def _bits(x: torch.Tensor) -> Bits:
@@ -260,10 +300,10 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], recorded: record
         if lazy.flat in fed and not lazy.has_pending_writes:
             outputs.append(_Output("feed", fed[lazy.flat], form, bits, 0))
             continue
-        if id(lazy) not in places and lazy.nbytes:  # no kernel makes a value without elements
-            places[id(lazy)] = len(values)
-            values.append(flush.flat(lazy))
-        place = places.get(id(lazy), -1)
+        if id(lazy) not in places:
+            places[id(lazy)] = len(values) if lazy.nbytes else ~len(places)  # no kernel makes a value without elements
+            values += [flush.flat(lazy)] if lazy.nbytes else []
+        place = places[id(lazy)]
         outputs.append(_Output("value", place, form, bits, lazy.nbytes, r.device.index or 0))
     changed: dict[int, tuple[UOp, UOp]] = {}  # by input: its buffer and its new content
     for store, buffer, i in stand_ins.values():
@@ -346,10 +386,10 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
             store = inputs[out.place].untyped_storage()
         elif out.kind == "feed":
             store = fed[out.place].untyped_storage()
-        elif not out.nbytes:
-            store = allocate(0, out.index, element(out.geometry[0])[0])
         elif out.place in new:
             store = new[out.place]
+        elif not out.nbytes:
+            store = new[out.place] = allocate(0, out.index, element(out.geometry[0])[0])
         else:
             store = new[out.place] = allocate(out.nbytes, out.index, flats[out.place].dtype)
             store._lazy.replace(flats[out.place], out.nbytes)  # type: ignore[attr-defined]

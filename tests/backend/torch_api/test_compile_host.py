@@ -56,6 +56,9 @@ def complex_numbers() -> torch.Tensor:
         (lambda x: torch.nn.functional.pad(x, (1, 2), "circular"), [torch.ones(0, 3, 3)]),
         (lambda x: (x + 1, x[:0]), [torch.ones(2)]),
         (torch.special.modified_bessel_k1, [torch.empty(1, 0, 3)]),  # the CPU computes it: 15 of 125 programs raised
+        # The CPU copies the whole storage, and the result keeps the offset in it: it began at 0.
+        (lambda x: x.slice_scatter(torch.ones(1, 2), 0, 0, 1), [torch.arange(5.0)[1:].view(2, 2)]),
+        (lambda x: x.t().select_scatter(torch.ones(2), 0, 0)[1:], [torch.arange(5.0)[1:].view(2, 2)]),
     ],
 )
 def test_results_have_the_cpus_form(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
@@ -69,6 +72,34 @@ def test_results_have_the_cpus_form(function: Callable[..., Any], inputs: list[t
         for tensors in (ours, theirs)
     ]
     assert shared[0] == shared[1]
+
+
+def test_views_of_results_without_elements() -> None:
+    """Each was on a storage of its own, beside a result that has elements."""
+    ours, theirs = answers(lambda x: (x.sum(), x * 2, (x * 2).t(), (y := x + 1), y[:], y.view(0, 1)), torch.empty(0))
+    shared = [[a.untyped_storage()._cdata == b.untyped_storage()._cdata for a in x for b in x] for x in (ours, theirs)]
+    assert shared[0] == shared[1]
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda x: torch.split(x, 2),
+        lambda x: x[1:].unbind(),
+        lambda x: torch.view_as_real(torch.view_as_complex(x.view(2, 2))).unbind(),
+        lambda x: torch.unsafe_chunk(x, 2),
+    ],
+)
+def test_views_that_must_not_be_written(views: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
+    """Results in an input's storage were no views to autograd: writing one of several was accepted."""
+    raised = []
+    for function in (torch.compile(views, backend=compiled.tiny), views):
+        try:
+            function(torch.arange(8.0, requires_grad=True)[2:6])[0].zero_()
+            raised.append(None)
+        except RuntimeError as error:
+            raised.append(str(error).partition(" is a view and is being modified inplace")[2])
+    assert raised[0] == raised[1]
 
 
 @pytest.mark.parametrize("bits", [lambda x: x.conj(), lambda x: x.conj().imag])
