@@ -14,7 +14,7 @@ from conformance.program.execute import Broken
 from conformance.program.model import LOOP, Input, Program, ProgramError, Storage
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import dense
-from conformance.program.steps.op import Json, Step, StepError, dtype_of
+from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of
 from conformance.program.steps.op import number as json_number
 from conformance.program.steps.table import OPS
 
@@ -208,13 +208,15 @@ def plainer_steps(program: Program) -> Iterator[Program]:
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
-    """Plainer calls of the same op; or `add_(1)` in place of other arithmetic and of op_db's writes, and
-    `logical_not_()` in place of other comparisons, so that what any of it shows is shown by one op and is one
+    """Plainer calls of the same op; or `add_(1)` in place of another write, `logical_not_()` in place of another
+    comparison and `neg` in place of another result, so that what any of them shows is shown by one op and is one
     finding."""
     for name in step.under:
         yield replace(step, under=tuple(other for other in step.under if other != name))
-    if step.op in OPS and OPS[step.op].family == "arithmetic" and step.op != "add_":
-        yield replace(step, op="add_", args=(step.args[0], 1), kwargs={})
+    if step.op in OPS and step.op != "add_":
+        for written in _written(step):
+            yield replace(step, op="add_", args=(written, 1), kwargs={})
+        yield from _negated(step)
     if step.op in COMPARISONS:
         yield replace(step, op="logical_not_", args=step.args[:1], kwargs={})
     if step.op == LOOP:
@@ -223,8 +225,6 @@ def plainer_step(step: Step) -> Iterator[Step]:
                 yield replace(step, times=times)
         return
     if step.op in OPS and OPS[step.op].settled:
-        for written in _written(step):
-            yield replace(step, op="add_", args=(written, 1), kwargs={})
         return  # what a sample of op_db says beside its tensors belongs together: other numbers may crash torch CPU
     for key in step.kwargs:
         if key not in ("out", "device"):  # without its device, a new tensor lies on the CPU
@@ -235,11 +235,21 @@ def plainer_step(step: Step) -> Iterator[Step]:
 
 
 def _written(step: Step) -> list[Json]:
-    """The tensors that a call of op_db's writes: `out`, one or several, or what its in-place method is called on."""
-    out = step.kwargs.get("out") if OPS[step.op].writes == "out" else None
-    if isinstance(out, dict) and "tuple" in out:
-        return list(out["tuple"])
-    return [out] if out is not None else [step.args[0]] if OPS[step.op].writes == 0 else []
+    """The tensors that a call writes: `out`, one or several, or the argument that it writes in place."""
+    writes = OPS[step.op].writes
+    if isinstance(writes, int):
+        return [step.args[writes]]
+    out = step.kwargs.get("out") if writes == "out" else None
+    return list(out["tuple"]) if isinstance(out, dict) and "tuple" in out else [out] if out is not None else []
+
+
+def _negated(step: Step) -> Iterator[Step]:
+    """`neg` of each tensor from which the step computes, or moves elements into, a single new one."""
+    row = OPS[step.op]
+    if row.writes is None and row.effect in (MOVE, COMPUTE, LOSSY) and len(step.out) == 1 and step.op != "neg":
+        for arg in step.args:
+            if isinstance(arg, dict) and "t" in arg:
+                yield replace(step, op="neg", args=(arg,), kwargs={})
 
 
 def plainer_argument(arg: Json) -> Iterator[Json]:

@@ -87,7 +87,7 @@ def test_a_campaign_names_it(forgetful, tmp_path):
     assert main([*words, "--reports", str(tmp_path)]) == 1
     [found] = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
     assert found["kind"] == "FAIL"
-    assert [step["op"] for step in found["program"]["steps"]] == ["fill_", "add_"]
+    assert [step["op"] for step in found["program"]["steps"]] == ["add_", "add_"]
     assert found["first_bad_step"] == 2
     assert found["signature"] == "value / only together, up to arithmetic"
     [told] = fuzz_result(tmp_path)["findings"]

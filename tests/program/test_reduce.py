@@ -37,6 +37,7 @@ def test_a_step_gives_all_results_that_it_names():
 
 
 CONSTANT = {"tensor": [1.5], "dtype": "float32"}
+PLACES = {"tensor": [0], "dtype": "int64"}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,29 @@ def test_a_write_of_op_db_becomes_an_addition(step):
     """A write that is lost whatever it computes is one finding; it was one for each of 17 functions."""
     small = reduce_program(holding([0], size=1).with_steps((step,)), lambda one: len(one.steps) == 1)
     assert small.steps == (Step("add_", (tensor("a"), 0)),)
+
+
+@pytest.mark.parametrize("call", [("zero_", ()), ("cumsum_", (0,)), ("masked_fill_", (tensor("a"), 2))])
+def test_any_write_becomes_an_addition(call):
+    """Strides that a write makes dense under torch.compile were a finding for each write, and for each op after it."""
+    name, args = call
+    small = reduce_program(holding([0], size=1).with_steps((Step(name, (tensor("a"), *args)),)), one_step)
+    assert small.steps == (Step("add_", (tensor("a"), 0)),)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("abs", ()), ("cumsum", (0,)), ("index_select", (0, PLACES)), ("add", (2,))]
+)
+def test_any_result_becomes_a_negation(name, args):
+    """As above; what only this op gets wrong stays with it."""
+    whole = holding([0], size=1).with_steps((Step(name, (tensor("a"), *args), out=("b",)),))
+    assert reduce_program(whole, one_step).steps == (Step("neg", (tensor("a"),), out=("b",)),)
+    small = reduce_program(whole, lambda one: [step.op for step in one.steps] == [name])
+    assert [step.op for step in small.steps] == [name]
+
+
+def one_step(program):
+    return len(program.steps) == 1
 
 
 def test_a_new_tensor_keeps_its_device():
