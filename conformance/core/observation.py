@@ -181,11 +181,12 @@ def _flat(host: torch.Tensor) -> torch.Tensor:
 
 def contiguity(tensor: torch.Tensor) -> str:
     """The layout flags that torch derives from the geometry, the lazy conj and neg bits, and whether autograd never
-    records it, as words."""
+    records it, as words. A tensor without elements is stored in no order: that its strides differ is another oracle's."""
+    dims = tensor.dim() if tensor.numel() else 0
     flags = {
         "contiguous": tensor.is_contiguous(),
-        "channels_last": tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last),
-        "channels_last_3d": tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d),
+        "channels_last": dims == 4 and tensor.is_contiguous(memory_format=torch.channels_last),
+        "channels_last_3d": dims == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d),
         "conj": tensor.is_conj(),
         "neg": tensor.is_neg(),
         "inference": tensor.is_inference(),

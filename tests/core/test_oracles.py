@@ -36,6 +36,14 @@ class TestMetadata:
         """A difference is reported by the oracle whose name it bears."""
         assert seen_by(torch.zeros(2, 3), got) == oracles
 
+    def test_a_tensor_without_elements_has_no_order(self):
+        """On meta tensors such strides are not judged, and `channels_last`, which follows from them, was."""
+        one, two = torch.zeros(1, 0, 1, 2), torch.zeros(0).as_strided((1, 0, 1, 2), (0, 1, 0, 0))
+        assert one.is_contiguous(memory_format=torch.channels_last) != two.is_contiguous(
+            memory_format=torch.channels_last
+        )
+        assert seen_by(one, two, oracles=("shape", "significant_stride", "contiguity")) == []
+
     def test_strides_of_size_one_dims_count(self):
         """CPU's stride of a size-1 dimension is part of the answer."""
         assert seen_by(torch.zeros(1, 3), torch.zeros(3).as_strided((1, 3), (7, 1))) == ["stride"]
