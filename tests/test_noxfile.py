@@ -15,7 +15,7 @@ from conformance.core.loading import describe_target
 nox = pytest.importorskip("nox", reason="nox runs the suite; without it there is no session to test")
 
 ROOT = Path(__file__).parent.parent
-SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "backends", "versions", "bench", "mutants")
+SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "backends", "versions", "replaced", "bench", "mutants")
 
 
 @pytest.fixture(scope="module")

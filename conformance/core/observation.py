@@ -181,7 +181,7 @@ def _flat(host: torch.Tensor) -> torch.Tensor:
 
 def contiguity(tensor: torch.Tensor) -> str:
     """The layout flags that torch derives from the geometry, the lazy conj and neg bits, and whether autograd never
-    records it, as words. A tensor without elements is stored in no order: that its strides differ is another oracle's."""
+    records it, as words. A tensor without elements is stored in no order; its strides are another oracle's."""
     dims = tensor.dim() if tensor.numel() else 0
     flags = {
         "contiguous": tensor.is_contiguous(),
