@@ -62,7 +62,10 @@ class Call:
     """One call on the device, with a CPU tensor for each storage among its arguments."""
 
     def __init__(self) -> None:
-        self.flats: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.flats: dict[int, torch.Tensor] = {}
+        """The flat CPU tensors, by the storages of the device."""
+        self.there: dict[int, torch.Tensor] = {}
+        """The flat device tensors, by the storages of the CPU tensors."""
 
     def host(self, value: Any) -> Any:
         """The CPU tensor of a device tensor, the CPU in place of the device, and any other value as it is."""
@@ -70,20 +73,33 @@ class Call:
             return torch.device("cpu")
         if not isinstance(value, torch.Tensor) or value.device.type != "toy":
             return value
-        key = value.untyped_storage().data_ptr()
-        if key not in self.flats or not key:
+        key = value.untyped_storage()._cdata
+        if key not in self.flats:
             there = covering(value)
-            self.flats[key] = (there, relabelled(there, CPU))
-        return laid_over(self.flats[key][1], value)
+            self.flats[key] = here = relabelled(there, CPU)
+            self.there[here.untyped_storage()._cdata] = there
+        return laid_over(self.flats[key], value)
 
     def back(self, value: Any) -> Any:
         """The device tensor of a CPU tensor: over the storage of an argument, or a new one."""
         if not isinstance(value, torch.Tensor):
             return value
-        key = value.untyped_storage().data_ptr()
-        known = self.flats.get(key) if key else None
-        there = known[0] if known is not None else relabelled(covering(value), EXTENSION)
+        there = self.there.get(value.untyped_storage()._cdata)
+        there = relabelled(covering(value), EXTENSION) if there is None else there
         return laid_over(there, value)
+
+    def follow(self, there: Any, here: Any) -> None:
+        """Give a written tensor the geometry and memory that the operator gave to its CPU tensor, as `out=` does."""
+        if isinstance(there, (list, tuple)):
+            for pair in zip(there, here, strict=True):
+                self.follow(*pair)
+        elif isinstance(there, torch.Tensor) and (there.size(), there.stride()) != (here.size(), here.stride()):
+            made = self.back(here)
+            geometry = made.storage_offset(), made.size(), made.stride()
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+            with torch._C._AutoDispatchBelowAutograd():
+                set_ = torch.ops.aten.set_.source_Storage_storage_offset
+                set_.redispatch(keys, there, made.untyped_storage(), *geometry)
 
 
 def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,12 +111,23 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         if not ("lost_copy_" in faults and source.device == destination.device and source.dim() == 2):
             raw_args[1].copy_(raw_args[0])
         return destination
-    result = op(*raw_args, **raw_kwargs)
+    if name == "resize_" and not (raw_args[0].numel() == torch.Size(args[1]).numel()):
+        grown = torch.zeros(args[1], dtype=args[0].dtype)  # memory that DLPack lends cannot grow
+        count = min(grown.numel(), raw_args[0].numel())
+        grown.view(-1)[:count].copy_(raw_args[0].reshape(-1)[:count])
+        call.follow(args[0], grown)
+        return args[0]
+    numbers = any(isinstance(value, (bool, int, float, complex)) and isinstance(argument.type, torch.TensorType)
+                  for value, argument in zip(raw_args, op._schema.arguments))  # fmt: skip
+    # A number that torch had wrapped as a tensor arrives as a number again, for which another overload is meant.
+    result = (op.overloadpacket if numbers else op)(*raw_args, **raw_kwargs)
     if name == "relu" and "relu" in faults:
         result = torch.where(raw_args[0] < 0, raw_args[0] * 0.01, result).to(result.dtype)  # a leaky relu
     if name == "transpose" and "transpose" in faults:
         result = result.clone()  # a copy instead of a view
     written = [*written_by(op, args, kwargs)]
+    for there, here in zip(written, written_by(op, raw_args, raw_kwargs), strict=True):
+        call.follow(there, here)
     if isinstance(result, torch.Tensor) and written:
         return written[0]
     return tuple(written) if len(written) > 1 else tree_map(call.back, result)
