@@ -111,7 +111,7 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         if not ("lost_copy_" in faults and source.device == destination.device and source.dim() == 2):
             raw_args[1].copy_(raw_args[0])
         return destination
-    if name == "resize_" and not (raw_args[0].numel() == torch.Size(args[1]).numel()):
+    if name == "resize_" and raw_args[0].numel() != torch.Size(args[1]).numel():
         grown = torch.zeros(args[1], dtype=args[0].dtype)  # memory that DLPack lends cannot grow
         count = min(grown.numel(), raw_args[0].numel())
         grown.view(-1)[:count].copy_(raw_args[0].reshape(-1)[:count])
