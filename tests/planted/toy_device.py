@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-FAULTS = ("lost_copy_", "relu", "transpose")
+FAULTS = ("lost_copy_", "relu", "unfold")
 CPU, EXTENSION = 1, 12
 """DLPack's device types."""
 
@@ -123,7 +123,7 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     result = (op.overloadpacket if numbers else op)(*raw_args, **raw_kwargs)
     if name == "relu" and "relu" in faults:
         result = torch.where(raw_args[0] < 0, raw_args[0] * 0.01, result).to(result.dtype)  # a leaky relu
-    if name == "transpose" and "transpose" in faults:
+    if name == "unfold" and "unfold" in faults:
         result = result.clone()  # a copy instead of a view
     written = [*written_by(op, args, kwargs)]
     for there, here in zip(written, written_by(op, raw_args, raw_kwargs), strict=True):
