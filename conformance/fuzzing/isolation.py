@@ -257,8 +257,8 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | No
         if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
             behind = Behind(program, step, part + 1)
         unjudged = 0 if behind is not None else max(len(program.steps) - step, 0)
-        before = number - 1 if number > shard.first else None
-        finding = replace(finding, before=before, said=death.said, part=part, unjudged=unjudged)
+        ran_before = number - 1 if number > shard.first else None
+        finding = replace(finding, before=ran_before, said=death.said, part=part, unjudged=unjudged)
     left = Result(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
         worker.program_of(shard, earlier, left)
