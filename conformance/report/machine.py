@@ -16,7 +16,9 @@ from xml.etree import ElementTree
 
 from conformance.core.accuracy import shown
 from conformance.core.footprint import mebibytes
+from conformance.core.names import without_features
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
+from conformance.core.sentences import headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff
 from conformance.report.escape import escape_control_characters
@@ -40,15 +42,17 @@ def junit(run: Run) -> str:
         "errors": counts["CRASH"] + counts["TIMEOUT"],
         "skipped": counts["SKIP"] + counts["XFAIL"],
     }
-    suite = _element(root, "testsuite", name=f"conformance {run.target}", **numbers, time=f"{run.seconds:.3f}",
-                     timestamp=run.started)  # fmt: skip
+    name, moment = f"conformance {without_features(run.target)}", {"timestamp": run.started}
+    suite = _element(root, "testsuite", name=name, **numbers, time=f"{run.seconds:.3f}", **moment)
     for result in tests:
         names = {"classname": f"{result.family}.{result.variant}", "name": _name(result)}
         case = _element(suite, "testcase", **names, time=f"{result.seconds:.3f}")
         if result.outcome in UNEXPECTED:
             tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
             shown = _element(case, tag, type=result.outcome, message=_headline(result))
-            shown.text = _xml("\n\n".join(f"{one}\n{one.call}\n\n{one.script}" for one in result.failures))
+            shown.text = _xml(
+                "\n\n".join(f"{sentence(one)}\n{one}\n{one.call}\n\n{one.script}" for one in result.failures)
+            )
         elif result.outcome in (Outcome.SKIP, Outcome.XFAIL):
             _element(case, "skipped", message=f"{result.outcome}: {result.reason}")
     ElementTree.indent(root, "")
@@ -91,7 +95,7 @@ def ctrf(run: Run) -> str:
     summary |= {"start": start, "stop": start + round(run.seconds * 1000)}
     results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
     extra = {"target": run.target, "complete": run.complete, **run.environment}
-    results["environment"] = {"appName": run.target, "extra": extra}
+    results["environment"] = {"appName": without_features(run.target), "extra": extra}
     return json.dumps({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": results}) + "\n"
 
 
@@ -117,7 +121,7 @@ def _milliseconds(moment: str) -> int:
 
 
 def _headline(result: Result) -> str:
-    return f"{result.failures[0]}"[:300] if result.failures else f"{result.outcome}: {result.reason}"
+    return headline(result)[:300]
 
 
 def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
@@ -132,11 +136,16 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     text = rendered(
         "summary.md.j2",
         run=run,
+        target=without_features(run.target),
         word=run.measures.capitalize() or ("Conformance" if run.cases or not run.drawn else "Fuzzing"),
         summary=summary_line(run),
         campaign=campaign,
         verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),
         listed=LISTED_FINDINGS,
+        headline=headline,
+        legend=legend(*(result.finding.title() for result in campaign.listed[:LISTED_FINDINGS] if result.finding))
+        if campaign
+        else "",
         counts=Counter(str(result.outcome) for result in run.cases),
         facts=summary.facts(run),
         changes=changes,
