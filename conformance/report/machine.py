@@ -33,7 +33,7 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(run: Run) -> str:
-    """The run as one JUnit test suite; XFAIL and SKIP are skipped tests with their reason."""
+    """The run as one JUnit test suite. JUnit has no word for a known failure: XFAIL is a skipped test of type `known`."""
     tests, root = _tests(run), ElementTree.Element("testsuites")
     counts = Counter(str(result.outcome) for result in tests)
     numbers = {
@@ -54,7 +54,8 @@ def junit(run: Run) -> str:
                 "\n\n".join(f"{sentence(one)}\n{one}\n{one.call}\n\n{one.script}" for one in result.failures)
             )
         elif result.outcome in (Outcome.SKIP, Outcome.XFAIL):
-            _element(case, "skipped", message=f"{result.outcome}: {result.reason}")
+            kind = {"type": "known"} if result.outcome is Outcome.XFAIL else {}
+            _element(case, "skipped", **kind, message=f"{result.outcome}: {result.reason}")
     ElementTree.indent(root, "")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
@@ -82,16 +83,17 @@ def _name(result: Result) -> str:
     return result.id if result.dtype or result.finding else result.op
 
 
-# Outcomes in the words of the Common Test Report Format; all others have failed, a pass on a rerun with `flaky` set.
-_CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "skipped"}
+# Outcomes in the words of the Common Test Report Format, in which a known failure is "other"; the rest have failed, a
+# pass on a rerun with `flaky` set.
+_CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "other"}
 
 
 def ctrf(run: Run) -> str:
     """The run in the Common Test Report Format (ctrf.io), version 0.0.0; durations are in milliseconds."""
     tests = [_ctrf_test(result) for result in _tests(run)]
-    counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped")}
+    counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped", "other")}
     start = _milliseconds(run.started)
-    summary = {"tests": len(tests), **counts, "pending": 0, "other": 0}
+    summary = {"tests": len(tests), **counts, "pending": 0}
     summary |= {"start": start, "stop": start + round(run.seconds * 1000)}
     results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
     extra = {"target": run.target, "complete": run.complete, **run.environment}

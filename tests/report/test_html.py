@@ -171,7 +171,7 @@ class TestFuzzing:
         known = found().replace(outcome=Outcome.XFAIL, reason="a reason")
         page = Page(html.render(campaign(known, expectations="tiny.toml")))
         assert page.verdicts == ["verdict good"]
-        assert "No new finding in 300 drawn programs; 1 known finding, declared in tiny.toml." in page.text
+        assert "No new finding in 300 drawn programs; 1 known finding in 1 program, declared in tiny.toml." in page.text
         assert "FAIL a should be 1 and is 2 value / copy_ / gaps, 1 program, known a reason" in page.text
 
     def test_changes_of_findings(self) -> None:
