@@ -19,6 +19,7 @@ from conformance.core import versions
 from conformance.core.errors import ReportError
 from conformance.core.names import nearest
 from conformance.core.result import UNEXPLAINED, Result
+from conformance.core.sentences import headline
 
 ALL = ("*",)
 FORMS = {
@@ -81,7 +82,7 @@ def reasons(entries: Iterable[Entry]) -> str:
 
 def unexplained(result: Result) -> str:
     """The reason of an entry that a command writes for what it has seen."""
-    return f"{UNEXPLAINED}{result.failures[0] if result.failures else result.id}"[:200]
+    return f"{UNEXPLAINED}{headline(result) if result.failures else result.id}"[:200]
 
 
 def refuse(problems: Sequence[str]) -> None:

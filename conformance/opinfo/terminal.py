@@ -18,8 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from conformance.core.lacking import DECLARED
+from conformance.core.names import without_features
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
+from conformance.core.sentences import headline
 from conformance.report import compare, lacking, machine
+from conformance.report.escape import escape_control_characters
 from conformance.report.summary import facts
 
 _STYLE = {
@@ -54,15 +57,16 @@ class Watched:
     def start(self, run: Run, planned: int) -> None:
         """Say what runs, and how many cases there are."""
         self.planned = planned
-        self.bar.update(self.task, description=escape(run.target), total=planned)
-        self._line(f"{planned} cases on {run.target}")
+        self.bar.update(self.task, description=escape(without_features(run.target)), total=planned)
+        self._line(f"{planned} cases on {without_features(run.target)}")
 
     def add(self, result: Result) -> None:
         """Count a result."""
         self.done += 1
         if result.outcome in UNEXPECTED:
             self.bad += 1
-            said = f"{result.outcome} {result.id} ({', '.join(result.oracles)})"
+            said = f"{result.outcome} {result.id} ({', '.join(result.oracles)}): {headline(result)}"
+            said = escape_control_characters(said)
             if self.console.is_terminal:
                 self.console.print(f"[red]{escape(said)}", highlight=False)
             self._line(said)
@@ -90,7 +94,9 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
     for word in sorted(counts, key=lambda word: list(Outcome).index(Outcome(word)), reverse=True):
         table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
     console.print(table)
-    console.print(f"{escape(made.target)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
+    console.print(
+        f"{escape(without_features(made.target))}: {made.compared} samples in {made.seconds:.0f} s", highlight=False
+    )
     lacking.show(console, made.lacking)
     for declared in (result for result in made.results if result.variant == DECLARED):
         console.print(escape(f"XPASS {declared.op}: {declared.reason}"), highlight=False)

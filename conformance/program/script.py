@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from conformance.core.moving import storage_key
 from conformance.core.oracles import Mismatch
 from conformance.core.script import Bug, bare, judged, render
+from conformance.core.sentences import sentence
 from conformance.core.target import Target
 from conformance.core.tensor_source import NoSource, input_lines
 from conformance.program.execute import make_inputs
@@ -58,7 +59,8 @@ def script(
     the mismatch what it prints, and the `bad_step` is marked; all of them and the `notes`, such as the command that
     runs it again, come later."""
     first = next(iter(mismatches), None)
-    about = textwrap.shorten(str(first or death or program.note or "A program of view and in-place steps."), 110)
+    told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
+    about = textwrap.shorten(told, 110)
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
     every = [inner for step in program.steps for inner in (step, *step.body)]

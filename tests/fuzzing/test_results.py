@@ -128,7 +128,7 @@ class TestCampaign:
         assert self.fuzz(tmp_path, FAULT, *words) == 0
         said = capsys.readouterr().out
         assert "XFAIL saved\n     a known bug" in said
-        assert "1 known finding, declared in" in said
+        assert "1 known finding in 1 program, declared in" in said
         assert self.fuzz(tmp_path, "cpu", *words) == 1
         assert "XPASS line 1 declares it" in capsys.readouterr().out
 
