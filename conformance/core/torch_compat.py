@@ -320,6 +320,12 @@ def has_kernel(operator: str, key: str) -> bool:
         return False
 
 
+def run_kernel(overload: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the kernel that an operator's overload has for a dispatch key of this name, torch's composite ones
+    included."""
+    return overload.redispatch(DispatchKeySet(getattr(DispatchKey, key)), *args, **kwargs)
+
+
 def out_form(operator: str) -> str:
     """The overload that writes into out= and takes what this one takes; an empty string where there is none."""
     packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0].rstrip("_"), None)

@@ -31,10 +31,11 @@ from conformance.core.finding import (
     cause_text,
     with_signal_number,
 )
+from conformance.core.kernel_tables import needing
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
-from conformance.fuzzing.drawing import Tally
+from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
 from conformance.program.alias_probes import with_alias_probes
@@ -177,6 +178,11 @@ def run_shard(shard: Shard) -> Result:
             break
         _run_program(shard, number, result)
         result.done, _Ran.last = result.done + 1, number
+    if result.lacking:
+        declared = needing(loaded(shard.plan.target))
+        for (operator, entry), count in [(tuple(key.split("|")), n) for key, n in result.lacking.items()]:
+            del result.lacking[f"{operator}|{entry}"]
+            result.lacking[f"{declared[operator]}|{entry}"] += count
     return result
 
 
@@ -278,8 +284,16 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     shares memory with whom where the target does not."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
-    program, target = shard.plan.drawing.numbered(shard.plan.seed, number, tally), described(shard.plan.target)
+    target = described(shard.plan.target)
+    program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported)
+
+
+@functools.lru_cache
+def drawing_of(drawing: Drawing, spec: str) -> Drawing:
+    """The drawing for this target. If the target's profile declares operators lacking, no entry of op_db is drawn that
+    needs one of them, in whichever form the device needs it."""
+    return replace(drawing, lacking=tuple(needing(loaded(spec)))) if drawing.lacking else drawing
 
 
 described = functools.cache(describe_target)
