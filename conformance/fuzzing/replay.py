@@ -138,8 +138,8 @@ def replay_folder(folder: Path, given: argparse.Namespace) -> int:
 
 
 def expectations_file(given: argparse.Namespace) -> Path:
-    """The file of what is known to fail."""
-    return Path(given.expectations or expectations.path_for(given.target))
+    """The file of what is known to fail. Raises ReportError where `--expectations` names none."""
+    return expectations.file_of(given, expectations.path_for(given.target))
 
 
 def _minimal(path: Path, given: argparse.Namespace) -> Path:

@@ -33,7 +33,7 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(run: Run) -> str:
-    """The run as one JUnit test suite. JUnit has no word for a known failure: XFAIL is a skipped test of type `known`."""
+    """The run as one JUnit test suite, in which a known failure (XFAIL) is a skipped test of the type `known`."""
     tests, root = _tests(run), ElementTree.Element("testsuites")
     counts = Counter(str(result.outcome) for result in tests)
     numbers = {
