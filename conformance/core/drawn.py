@@ -27,7 +27,11 @@ class Drawn:
     entries by entry, variant, layout class and dtype, joined by `|`. `unsupported` counts programs that the
     target leaves out, by reason, `avoided` steps that were drawn and not run. `kernels_allowed` is 0 when the target
     does not count kernels. `corpus` names the saved programs that ran as well. `options` are the words of the command
-    line that narrow the drawing; empty where programs were drawn as usual."""
+    line that narrow the drawing; empty where programs were drawn as usual.
+
+    `failing` counts programs with a difference that is not declared, `known` those with declared ones only, and
+    `masked` programs with steps that could not be judged behind a declared difference. `failing` and `known` are None
+    in results that do not say."""
 
     seeds: tuple[int, ...] = ()
     programs: int = 0
@@ -36,6 +40,9 @@ class Drawn:
     kernels_allowed: int = 0
     kernels_compared: int = 0
     arbitrated: int = 0
+    failing: int | None = None
+    known: int | None = None
+    masked: int = 0
     options: str = ""
     corpus: tuple[str, ...] = ()
     unsupported: Mapping[str, int] = field(default_factory=dict)
@@ -63,8 +70,8 @@ def join(drawn: Sequence[Drawn]) -> Drawn | None:
 
     def joined(values: list[Any]) -> Any:
         match values[0]:
-            case int():
-                return sum(values)
+            case int() | None:
+                return None if None in values else sum(values)
             case str():
                 return "; ".join(dict.fromkeys(filter(None, values)))
             case tuple():

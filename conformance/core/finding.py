@@ -70,7 +70,9 @@ class Finding:
     known. `signature` is what that program was seen as, `signatures` what others were.
     `count` is how many programs showed it, 0 for a declared finding that did not show; `first` the smallest number of a
     drawn one, `saved` the names of saved ones. `program` is the number and `steps` the length of its smallest program.
-    `elsewhere` says what becomes of it on each related target, which tells whose bug it is."""
+    `elsewhere` says what becomes of it on each related target, which tells whose bug it is. `pattern` is its common
+    form with findings of other operators (`core/patterns.py`). `shrunk` is false while its program is as it was drawn.
+    `masked` counts the programs with steps behind this difference that could not be judged."""
 
     signature: str
     kind: str = FAIL
@@ -88,6 +90,9 @@ class Finding:
     property: str = ""
     op: str = ""
     signatures: tuple[str, ...] = ()
+    pattern: str = ""
+    shrunk: bool = True
+    masked: int = 0
     WRITTEN: ClassVar = ("kind", "count")
 
     def title(self) -> str:

@@ -278,6 +278,23 @@ class Run:
         return [result for result in self.findings if result is not stopped]
 
     @property
+    def failing_programs(self) -> int:
+        """Programs with a difference that is not declared."""
+        if self.drawn is not None and self.drawn.failing is not None:
+            return self.drawn.failing
+        found = (result.finding.count for result in self.results if result.finding and result.outcome in UNEXPECTED)
+        return sum(found)
+
+    @property
+    def known_programs(self) -> int:
+        """Programs with declared differences only."""
+        if self.drawn is not None and self.drawn.known is not None:
+            return self.drawn.known
+        return sum(
+            result.finding.count for result in self.results if result.finding and result.outcome is Outcome.XFAIL
+        )
+
+    @property
     def unexpected(self) -> list[Result]:
         """What fails the run, worst first."""
         return sorted((result for result in self.results if result.outcome in UNEXPECTED), key=severity)
@@ -316,15 +333,15 @@ class Run:
 def summary_line(run: Run) -> str:
     """The last line of a run: `N passed, N failed, N skipped`, of cases and of drawn programs. Known failures are none
     of these: `report.summary` has a line for them."""
-    tests: Counter[str] = Counter()
-    for result in run.results:
-        tests[str(result.outcome)] += max(result.finding.count, 1) if result.finding else 1
-    failed, skipped = sum(tests[str(word)] for word in UNEXPECTED), tests["SKIP"]
+    tests = Counter(str(result.outcome) for result in run.cases)
+    failed, passed, skipped = sum(tests[str(word)] for word in UNEXPECTED), tests["PASS"], tests["SKIP"]
+    # A declared finding that did not show is a failure without a program.
+    failed += sum(result.outcome in UNEXPECTED and not result.finding.count for result in run.results if result.finding)
+    failed += run.failing_programs
     if run.drawn:
-        found = sum(result.finding.count for result in run.results if result.finding)
-        tests["PASS"] += run.drawn.compared - found
+        passed += run.drawn.compared - run.failing_programs - run.known_programs
         skipped += run.drawn.programs - run.drawn.compared
-    return f"{tests['PASS']} passed, {failed} failed, {skipped} skipped"
+    return f"{passed} passed, {failed} failed, {skipped} skipped"
 
 
 def counted(number: int, noun: str) -> str:

@@ -47,9 +47,8 @@ that shrinks as it finds, those that do so while programs are left to draw: none
 PATIENCE = 1.0
 """Seconds between two times that what was taken over is brought to disk. What is not yet lies there as it was found."""
 
-KNOWN_UNSHRUNK = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
-"""The properties of which the first wrong step of a long program is that of a small one: nothing is shrunk to learn
-that a cause is known."""
+SHRUNK_EACH = 3
+"""Findings of one pattern that are shrunk, where their causes are known without that."""
 
 
 @dataclass(eq=False)
@@ -129,17 +128,23 @@ class Campaign:
             self._shrink_ahead(apart, len(self.groups))
         # Of many groups only some are small where a campaign is ended while it shrinks.
         for group in self.ranked():
-            if group in self.groups and not group.shrunk and not self._late():
+            if group in self.groups and not group.shrunk and not self._late() and not self._enough_of(group):
                 self._shrink(shrinker, group)
 
     def _shrink_ahead(self, apart: Apart, most: int) -> None:
         """Have at most so many groups shrunk before their turn, each of which is likely to be of a cause of its own."""
         causes = {group.finding.cause() for group in self.groups if group.shrunk}
         for group in self.ranked():
-            finding, known = group.finding, group.finding.property in KNOWN_UNSHRUNK and group.finding.cause() in causes
+            finding, known = group.finding, group.finding.precise and group.finding.cause() in causes
             causes.add(finding.cause())
             if apart.running < most and not (group.shrunk or known or self._unshrinkable(group)):
                 apart.begin(finding, until=self._deadline())
+
+    def _enough_of(self, group: Group) -> bool:
+        """Whether enough findings of the group's pattern are small, and its cause is known all the same."""
+        finding = group.finding
+        alike = (one for one in self.groups if one.shrunk and one.finding.pattern == finding.pattern)
+        return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH
 
     def _compare(self, relative: str) -> None:
         """Run every finding on a related target, in a process of its own, to say whose bug it is."""
@@ -353,7 +358,7 @@ class Campaign:
         finding = group.finding
         if self._unshrinkable(group):
             return
-        same = self._of_cause(finding) if finding.property in KNOWN_UNSHRUNK else None
+        same = self._of_cause(finding) if finding.precise else None
         small = finding
         if same is None:
             try:

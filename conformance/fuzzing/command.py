@@ -33,7 +33,7 @@ from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.fuzzing.plan import SHARD, Plan
 from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
-from conformance.fuzzing.results import parts, run_of
+from conformance.fuzzing.results import parts, run_of, with_counts
 from conformance.fuzzing.terminal import summarize
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
 from conformance.program.unsupported import held, unsupported_steps
@@ -279,7 +279,7 @@ def campaign(
         known, done = known_findings.update(known, made)
         write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
         console.print("\n".join(map(escape_control_characters, done)))
-    made = known_findings.apply(made, known, expected)
+    made = with_counts(running, known_findings.apply(made, known, expected))
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
     made.lacking = profile.table({}, FAMILY_OF, running.result.removed()) if profile else ()
     report.write(made, plan.reports, baseline)
@@ -308,7 +308,7 @@ def line(running: Campaign) -> str:
     done, wanted = running.result.done, running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
     groups = running.distinct()
-    failing = sum(len(group.numbers) for group in groups)
+    failing = len({number for group in groups for number in group.numbers})
     return (
         f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} programs, "
         f"{rate:.1f} programs/s, {failing} failing, {len(groups)} distinct"

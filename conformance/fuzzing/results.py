@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.core.drawn import AXES, Drawn
-from conformance.core.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, MOVE, PROPERTIES, TIMEOUT, from_signature
+from conformance.core.finding import (
+    CRASH,
+    FAIL,
+    FLAKY,
+    HARNESS,
+    INVALID,
+    MEMORY,
+    MOVE,
+    PROPERTIES,
+    TIMEOUT,
+    from_signature,
+)
 from conformance.core.names import ORACLES, RUN_ORACLES
-from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.core.patterns import NOT_SHRUNK
+from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.fuzzing.plan import HANGS
 from conformance.fuzzing.worker import Finding
@@ -57,6 +69,8 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     if not failures:
         said = finding.said or DEATHS.get(finding.kind, "gave no answer")
         failures = [Failure(found.oracle, finding.op or "the program", "an answer", said)]
+    known_cause = found.shrunk or finding.precise
+    found = replace(found, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property))
     first = Failure(**{**vars(failures[0]), "script": script})
     op = found.op or wrong or found.step or found.oracle
     family = OPS[op].family if op in OPS else "programs"
@@ -115,6 +129,23 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     )
 
 
+def with_counts(campaign: Campaign, run: Run) -> Run:
+    """The run with the numbers of its programs that fail, that show known findings only, and whose steps these mask."""
+    groups = {group.finding.cause() or group.finding.group: group for group in campaign.distinct()}
+    failing, known, masked = set[int](), set[int](), set[int]()
+    for result in run.results:
+        group = groups.get(result.finding.title()) if result.finding else None
+        if group is not None and result.outcome is Outcome.XFAIL:
+            known |= group.numbers
+            masked |= group.masked
+        elif group is not None and result.outcome in UNEXPECTED:
+            failing |= group.numbers
+    if run.drawn is None:
+        return run
+    drawn = replace(run.drawn, failing=len(failing), known=len(known - failing), masked=len(masked))
+    return replace(run, drawn=drawn)
+
+
 def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
     saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
     return result_of(
@@ -126,6 +157,8 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         elsewhere=dict(group.elsewhere),
         property=group.finding.property,
         op=group.finding.op,
+        shrunk=group.shrunk or group.finding.kind in (INVALID, HARNESS),
+        masked=len(group.masked),
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
 

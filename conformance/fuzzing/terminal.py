@@ -11,17 +11,21 @@ import os
 from rich.console import Console
 
 from conformance.core import result as model
-from conformance.core.result import Outcome, Run, counted
+from conformance.core.result import Outcome, Result, Run, counted
 from conformance.core.script import own_part
 from conformance.core.sentences import headline, legend
-from conformance.fuzzing.campaign import Campaign
+from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.results import undefined
 from conformance.report import compare, lacking, machine
 from conformance.report import summary as sentences
+from conformance.report.causes import causes_of
 from conformance.report.escape import escape_control_characters
 
 MOST_SCRIPTS = 5
 """So many scripts are printed; the rest are named."""
+
+MOST_NAMED = 5
+"""Further findings of a cause whose scripts are named."""
 
 MOST_SIGNATURES = 5
 """So many other signatures of a finding are named."""
@@ -30,32 +34,26 @@ MOST_SIGNATURES = 5
 def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console, where: str) -> None:
     """Print the findings, the worst first, and the totals behind `where`, the line that says how far it came."""
     groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
-    shown, stopped = 0, made.stopped_at_inputs
+    stopped = made.stopped_at_inputs
     if stopped is not None:
         console.print(escape_control_characters(sentences.at_inputs(made, stopped)))
     for result in made.listed:
-        found = result.finding
-        group = groups.get(found.title()) if found else None
-        if found is None or result.outcome is Outcome.XFAIL:
-            continue
-        if group is None:
-            console.rule(f"XPASS {found.signature}")
+        if result.outcome is Outcome.XPASS and result.finding is not None:
+            console.rule(f"XPASS {result.finding.signature}")
             console.print(escape_control_characters(result.reason))
-            continue
-        console.rule(f"{found.kind} in {found.count} of {counted(running.result.done, 'program')}: {found.title()}")
-        seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
-        if seen:
-            console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
-        if result.reason:
-            console.print(escape_control_characters(result.reason))
-        if told := legend(found.title(), *seen):
-            console.print(f"where {told}")
-        script = own_part(running.script(group)) if shown < MOST_SCRIPTS else ""
-        console.print(script or escape_control_characters(headline(result)))
-        shown += 1
-        if found.elsewhere:
-            console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
-        console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
+    causes = causes_of(result for result in made.listed if result.outcome is not Outcome.XFAIL)
+    for shown, cause in enumerate(causes):
+        members = [(result, groups[result.finding.title()]) for result in cause.results if result.finding is not None]
+        programs = len({number for _, group in members for number in group.numbers})
+        kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
+        console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
+        _example(console, *members[0], running, scripted=shown < MOST_SCRIPTS)
+        for _, group in members[1 : MOST_NAMED + 1]:
+            console.print(
+                f"also:   {group.finding.op} in {counted(len(group.numbers), 'program')}: {running.path(group)}"
+            )
+        if members[MOST_NAMED + 1 :]:
+            console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
     done, drawn = running.result, made.drawn
     kernels = (
         f"kernels {done.kernels} (torch CPU's ops and transfers: {done.allowed}; programs compared with the "
@@ -80,6 +78,25 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
     console.print(model.summary_line(made))
 
 
+def _example(console: Console, result: Result, group: Group, running: Campaign, scripted: bool) -> None:
+    """Print one finding: its script or its sentence, and how to run it again."""
+    found = result.finding
+    assert found is not None  # the caller has looked
+    seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
+    if seen:
+        console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
+    if result.reason:
+        console.print(escape_control_characters(result.reason))
+    if not found.shrunk:
+        console.print("not shrunk: --minutes was over before the turn of this finding; --minimize shrinks its program")
+    if told := legend(found.title(), *seen):
+        console.print(f"where {told}")
+    console.print(own_part(running.script(group)) if scripted else escape_control_characters(headline(result)))
+    if found.elsewhere:
+        console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
+    console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
+
+
 def _more(found: model.Finding) -> int:
     return max(len(found.signatures) - MOST_SIGNATURES, 0)
 
@@ -87,7 +104,7 @@ def _more(found: model.Finding) -> int:
 def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
     """What a run says beside its findings: facts, known findings, changes; on GitHub also annotations."""
     lacking.show(console, made.lacking)
-    lines = [*sentences.known(made), *sentences.facts(made), *made.notes]
+    lines = [*sentences.known(made), *sentences.masked(made), *sentences.facts(made), *made.notes]
     lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
     lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []
     for text in lines:

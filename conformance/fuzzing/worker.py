@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from conformance.core.errors import TargetError, UserError
 from conformance.core.executor import Watch
@@ -29,12 +30,14 @@ from conformance.core.finding import (
     MOVE,
     TIMEOUT,
     cause_text,
+    property_of,
     with_signal_number,
 )
 from conformance.core.kernel_tables import needing
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
+from conformance.core.patterns import pattern_of
 from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
@@ -43,10 +46,14 @@ from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
 from conformance.program.remainder import remainder
-from conformance.program.steps.op import Json
+from conformance.program.steps.op import VIEW, Json
+from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
 from conformance.run.messages import COMPILING, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
+
+PRECISE = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
+"""Properties that are seen at the very step that gets them wrong."""
 
 MOST_PARTS = 8
 """Differences after which the remainder of one program is left unjudged."""
@@ -85,6 +92,33 @@ class Finding:
     def cause(self) -> str:
         """The property that is wrong and the op that is to blame; the empty string where they are not known."""
         return cause_text(self.kind, self.property, self.op)
+
+    @functools.cached_property
+    def precise(self) -> bool:
+        """Whether the first wrong step of a long program is that of its small form, so that the cause is known without
+        shrinking. What is wrong with a value or a storage may come from an earlier view."""
+        return self.property in PRECISE or (self.property == "aliasing" and self.difference.oracle == "alias")
+
+    @functools.cached_property
+    def difference(self) -> Mismatch:
+        """The difference that has the property of the cause."""
+        if not self.mismatches:
+            return Mismatch(self.property, self.op or "the program", "an answer", self.said)
+        of_property = (one for one in self.mismatches if property_of(*self._seen(one)) == self.property)
+        return next(of_property, self.mismatches[0])
+
+    @staticmethod
+    def _seen(one: Mismatch) -> tuple[str, str, str, str]:
+        return one.oracle, one.expected, one.actual, one.detail
+
+    @functools.cached_property
+    def pattern(self) -> str:
+        """The common form of this finding with those of other operators; empty where no cause is known."""
+        if not self.property:
+            return ""
+        is_view = self.op in OPS and OPS[self.op].effect == VIEW
+        pattern = pattern_of(self.difference, self.property, self.op, is_view)
+        return f"flaky: {pattern}" if self.kind == FLAKY else pattern
 
     def death(self) -> str:
         """How and where the process ended; the empty string where none did."""
@@ -164,9 +198,10 @@ def environment(spec: str) -> dict[str, str]:
 
 
 class _Ran:
-    """What this process ran last."""
+    """The number of the program that this process ran last, and the groups of failures that came again in it."""
 
     last: int | None = None
+    confirmed: ClassVar[set[tuple[str, str]]] = set()
 
 
 def run_shard(shard: Shard) -> Result:
@@ -306,13 +341,18 @@ def exhausted(verdict: Verdict) -> bool:
 
 
 def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> Finding:
-    """The failure after a second run. It is the same process's: whether it fails in another is asked before it is
-    reported (`isolation.Workers.confirm`)."""
+    """The failure after a second run, unless one of its group has come again in this process. Whether it fails in
+    another process is asked before it is reported (`isolation.Workers.confirm`)."""
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
     found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
-    again = verdict.vanished or _judged(shard, number, part, program, locate=False).passed
-    return found.flaky() if again else found
+    if verdict.vanished:
+        return found.flaky()
+    if (shard.plan.target, group) not in _Ran.confirmed:
+        if _judged(shard, number, part, program, locate=False).passed:
+            return found.flaky()
+        _Ran.confirmed.add((shard.plan.target, group))
+    return found
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:

@@ -201,10 +201,24 @@ def plainer_input(one: Input) -> Iterator[Input]:
 
 
 def plainer_steps(program: Program) -> Iterator[Program]:
-    """With one argument of one step made plainer, or a loop made shorter or taken apart."""
+    """With one argument of one step made plainer, or a loop made shorter or replaced by its first turn."""
     for at, step in enumerate(program.steps):
+        if step.op == LOOP and step.times:
+            turn = tuple(map(_first_turn, step.inside()))
+            yield program.with_steps((*program.steps[:at], *turn, *program.steps[at + 1 :]))
         for plainer in plainer_step(step):
             yield program.with_steps((*program.steps[:at], plainer, *program.steps[at + 1 :]))
+
+
+def _first_turn(step: Step) -> Step:
+    """A step of a loop's body as it runs in the first turn, outside of the loop."""
+
+    def bind(value: Json) -> Json:
+        if isinstance(value, dict):
+            return value["i"][1] if "i" in value else {key: bind(part) for key, part in value.items()}
+        return [bind(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return replace(step, args=tuple(bind(step.args)), kwargs=bind(dict(step.kwargs)))
 
 
 def plainer_step(step: Step) -> Iterator[Step]:

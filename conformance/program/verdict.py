@@ -9,11 +9,11 @@ and the last step of the first that is wrong is the first bad step.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from conformance.core import patterns
 from conformance.core.executor import Executor, Watch
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, compare
@@ -236,8 +236,5 @@ def signature(program: Program, verdict: Verdict) -> Signature:
 
 
 def gist(error: Mismatch) -> str:
-    """The first words of an error's text, without what differs from program to program; operators keep their names."""
-    text = re.sub(r"not implemented is never a pass: ", " ", error.detail)
-    text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
-    words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
-    return " ".join(words[:9])
+    """The first words of an error's text, as `patterns.gist` has them."""
+    return patterns.gist(error.detail)

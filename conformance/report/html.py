@@ -225,7 +225,7 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
     drawn, findings, stopped = campaign.drawn or Drawn(), campaign.findings, campaign.stopped_at_inputs
     facts: dict[str, Any] = {
         "programs": f"{drawn.programs:,}",
-        "failing programs": f"{sum(result.finding.count for result in findings if result.finding):,}",
+        "failing programs": f"{campaign.failing_programs:,}",
         "programs that pass by float64": f"{drawn.arbitrated:,}",
         "steps": f"{drawn.steps:,}",
         "seed": ", ".join(map(str, drawn.seeds)),
@@ -237,7 +237,7 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         facts["programs compared with the baseline"] = f"{drawn.kernels_compared:,}"
     return {
         "facts": facts,
-        "known": summary.known(campaign),
+        "known": [*summary.known(campaign), *summary.masked(campaign)],
         "findings": campaign.listed,
         "at_inputs": summary.at_inputs(campaign, stopped) if stopped else "",
         "headline": headline,

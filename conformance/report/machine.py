@@ -73,7 +73,7 @@ def _tests(run: Run) -> list[Result]:
     """The results, worst first where they are findings; and one test for all programs that showed no finding."""
     if not run.drawn:
         return run.results
-    agree = run.drawn.compared - sum(result.finding.count for result in run.findings if result.finding)
+    agree = run.drawn.compared - run.failing_programs - run.known_programs
     name, outcome = f"{counted(agree, 'drawn program')} without a finding", Outcome.PASS if agree else Outcome.SKIP
     reason = "" if agree else "no drawn program was compared, or every one showed a finding"
     return [*run.cases, *run.findings, Result(name, "", "program", "", outcome, family="programs", reason=reason)]

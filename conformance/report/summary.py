@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from conformance.core.finding import MOVE
 from conformance.core.lacking import removed
 from conformance.core.result import UNEXPECTED, UNEXPLAINED, Outcome, Result, Run, counted
+from conformance.report.causes import causes_of
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ def _on_programs(run: Run) -> Verdict:
     tail = "".join(f"; {part}" for part in known(run))
     sentences = []
     if new:
-        failing = sum(result.finding.count for result in new if result.finding)
-        distinct = counted(len(new), "distinct finding")
-        sentences.append(f"{failing:,} of {counted(drawn.programs, 'drawn program')} fail: {distinct}{tail}.")
+        distinct = counted(len(causes_of(new)), "distinct cause")
+        failing = f"{run.failing_programs:,} of {counted(drawn.programs, 'drawn program')} fail"
+        sentences.append(f"{failing}: {distinct}{tail}.")
     if gone:
         sentences.append(f"{counted(gone, 'declared finding')} did not show.")
     if not sentences and not drawn.compared:
@@ -87,8 +88,26 @@ def at_inputs(run: Run, stopped: Result) -> str:
 def known(run: Run) -> list[str]:
     """`3 known findings in 12 programs, declared in FILE`, or nothing."""
     found = [result.finding for result in run.findings if result.outcome is Outcome.XFAIL and result.finding]
-    programs = counted(sum(finding.count for finding in found), "program")
+    programs = counted(run.known_programs, "program")
     return [f"{counted(len(found), 'known finding')} in {programs}, declared in {run.expectations}"] if found else []
+
+
+MASKED = 0.1
+"""The share of programs from which on declared findings that mask steps are a warning."""
+
+
+def masked(run: Run) -> list[str]:
+    """How many programs have steps that were not judged behind a known finding, and which findings mask how many."""
+    drawn = run.drawn
+    if drawn is None or not drawn.masked:
+        return []
+    by = [(f.masked, f.title()) for r in run.findings if (f := r.finding) and f.masked and r.outcome is Outcome.XFAIL]
+    named = ", ".join(f"{title} ({count})" for count, title in sorted(by, reverse=True))
+    share = drawn.masked / max(drawn.compared, 1)
+    text = f"{counted(drawn.masked, 'program')} ({share:.0%}) have steps that known findings mask: {named}"
+    if share <= MASKED:
+        return [text]
+    return [f"warning: {text}; new faults in these steps stay unseen, so mend or narrow the declared ones"]
 
 
 def known_cases(run: Run) -> list[str]:

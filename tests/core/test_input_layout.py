@@ -43,8 +43,9 @@ class TestTorchCpuWithout:
         assert main([*words, "--only", "op_db", "--reports", str(tmp_path)]) == 0
         drawn = model.load(tmp_path / "fuzz.json").drawn
         share = 0.8 if holds("<2.14") else 0.75  # op_db of 2.14 has an input more that no view can make
-        assert drawn is not None and drawn.called > 5 * programs and drawn.compared >= share * programs
-        assert drawn.compared + sum(drawn.unsupported.values()) == programs
+        assert drawn is not None and drawn.called > 5 * programs and drawn.compared >= share * drawn.programs
+        # Programs that could not be run were drawn again.
+        assert drawn.compared == programs == drawn.programs - sum(drawn.unsupported.values())
 
     def test_op_db_agrees(self, tmp_path):
         """All operators of op_db in float32, with their gradients."""

@@ -244,7 +244,7 @@ class TestReplay:
         for option in ("--replay", "--minimize"):
             assert main([option, str(found), *words]) == 1
             said = capsys.readouterr().out
-            assert f"# {kind.lower()} / unfold" in said
+            assert f"# {kind} at unfold: the device " in said
         again = f"Again: python -m conformance.fuzz --replay {tmp_path / 'failures' / 'found-minimal.json'}"
         assert again in (tmp_path / "failures" / "found-minimal.py").read_text()
         smaller = json.loads((tmp_path / "failures" / "found-minimal.json").read_text())
@@ -261,7 +261,7 @@ class TestReplay:
         assert main(["--target", targets + "Aborts", "--replay", str(folder)]) == 1
         assert capsys.readouterr().out.splitlines() == [
             "CRASH a",
-            "     crash / unfold",
+            "     CRASH at unfold: the device killed its process with SIGABRT (signal 6)",
             "ok   b",
             "1 of 2 programs agree with torch CPU",
         ]

@@ -164,7 +164,7 @@ class TestFuzzing:
         both = [self.put(tmp_path / "a"), self.put(tmp_path / "b")]
         model.save(run(result()), tmp_path / "a.json")
         assert command.main(["html", str(tmp_path / "a.json"), "--fuzz", *both]) == 0
-        assert "52 of 600 drawn programs fail: 1 distinct finding" in (tmp_path / "conformance.html").read_text()
+        assert "52 of 600 drawn programs fail: 1 distinct cause" in (tmp_path / "conformance.html").read_text()
 
     def test_merged(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """The campaigns of the shards are in the joined report and its exit code, except one that cannot be read."""
@@ -176,7 +176,7 @@ class TestFuzzing:
         (tmp_path / "c" / "fuzz.json").write_text("{")
         assert command.main(["merge", *shards, "--reports", str(tmp_path / "out")]) == 1
         said = capsys.readouterr()
-        assert said.out.splitlines()[-2:] == ["26 of 600 drawn programs fail: 1 distinct finding.",
+        assert said.out.splitlines()[-2:] == ["26 of 600 drawn programs fail: 1 distinct cause.",
                                               "3 passed, 0 failed, 0 skipped"]  # fmt: skip
         assert "fuzz.json, line 1: not valid JSON" in said.err
         summary = (tmp_path / "out" / "opinfo-summary.md").read_text()

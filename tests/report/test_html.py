@@ -118,7 +118,7 @@ class TestFuzzing:
         """A run without a fault and a campaign with findings: the page was once green, and said that all is well."""
         page = Page(html.render(run(result()), None, campaign(found("a", count=26))))
         assert page.verdicts == ["verdict bad", "verdict good"]
-        assert page.text.index("26 of 300 drawn programs fail: 1 distinct finding.") < page.text.index("All 1 cases")
+        assert page.text.index("26 of 300 drawn programs fail: 1 distinct cause.") < page.text.index("All 1 cases")
         assert "26 of 300 drawn programs fail" in page.title
         assert "1 passed" in page.title
 
@@ -137,7 +137,7 @@ class TestFuzzing:
         """It has a page of its own, with its headline and how to run it again."""
         page = Page(html.render(campaign(found("a"), command="python -m conformance.fuzz --seed 9")))
         assert page.verdicts == ["verdict bad"]
-        assert page.title == "tiny: 1 of 300 drawn programs fail: 1 distinct finding."
+        assert page.title == "tiny: 1 of 300 drawn programs fail: 1 distinct cause."
         assert "--seed 9" in page.text
         probed = campaign(found("a"))
         probed.target = "device:mine,import=my_backend,without=data+set_"

@@ -86,7 +86,7 @@ class TestVerdict:
     def test_findings(self) -> None:
         """All failing programs count, and how many bugs they come to."""
         made = campaign(found("a", count=25), found("b"))
-        assert verdict(made) == (False, "26 of 300 drawn programs fail: 2 distinct findings.")
+        assert verdict(made) == (False, "26 of 300 drawn programs fail: 2 distinct causes.")
         assert made.exit_code() == 1
 
     def test_known_findings(self) -> None:
@@ -98,7 +98,7 @@ class TestVerdict:
         assert made.exit_code() == 0
         assert summary.facts(made) == ["1 declared failure not yet explained: give each a reason in t.toml"]
         made.results.append(found("b"))
-        assert verdict(made) == (False, f"1 of 300 drawn programs fail: 1 distinct finding; {told}")
+        assert verdict(made) == (False, f"1 of 300 drawn programs fail: 1 distinct cause; {told}")
 
     def test_a_declared_finding_that_did_not_show(self) -> None:
         """It is no failing program, and fails the campaign."""

@@ -1,0 +1,136 @@
+"""Patterns: the common form of differences that one bug shows in many operators.
+
+Defines `pattern_of` and `base_operator`. A device whose views are copies is wrong in forty operators, and a compiler
+that forgets to round float16 in four; each is one bug. A pattern names such a bug without naming an operator. A wrong
+value has no form that several operators share, so its pattern is the operator itself, in all of its spellings (`relu`,
+`relu_`, `nn.functional.relu`). Reports list findings and op_db cases by pattern; declarations may name one. This module
+must not import torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from conformance.core.sentences import ELEMENTS, Difference
+
+COPIES = "results are copies instead of views"
+SHARED = "results share memory instead of having their own"
+OTHER_MEMORY = "results share memory with the wrong tensor"
+UNSEEN_WRITES = "writes through a view and its base do not see each other"
+DENSE = "results are laid out densely where torch keeps strides, gaps or an offset"
+NAN_LOST = "nan becomes a number"
+ZERO_SIGN = "the sign of zero is lost"
+NOT_SHRUNK = "not shrunk: {}"
+"""The pattern of findings whose programs are not small yet, so that their cause is not known."""
+
+_MODULES = re.compile(r"^(?:torch\.|ops\.aten\.|nn\.functional\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)")
+_REFLECTED = re.compile(r"^__[ri]?(\w+?)__$")
+_OPERATOR = re.compile(r"'\w+::(\w+)[.\w]*'")
+_WORDS = re.compile(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+")
+
+
+def base_operator(name: str) -> str:
+    """The operator behind its spellings: `relu` for `relu_`, `relu.edge`, `op_db.inplace:relu_`, `nn.functional.relu`;
+    `add` for `__radd__`."""
+    path = _MODULES.sub("", name.rpartition(":")[2])
+    word = path.partition(".")[0]
+    if reflected := _REFLECTED.match(word):
+        word = reflected[1]
+    return word.rstrip("_") or word
+
+
+def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> str:
+    """The pattern of a difference.
+
+    `wrong` is the property (`finding.PROPERTIES`), `op` the operator to blame, as a step or an op_db entry names it,
+    and `is_view` whether that operator makes views."""
+    base = base_operator(op)
+    if wrong in ("crash", "timeout", "memory", "device", "harness"):
+        return f"{wrong} in {base}"
+    if wrong == "aliasing" and one.oracle in ("value", "storage") and is_view:
+        return UNSEEN_WRITES
+    return _OF_ORACLE.get(one.oracle, _by_operator)(one, wrong, base)
+
+
+def _by_operator(one: Difference, wrong: str, base: str) -> str:
+    return f"{wrong} of {base}"
+
+
+def _alias(one: Difference, wrong: str, base: str) -> str:
+    if one.expected == one.where:
+        return SHARED
+    return COPIES if one.actual == one.where else OTHER_MEMORY
+
+
+def _value(one: Difference, wrong: str, base: str) -> str:
+    found = ELEMENTS.match(one.detail)
+    expected, actual = (found[4], found[5]) if found and found[4] else (one.expected, one.actual)
+    if expected == "nan" and actual != "nan":
+        return NAN_LOST
+    if {expected, actual} == {"0.0", "-0.0"}:
+        return ZERO_SIGN
+    return _by_operator(one, wrong, base)
+
+
+def _dtype(one: Difference, wrong: str, base: str) -> str:
+    expected, actual = (side.removeprefix("torch.") for side in (one.expected, one.actual))
+    return f"results are {actual} instead of {expected}"
+
+
+def _stride(one: Difference, wrong: str, base: str) -> str:
+    expected, actual = (_strides(side) for side in (one.expected, one.actual))
+    falls = sorted(actual, reverse=True) == actual and 0 not in actual
+    gapless = min((step for step in actual if step), default=1) < min((step for step in expected if step), default=1)
+    dense = (falls and sorted(expected, reverse=True) != expected) or gapless or (0 in expected and 0 not in actual)
+    return DENSE if dense else f"strides of {base}"
+
+
+def _strides(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _contiguity(one: Difference, wrong: str, base: str) -> str:
+    lost = {*one.actual.split()} - {*one.expected.split()}
+    return DENSE if "contiguous" in lost else f"contiguity flags of {base}"
+
+
+def _offset(one: Difference, wrong: str, base: str) -> str:
+    return DENSE if one.actual == "0" else f"storage offset of {base}"
+
+
+def _grad(one: Difference, wrong: str, base: str) -> str:
+    if one.detail == "requires_grad":
+        return f"requires_grad is {one.actual} instead of {one.expected}"
+    return f"gradient of {base}"
+
+
+def _error(one: Difference, wrong: str, base: str) -> str:
+    if wrong == "not implemented":
+        return "operators are not implemented"
+    if wrong == "error":
+        return f"raises {one.actual}: {gist(one.detail)}" if gist(one.detail) else f"raises {one.actual}"
+    if wrong == "missing error":
+        return f"accepts what torch refuses with {one.expected}"
+    return f"raises {one.actual} instead of {one.expected}"
+
+
+def gist(text: str) -> str:
+    """The first words of an error's text, without numbers and quoted names, which differ from case to case; operators
+    keep their names."""
+    text = _OPERATOR.sub(r" \1 ", text.replace("not implemented is never a pass: ", " "))
+    return " ".join(_WORDS.sub(" ", text).split()[:9])
+
+
+_OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {
+    "alias": _alias,
+    "value": _value,
+    "dtype": _dtype,
+    "stride": _stride,
+    "contiguity": _contiguity,
+    "storage_offset": _offset,
+    "version": lambda one, wrong, base: "in-place writes are counted differently",
+    "grad": _grad,
+    "error": _error,
+}
+"""The pattern of a difference by the oracle that saw it; of other oracles the property and the operator."""
