@@ -26,7 +26,7 @@ FAULTS = (
     "detach does not alias",
     "empty_strided is contiguous",
     "copy_ clobbers the gap",
-    "copy_ broadcasts one row short",
+    "index_put_ does not accumulate",
     "every third write is lost",
     "arithmetic on gaps is lost",
     "fill_ ignores the offset",
