@@ -65,7 +65,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     console = Console()
 
     with terminal.progress(console) as progress:
-        progress.start(Run(spec), len(cases))
+        progress.start(Run(profiles.identity(spec)), len(cases))
         made = running.run(
             target, JOB, cases, limits, jobs=options.jobs, place=options.place, expected=expected, found=progress.add
         )

@@ -27,7 +27,7 @@ from conformance.core.accuracy import ACCURACY
 from conformance.core.declared import refuse
 from conformance.core.errors import UsageError, UserError
 from conformance.core.expectations import Expectation
-from conformance.core.result import Failure, Outcome, Result, Run, file_name, summary_line
+from conformance.core.result import Failure, Outcome, Result, Run, summary_line
 from conformance.opinfo.isolation import FATES
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
@@ -90,7 +90,7 @@ def options(name: str, does: str, findings: str, usual: Limits, subjects: str) -
 
 def expectations_file(name: str, target: str) -> Path:
     """Where the known findings of a target are declared; apart from those of op_db, which are about other cases."""
-    return expectations.FOLDER / name / f"{target if target == '<target>' else file_name(target)}.toml"
+    return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
 
 
 def declared(name: str, file: Path, ops: Iterable[str]) -> list[Expectation]:
@@ -198,7 +198,8 @@ def run(
     """Measure the cases on `target`; at a stop, those that there are. `found` is told each result as the expectations
     declare it. Raises TargetError for a target that cannot be loaded or has no values."""
     begin = time.monotonic()
-    made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    made = Run(target, started=started, identity=profiles.identity(target))
     try:
         with place.pool(target, limits, jobs, job.modules) as pool:
             try:

@@ -20,7 +20,7 @@ from conformance.core import declared
 from conformance.core.declared import quoted
 from conformance.core.errors import ReportError, TargetError
 from conformance.core.lacking import Lacking, ranked
-from conformance.core.names import BUILTIN, DTYPES, nearest
+from conformance.core.names import BUILTIN, DTYPES, nearest, without_features
 from conformance.core.usage import usage_of
 
 NAME = "conformance.toml"
@@ -147,6 +147,20 @@ def _line_of(file: Path, name: str, after: int) -> int:
 def is_profile(spec: str) -> bool:
     """Whether the spec of a target is the path of a profile."""
     return spec.endswith(".toml")
+
+
+def identity(spec: str) -> str:
+    """The one name of a target, whichever way it is loaded: its kind, name and options without the features that it
+    lacks. A profile has the name of the target that it loads. Raises TargetError."""
+    profile = of(spec)
+    return without_features(profile.spec if profile is not None else spec)
+
+
+def file_name(spec: str) -> str:
+    """The target's name as a file name: letters, digits, dot, dash and underscore only. A profile is named by its own
+    file, unless that is the usual one, which says nothing of the target. Raises TargetError."""
+    named = is_profile(spec) and Path(spec).name != NAME
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(spec).stem if named else identity(spec)).strip("-") or "target"
 
 
 def usual(spec: str | None, otherwise: str) -> str:

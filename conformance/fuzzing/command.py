@@ -24,7 +24,6 @@ from conformance.core.declared import refuse
 from conformance.core.errors import TargetError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
-from conformance.core.names import without_features
 from conformance.core.probed import Probe
 from conformance.core.result import Result
 from conformance.fuzzing import trial
@@ -256,7 +255,7 @@ def campaign(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     profile, spent = profiles.of(plan.target), seen.seconds if seen is not None else 0.0
     if seen is not None:
-        probe.show(console, without_features(plan.target), seen, profile.lacks if profile is not None else None)
+        probe.show(console, profiles.identity(plan.target), seen, profile.lacks if profile is not None else None)
     there: list[Result] = []
     notes: list[str] = []
     if profile is not None:
@@ -275,7 +274,7 @@ def campaign(
     made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
         known, done = known_findings.update(known, made)
-        write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
+        write_atomic(expected, expectations.dumps(expectations.load(expected), made.title, known))
         console.print("\n".join(map(escape_control_characters, done)))
     made = known_findings.apply(made, known, expected)
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]

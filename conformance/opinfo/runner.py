@@ -83,7 +83,8 @@ def run(
     has and TargetError for a target that cannot be loaded.
     """
     begin = time.monotonic()
-    made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    made = Run(target, started=at, identity=profiles.identity(target))
     try:
         with Cases(target, limits, jobs, place) as cases:
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
@@ -220,7 +221,7 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
     console, profile = Console(), profiles.of(options.target)
     target, seen = resolve(options.target, chosen["limits"], chosen["place"], strict=BUDGET)
     if seen is not None:
-        probe.show(console, options.target, seen, profile.lacks if profile is not None else None)
+        probe.show(console, profiles.identity(options.target), seen, profile.lacks if profile is not None else None)
     identity = {
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),

@@ -40,7 +40,7 @@ def junit(run: Run) -> str:
         "errors": counts["CRASH"] + counts["TIMEOUT"],
         "skipped": counts["SKIP"] + counts["XFAIL"],
     }
-    suite = _element(root, "testsuite", name=f"conformance {run.target}", **numbers, time=f"{run.seconds:.3f}",
+    suite = _element(root, "testsuite", name=f"conformance {run.title}", **numbers, time=f"{run.seconds:.3f}",
                      timestamp=run.started)  # fmt: skip
     for result in tests:
         names = {"classname": f"{result.family}.{result.variant}", "name": _name(result)}
@@ -91,7 +91,7 @@ def ctrf(run: Run) -> str:
     summary |= {"start": start, "stop": start + round(run.seconds * 1000)}
     results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
     extra = {"target": run.target, "complete": run.complete, **run.environment}
-    results["environment"] = {"appName": run.target, "extra": extra}
+    results["environment"] = {"appName": run.title, "extra": extra}
     return json.dumps({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": results}) + "\n"
 
 

@@ -67,7 +67,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     console = Console()
 
     with terminal.progress(console) as progress:
-        progress.start(Run(spec), len(cases))
+        progress.start(Run(profiles.identity(spec)), len(cases))
         made = running.run(target, JOB, cases, limits, place=options.place, expected=expected, found=progress.add)
     made.environment |= seen.described() if seen is not None else {}
     made.environment["selection"] = "; ".join(
