@@ -21,12 +21,14 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from conformance.accuracy.table import DIRECTIONS
+from conformance.accuracy.worker import TARGET
 from conformance.core import expectations, versions
 from conformance.core import profile as profiles
 from conformance.core.accuracy import ACCURACY
 from conformance.core.declared import refuse
 from conformance.core.errors import UsageError, UserError
 from conformance.core.expectations import Expectation
+from conformance.core.footprint import SHORT
 from conformance.core.result import Failure, Outcome, Result, Run, summary_line
 from conformance.opinfo.isolation import FATES
 from conformance.report import __main__ as report
@@ -177,11 +179,21 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> It
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
         elif answer.fate is Fate.NEVER_STARTED:
             raise unusable(spec, answer)
+        elif reason := _too_small(answer):
+            yield case.result(Outcome.SKIP, skipped=1, reason=reason)
         else:
             outcome, oracle = FATES[answer.fate]
             phase = answer.note.steps[-1] if answer.note and answer.note.steps else "the worker"
             failure = Failure(oracle, phase, "an answer", answer.said, call=case.call)
             yield case.result(outcome, samples=1, failed=1, failures=(failure,))
+
+
+def _too_small(death: Death) -> str:
+    """Why the limit of memory says nothing of the target: the worker died of it before the target was asked, or had
+    less than the call may take. "" for any other death."""
+    steps = death.note.steps if death.note is not None and death.fate is Fate.MEMORY else ()
+    noted = next((text for text in steps if text.startswith(SHORT)), "")
+    return noted or (f"{SHORT} before the target is asked" if steps and TARGET not in steps else "")
 
 
 def run(
@@ -217,6 +229,9 @@ def run(
                 found(declared)
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, stop.signal_number()
+    small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
+    if small:
+        made.notes.append(f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.")
     made.seconds = time.monotonic() - begin
     return made
 
