@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(options: argparse.Namespace, words: list[str]) -> int:
-    spec = profiles.usual(options.target, "tiny")
+    spec = profiles.usual(options.target)
     limits = running.limits_of(spec, options, LIMITS)
     if options.jobs < 1:
         raise UsageError(f"--jobs must be above 0, and is {options.jobs}")

@@ -9,6 +9,7 @@ a profile's environment variables are set before anything is imported.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,6 +26,9 @@ from conformance.core.usage import usage_of
 
 NAME = "conformance.toml"
 """The profile that commands take where no target is named."""
+
+TINY, TINY_NEEDS = "tiny", "tinygrad"
+"""The target where there is no profile either, and the module without which it cannot be loaded."""
 
 FORMS = {"target": "[target]", "environment": "[environment]", "limits": "[limits]", "lacking": "[[lacking]]"}
 OPTIONS = ("import", "call", "dynamic")
@@ -163,9 +167,17 @@ def file_name(spec: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(spec).stem if named else identity(spec)).strip("-") or "target"
 
 
-def usual(spec: str | None, otherwise: str) -> str:
-    """The target of a command: what was named, else the profile in the current folder, else the usual one."""
-    return spec or (NAME if Path(NAME).is_file() else otherwise)
+def usual(spec: str | None) -> str:
+    """The target of a command: the one that is named, else the profile in the current folder, else `tiny` where it is
+    installed. Raises TargetError without any of these."""
+    if spec or Path(NAME).is_file():
+        return spec or NAME
+    if importlib.util.find_spec(TINY_NEEDS) is None:
+        raise TargetError(
+            "no target is named, and the current folder has no profile: name one with --target, as "
+            "device:NAME,import=MODULE or compile:NAME,import=MODULE, where MODULE registers NAME with torch"
+        )
+    return TINY
 
 
 def of(spec: str) -> Profile | None:

@@ -46,9 +46,6 @@ from conformance.run.probe import resolve
 from conformance.run.trials import BUDGET
 from conformance.run.words import kept
 
-TARGET = "tiny"
-"""What is under test where nothing else is named."""
-
 WORDS = "fuzz-workers.log"
 """The file in --reports for what workers print."""
 
@@ -65,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         with stop.deferred():
             if not (given.replay or given.minimize):
-                given.target = profiles.usual(given.target, TARGET)
+                given.target = profiles.usual(given.target)
             given.limit = profiles.limit(given.target or "", "seconds", given.limit, 60.0)
             given.memory = profiles.limit(given.target or "", "memory", given.memory, 8.0)
             building = profiles.limit(given.target or "", "compiling", given.compile_limit, COMPILE_LIMIT)
             given.compile_limit = building
             if given.replay or given.minimize:
-                return replay(given, TARGET)
+                return replay(given)
             limits = Limits(compiling=given.compile_limit, memory=given.memory)
             corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
             place = place_of(given, given.kernels or BASELINE, *corpus)
@@ -112,8 +109,8 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--target",
         help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, "
         "compile:NAME, device:NAME[,import=MODULE], tinygrad-upstream:PATH, mutant:FAULT, class:MODULE.CLASS, a "
-        f"profile FILE.toml (default: {profiles.NAME} in the current folder, else {TARGET}; of a saved finding the "
-        "target that it was found on)",
+        f"profile FILE.toml (default: {profiles.NAME} in the current folder, else {profiles.TINY}; of a saved finding "
+        "the target that it was found on)",
     )
     add("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
     add_options(add)

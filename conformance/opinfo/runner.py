@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     options.target,
                     lambda target, these: run(target, selections=these, limits=limits, lacking=True),
                 )
-            options.target = profiles.usual(options.target, "tiny")
+            options.target = profiles.usual(options.target)
             return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
     except BrokenPipeError:
         return reader_gone()

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(options: argparse.Namespace, words: list[str]) -> int:
-    spec = profiles.usual(options.target, "tiny")
+    spec = profiles.usual(options.target)
     limits = running.limits_of(spec, options, LIMITS)
     if options.scale not in SCALES:
         raise UsageError(f"unknown scale {options.scale!r}: choose one of {', '.join(SCALES)}")

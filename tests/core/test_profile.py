@@ -153,10 +153,17 @@ class TestCommands:
         self, written: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(written.parent)
-        assert profiles.usual(None, "tiny") == "tiny"
+        monkeypatch.setattr(profiles, "TINY_NEEDS", "json")  # as if the device of this package were installed
+        assert profiles.usual(None) == "tiny"
+        monkeypatch.setattr(profiles, "TINY_NEEDS", "no_such_module")
+        with pytest.raises(
+            TargetError, match=r"no target is named, .* --target, as device:NAME,import=MODULE"
+        ) as error:
+            profiles.usual(None)
+        assert "tinygrad" not in str(error.value)
         written.rename("conformance.toml")
-        assert profiles.usual(None, "tiny") == "conformance.toml"
-        assert profiles.usual("cpu", "tiny") == "cpu"
+        assert profiles.usual(None) == "conformance.toml"
+        assert profiles.usual("cpu") == "cpu"
 
     def test_limits(self, written: Path) -> None:
         """What is given goes before what the profile says, and that before what is usual."""
