@@ -31,8 +31,8 @@ class Raises(Exception):
 
 
 def short_of_memory(needed: int) -> str:
-    """Why this worker may be too small for a call that may take so many bytes in all; "" where it is not. The reason is
-    noted as a step too, since the worker may die of the call."""
+    """Return the reason if this worker has less memory than `needed` bytes, else "". The reason is also written down as
+    a step, since the worker may die of the call."""
     limit = memory_limit()
     if limit is None or needed <= limit * 2**30:
         return ""

@@ -189,11 +189,11 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> It
 
 
 def _too_small(death: Death) -> str:
-    """Why the limit of memory says nothing of the target: the worker died of it before the target was asked, or had
-    less than the call may take. "" for any other death."""
+    """Return the reason if the worker died of its limit of memory before the target ran, or with less memory than the
+    call may take; "" for any other death."""
     steps = death.note.steps if death.note is not None and death.fate is Fate.MEMORY else ()
     noted = next((text for text in steps if text.startswith(SHORT)), "")
-    return noted or (f"{SHORT} before the target is asked" if steps and TARGET not in steps else "")
+    return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 
 
 def run(

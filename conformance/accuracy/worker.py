@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conformance.core.target import Target
 
 TARGET = "target"
-"""The step of a worker in which the target is asked."""
+"""The step of a worker that runs the target."""
 
 MODULES = (__name__, "conformance.accuracy.script")
 

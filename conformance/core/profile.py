@@ -121,9 +121,9 @@ class Profile:
         families: Mapping[str, str] = {},
         entries: Mapping[str, Collection[str]] = {},
     ) -> tuple[Lacking, ...]:
-        """The rows of a run's table, one for each operator that keeps something from being run: `cases` are the op_db
-        cases that are not run, by OpInfo, `families` those of the steps where the run draws any, by step, and `entries`
-        the op_db entries that are not drawn, by operator."""
+        """Return the rows of a run's table, one for each declared operator that removes something. `cases` counts the
+        op_db cases removed, by OpInfo. `families` maps each step to its family; it is empty if the run draws no steps.
+        `entries` lists the op_db entries not drawn, by operator."""
         rows = []
         for one in self.lacking:
             steps = one.steps if families else ()
@@ -154,22 +154,22 @@ def is_profile(spec: str) -> bool:
 
 
 def identity(spec: str) -> str:
-    """The one name of a target, whichever way it is loaded: its kind, name and options without the features that it
-    lacks. A profile has the name of the target that it loads. Raises TargetError."""
+    """Return the name of a target: its kind, name and options, without the features that it lacks. A profile has the
+    name of the target that it loads. Raises TargetError."""
     profile = of(spec)
     return without_features(profile.spec if profile is not None else spec)
 
 
 def file_name(spec: str) -> str:
-    """The target's name as a file name: letters, digits, dot, dash and underscore only. A profile is named by its own
-    file, unless that is the usual one, which says nothing of the target. Raises TargetError."""
+    """Return the target's name as a file name: letters, digits, dot, dash and underscore only. For a profile it is the
+    stem of the profile's file, unless that file has the default name. Raises TargetError."""
     named = is_profile(spec) and Path(spec).name != NAME
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(spec).stem if named else identity(spec)).strip("-") or "target"
 
 
 def usual(spec: str | None) -> str:
-    """The target of a command: the one that is named, else the profile in the current folder, else `tiny` where it is
-    installed. Raises TargetError without any of these."""
+    """Return the target of a command: the named target, else the profile in the current folder, else `tiny` if tinygrad
+    is installed. Raises TargetError without any of these."""
     if spec or Path(NAME).is_file():
         return spec or NAME
     if importlib.util.find_spec(TINY_NEEDS) is None:

@@ -234,7 +234,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The name of the target, by which runs belong together."""
+        """The name of the target, the same for all runs that belong together."""
         return self.identity or without_features(self.target)
 
     def counts(self) -> Counter[str]:

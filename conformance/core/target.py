@@ -183,8 +183,8 @@ class Target:
         return copied_to_host(flats)
 
     def synchronize(self) -> None:
-        """Wait until everything that was asked of the device has run. If torch cannot wait for this device, a value is
-        fetched from it."""
+        """Wait until the device has run all earlier calls. If torch cannot wait for this device, fetch a value from
+        it."""
         if self.device.type == "cpu":
             return
         if self.can_be_waited_for():
@@ -199,7 +199,7 @@ class Target:
             try:
                 torch.accelerator.synchronize(self.device)
                 self._waits = True
-            except Exception:  # a device without streams, or one that is no accelerator of torch's
+            except Exception:  # a device without streams, or no accelerator of torch's
                 self._waits = False
         return self._waits
 

@@ -29,7 +29,7 @@ from conformance.opinfo.sampling import Sample, contiguous_stride
 NO_SPECIALS = "it has no tensor that special values can be placed in"
 NO_GRADIENT = "no input requires a gradient"
 NOTHING_THERE = frozenset({NO_SPECIALS, NO_GRADIENT})
-"""Reasons of samples in which a variant has nothing to compare, whatever the target does."""
+"""Reasons why a variant has nothing to compare in a sample, on any target."""
 
 OUT_FORMS = ("right-sized", "empty", "with gaps")
 

@@ -128,7 +128,7 @@ class TestTarget:
         assert ran.stdout == "cpu\n", ran.stderr
 
     def test_a_target_has_one_name(self, written: Path) -> None:
-        """Runs of one target were told apart by what a probe had found lacking, and by a profile's path."""
+        """A target had another name after a probe, and another with a profile."""
         written.write_text(PLAIN.replace('name = "cpu"', 'name = "odd"\nimport = "odd_backend"'))
         spec = "device:odd,import=odd_backend"
         names = [profiles.identity(name) for name in (spec, f"{spec},without=data+set_", str(written))]
@@ -137,7 +137,8 @@ class TestTarget:
             profiles.identity("none.toml")
 
     def test_files_are_named_by_the_target(self, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Expectations and baselines of profiles/xla.toml are those of xla. The usual file's name says nothing."""
+        """Expectations and baselines of profiles/xla.toml have the name xla. Those of conformance.toml have the name of
+        the target."""
         assert profiles.file_name("profiles/xla.toml") == "xla"
         monkeypatch.chdir(written.parent)
         written.rename("conformance.toml")

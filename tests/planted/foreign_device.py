@@ -182,7 +182,7 @@ def _overload(name: str) -> Any:
 
 
 def whole() -> None:
-    """Nothing is left out."""
+    """Every operator has a kernel."""
     _register()
 
 
@@ -192,5 +192,5 @@ def without_convolution() -> None:
 
 
 def without_convolution_and_set() -> None:
-    """Inputs are made by `as_strided`, and what calls a convolution fails."""
+    """The harness makes inputs by `as_strided`, and convolutions fail."""
     _register(*CONVOLUTIONS, "set_.source_Storage_storage_offset")

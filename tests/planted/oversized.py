@@ -33,6 +33,7 @@ class OversizedTarget(CpuTarget):
     """torch CPU with the faults."""
 
     name = "oversized"
+    mode: type[TorchFunctionMode] = Oversized
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
@@ -40,12 +41,13 @@ class OversizedTarget(CpuTarget):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """The faults."""
-        with Oversized():
+        with self.mode():
             yield
 
     def script(self) -> str:
         """The faults, as the mode of a script."""
-        return "from tests.planted.oversized import Oversized\nDEVICE, MODE = 'cpu', Oversized()"
+        name = self.mode.__name__
+        return f"from tests.planted.oversized import {name}\nDEVICE, MODE = 'cpu', {name}()"
 
 
 class Hungry(TorchFunctionMode):
@@ -62,16 +64,8 @@ class Hungry(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class HungryTarget(CpuTarget):
+class HungryTarget(OversizedTarget):
     """torch CPU that runs out of the memory of its process."""
 
     name = "hungry"
-
-    def __init__(self, argument: str = "") -> None:
-        super().__init__()
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """The faults."""
-        with Hungry():
-            yield
+    mode = Hungry

@@ -191,8 +191,8 @@ def test_an_unknown_op_in_the_profile(profile: Path, capsys: pytest.CaptureFixtu
 
 
 def test_one_page_for_one_target(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A campaign on `device:cpu` vanished from the page when a profile of the same device was written: its runs were
-    those of another target. Their files say what ran, so that a replay is as before."""
+    """The page lost a campaign on `device:cpu` when the user wrote a profile of the same device, since the spec had
+    changed. Result files hold the spec that ran, so a replay is as before."""
     assert fuzz(["--target", "device:cpu", "--programs", "5"]) == 0
     profile.write_text('[target]\nkind = "device"\nname = "cpu"\n')
     assert opinfo(["--op", "abs", "--samples", "1"]) == 0
@@ -221,8 +221,8 @@ def test_shards_are_joined() -> None:
 
 
 def test_a_form_that_is_lacking_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device needs the out= form and the overrideable form of what it has no kernel of its own for; a program calls
-    the operator, so that neither was known to be lacking when programs were drawn."""
+    """If a device registers no kernel for an operator, it needs the out= form and the overrideable form. Programs call
+    the operator, so the drawing did not notice a declaration of one of these forms."""
     monkeypatch.syspath_prepend(str(PLANTED))
     profile = tmp_path / "foreign.toml"
     profile.write_text(
