@@ -15,6 +15,7 @@ from rich.console import Console
 from conformance.accuracy import running, table, worker
 from conformance.accuracy.running import Job
 from conformance.accuracy.table import DIRECTIONS, DTYPES
+from conformance.core import expectations
 from conformance.core import profile as profiles
 from conformance.core.accuracy import ACCURACY, shown
 from conformance.core.errors import UsageError
@@ -59,7 +60,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     profile = profiles.of(spec)
     lacking = set(profile.opinfos) if profile else set()
     asked, cases = len(cases), [case for case in cases if case.row.name.partition(" ")[0] not in lacking]
-    file = options.expectations or running.expectations_file(ACCURACY, spec)
+    file = expectations.file_of(options, running.expectations_file(ACCURACY, spec))
     expected = running.declared(ACCURACY, file, [row.name for row in table.load()[0]])
     target, seen = resolve(spec, limits, options.place)
     console = Console()

@@ -34,6 +34,7 @@ from conformance.opinfo.isolation import FATES
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
+from conformance.report.summary import known_cases
 from conformance.run import stop
 from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Pool, Task, WorkerDied, unusable
 from conformance.run.place import LOCAL, Place, told
@@ -157,7 +158,7 @@ def summarize(console: Console, made: Run, name: str, worst: Iterable[str], fold
     for result in made.results:
         if result.outcome is Outcome.SKIP:
             console.print(escape_control_characters(f"not measured: {result.id}: {result.reason}"), highlight=False)
-    for note in made.notes:
+    for note in [*known_cases(made), *made.notes]:
         console.print(escape_control_characters(note), highlight=False, markup=False)
     console.print(f"report: {folder / report.PAGES[name]}", highlight=False, markup=False)
     if made.exit_code() == 2:

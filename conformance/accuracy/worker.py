@@ -16,6 +16,7 @@ from conformance.accuracy.table import Case, OfRow
 from conformance.core.accuracy import ACCURACY, limit, shown
 from conformance.core.errors import TargetError, UserError
 from conformance.core.result import Failure, Outcome, Result
+from conformance.core.sentences import sentence
 from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
 
@@ -84,7 +85,7 @@ def judged_by(
             result = case.result(Outcome.SKIP, skipped=1, reason=str(why))
         except Raises as error:
             failure = Failure(error.oracle, "the call", "an answer", f"{error}"[:2_000], call=case.call)
-            failure = replace(failure, script=script(case, under_test.script(), f"{case.id}: {failure}"))
+            failure = replace(failure, script=script(case, under_test.script(), f"{case.id}: {sentence(failure)}"))
             result = case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure,))
         else:
             result = judge(case, under_test.script(), found)
@@ -109,6 +110,6 @@ def _judged(case: Case, setup: str, parts: Sequence[Part]) -> Result:
         f"{worst.target!r}",
         call=case.row.call,
     )
-    script = standalone(case, setup, worst, worst.wanted, f"{case.id}: {failure}")
+    script = standalone(case, setup, worst, worst.wanted, f"{case.id}: {sentence(failure)}")
     failures = (replace(failure, script=script),)
     return case.result(Outcome.FAIL, samples=1, failed=1, failures=failures, accuracy=found)

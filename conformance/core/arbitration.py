@@ -57,7 +57,8 @@ def arbitrate(
         errors = [_error(right, side, *allowed) for side in (want, got)]
         neither = differing(right, got, False, rtol, atol) & differing(want, got, False, rtol, atol)
         agrees = not bool(neither.any())
-        note = "from the answer in float64 CPU is off by {:.2g} and the target by {:.2g} tolerances".format(*errors)
+        cpu, target = map(_in_tolerances, errors)
+        note = f"against the answer in float64, torch CPU is off by {cpu} and the target by {target}"
         judged.append(
             (
                 (agrees and errors[1] <= errors[0]) or _between(right, got, mismatch, swayed, *allowed),
@@ -98,6 +99,14 @@ def subject(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None
         return observation.storages.get(mismatch.where)
     seen = observation.tensors.get(mismatch.where)
     return seen.value if seen is not None else None
+
+
+def _in_tolerances(error: float) -> str:
+    """A multiple of the tolerance in words; infinite where a finite number should be nan or infinite, or the other way
+    round."""
+    if error in (0, float("inf")):
+        return "nothing" if error == 0 else "an infinite amount"
+    return f"{error:.2g} times the tolerance"
 
 
 def _error(right: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> float:

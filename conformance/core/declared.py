@@ -19,6 +19,7 @@ from conformance.core import versions
 from conformance.core.errors import ReportError
 from conformance.core.names import nearest
 from conformance.core.result import UNEXPLAINED, Result
+from conformance.core.sentences import headline
 
 ALL = ("*",)
 FORMS = {
@@ -41,7 +42,16 @@ class Entry:
     """The versions of torch of which it speaks, a PEP 440 specifier; empty for all."""
     reason: str
     issue: str
+    file: str
     line: int
+    """Where the entry stands; empty and 0 where no file was read."""
+
+    def passes(self, what: str) -> str:
+        """The sentence on an entry whose case or finding does not fail: where it stands, and how to take it out."""
+        return (
+            f"{self.file}, line {self.line} declares it, and {what}: delete or narrow that [[{self.KIND}]] entry, or "
+            f"let the same command with --update-expectations do so (its reason: {self.why})"
+        )
 
     @property
     def holds(self) -> bool:
@@ -81,7 +91,7 @@ def reasons(entries: Iterable[Entry]) -> str:
 
 def unexplained(result: Result) -> str:
     """The reason of an entry that a command writes for what it has seen."""
-    return f"{UNEXPLAINED}{result.failures[0] if result.failures else result.id}"[:200]
+    return f"{UNEXPLAINED}{headline(result) if result.failures else result.id}"[:200]
 
 
 def refuse(problems: Sequence[str]) -> None:
@@ -166,7 +176,7 @@ def _entry(path: Path, lines: list[str], head: int, table: dict[str, Any], kind:
         versions.specifier(values.get("torch", ">=0"))
     except ValueError as error:
         raise ReportError(f"{path}, line {head}: 'torch': {error}.") from None
-    return kind(**values, line=head)  # type: ignore[call-arg]  # every subclass is a dataclass
+    return kind(**values, file=str(path), line=head)  # type: ignore[call-arg]  # every subclass is a dataclass
 
 
 def line_of(lines: list[str], pattern: str, after: int) -> int:

@@ -19,6 +19,7 @@ from conformance.core import known_findings
 from conformance.core import profile as profiles
 from conformance.core import result as model
 from conformance.core.declared import ALL, Entry, quoted, read, reasons, twice, unexplained
+from conformance.core.errors import ReportError
 from conformance.core.files import write_atomic
 from conformance.core.known_findings import KnownFinding
 from conformance.core.names import DIFFERENTIATED, DTYPES, LAYOUTS, ORACLES, RUN_ORACLES, VARIANTS, nearest
@@ -59,6 +60,7 @@ class Expectation(Entry):
     issue: str = ""
     samples: int = 0
     torch: str = ""
+    file: str = field(default="", compare=False)
     line: int = field(default=0, compare=False)
 
     KIND: ClassVar = "expect"
@@ -84,6 +86,18 @@ def _within(name: str, listed: Sequence[str]) -> bool:
 def path_for(target: str) -> Path:
     """Where a target's expectations are kept."""
     return FOLDER / f"{profiles.file_name(target)}.toml"
+
+
+def file_of(options: Any, usual: Path) -> Path:
+    """The file that `--expectations` names, else the usual one, which need not exist. Raises ReportError where the
+    named one does not exist and `--update-expectations` is not there to create it."""
+    file: Path = options.expectations or usual
+    update = getattr(options, "update_expectations", False)
+    if options.expectations and not file.exists() and not update:
+        raise ReportError(
+            f"--expectations {file}: there is no such file; correct the path, or add --update-expectations to make it."
+        )
+    return file
 
 
 def load(path: Path | str) -> list[Expectation]:
@@ -147,7 +161,7 @@ def _applied(result: Result, entries: list[Expectation]) -> Result:
     if undeclared or not (unmet or entries):
         return result
     if unmet:
-        return result.replace(outcome=Outcome.XPASS, reason=f"declared to fail, but passed: {unmet[0].reason}")
+        return result.replace(outcome=Outcome.XPASS, reason=unmet[0].passes("it passed"))
     return result.replace(outcome=Outcome.SKIP if seen == {"skip"} else Outcome.XFAIL, reason=reasons(entries))
 
 

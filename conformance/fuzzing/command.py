@@ -89,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _campaign_on(given: argparse.Namespace, limits: Limits, place: Place) -> int:
     """Probe the target, and run the campaign that the options describe."""
     seconds = math.inf if given.minutes is None else 60 * given.minutes
+    expected = expectations_file(given)
     given.target, seen = resolve(given.target, limits, place, strict=min(BUDGET, seconds / 10), seconds=seconds)
     record = (given.kernels or BASELINE) if given.record_kernels else None
-    expected = expectations_file(given)
     return campaign(plan_of(given), record, given.baseline, expected, given.update_expectations, seen, place)
 
 
@@ -249,14 +249,14 @@ def campaign(
     baseline = model.load(baseline_file) if baseline_file else None
     known = expectations.findings(expected)
     refuse(known_findings.check(known, parts(), expected))
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console, begin = Console(highlight=False, markup=False, soft_wrap=True), time.monotonic()
     profile, spent = profiles.of(plan.target), seen.seconds if seen is not None else 0.0
     if seen is not None:
         probe.show(console, profiles.identity(plan.target), seen, profile.lacks if profile is not None else None)
     there: list[Result] = []
     notes: list[str] = []
     if profile is not None:
-        begin, seconds = time.monotonic(), min(BUDGET, 6 * (plan.minutes or 10.0))
+        seconds = min(BUDGET, 6 * (plan.minutes or 10.0))
         limits = Limits(unit=plan.limit, memory=plan.memory)
         there, notes = trial.contradictions(plan.target, limits, seconds, seen, place)
         spent += time.monotonic() - begin
@@ -268,6 +268,8 @@ def campaign(
         interrupted = stop.signal_number()
     running.plan = plan
     made = run_of(running, interrupted)
+    probing = seen.seconds if seen is not None else 0.0
+    made.seconds = round(running.earlier_seconds + probing + time.monotonic() - begin, 2)
     made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
         known, done = known_findings.update(known, made)
@@ -283,7 +285,8 @@ def campaign(
     summarize(running, made, changes, console, line(running))
     code = made.exit_code(changes.regressions if changes else 0)
     if interrupted:
-        print(f"interrupted: what was found is in {plan.failures}", file=sys.stderr)
+        more = "the same command with --resume goes on from there"
+        print(f"interrupted: what was found is in {plan.failures}; {more}", file=sys.stderr)
     elif code == 2:
         late = plan.minutes is not None and not running.result.done
         why = (

@@ -22,6 +22,7 @@ from conformance.core.finding import INVALID
 from conformance.core.loading import describe_target
 from conformance.core.replay import Replayed, show, show_all
 from conformance.core.result import Outcome
+from conformance.core.sentences import sentence
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.fuzzing.plan import Plan, Shard, again
@@ -139,8 +140,8 @@ def replay_folder(folder: Path, given: argparse.Namespace) -> int:
 
 
 def expectations_file(given: argparse.Namespace) -> Path:
-    """The file of what is known to fail."""
-    return Path(given.expectations or expectations.path_for(given.target))
+    """The file of what is known to fail. Raises ReportError where `--expectations` names none."""
+    return expectations.file_of(given, expectations.path_for(given.target))
 
 
 def _minimal(path: Path, given: argparse.Namespace) -> Path:
@@ -156,7 +157,8 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
     notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else given.target)}"]
     target = describe_target(given.target)
     text = script(finding.program, target, finding.mismatches, notes, finding.step, finding.death())
-    about = [str(mismatch) for mismatch in finding.mismatches] or [finding.group]
+    told = [*map(sentence, finding.mismatches[:1]), *map(str, finding.mismatches)]
+    about = told or [finding.death() or finding.group]
     return Replayed(str(path), given.target, steps, finding.kind, about, text)
 
 

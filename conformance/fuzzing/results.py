@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
             MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip
-DEATHS = {CRASH: "the end of its process", TIMEOUT: "none in time", MEMORY: "more memory than it may take",
-          FLAKY: "the end of its process, once", INVALID: "a program without a meaning"}  # fmt: skip
+DEATHS = {CRASH: "ended its process", TIMEOUT: "gave no answer in time", MEMORY: "took more memory than it may",
+          FLAKY: "ended its process, once", INVALID: "a program without a meaning"}  # fmt: skip
 TOGETHER = "only together"
 PLACES = (MOVE, "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
 NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
@@ -55,7 +55,9 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
     found = replace(from_signature(finding.group, finding.kind), **known)
     failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.mismatches]
-    failures = failures or [Failure(found.oracle, "the program", "an answer", DEATHS.get(finding.kind, "none"))]
+    if not failures:
+        said = finding.said or DEATHS.get(finding.kind, "gave no answer")
+        failures = [Failure(found.oracle, finding.op or "the program", "an answer", said)]
     first = Failure(**{**vars(failures[0]), "script": script})
     op = found.op or wrong or found.step or found.oracle
     family = OPS[op].family if op in OPS else "programs"

@@ -13,6 +13,7 @@ from rich.console import Console
 from conformance.core import result as model
 from conformance.core.result import Outcome, Run, counted
 from conformance.core.script import own_part
+from conformance.core.sentences import headline, legend
 from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.results import undefined
 from conformance.report import compare, lacking, machine
@@ -47,8 +48,10 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
             console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
         if result.reason:
             console.print(escape_control_characters(result.reason))
-        if shown < MOST_SCRIPTS:
-            console.print(own_part(running.script(group)))
+        if told := legend(found.title(), *seen):
+            console.print(f"where {told}")
+        script = own_part(running.script(group)) if shown < MOST_SCRIPTS else ""
+        console.print(script or escape_control_characters(headline(result)))
         shown += 1
         if found.elsewhere:
             console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))

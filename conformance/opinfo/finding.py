@@ -6,12 +6,15 @@ worker. Nothing is decided here; the oracle has decided.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy
 import torch
 
 from conformance.core.observation import Observation
 from conformance.core.oracles import MAX_SHOWN, Mismatch, differing
 from conformance.core.result import Failure
+from conformance.core.sentences import sentence
 from conformance.core.target import Target
 from conformance.opinfo import catalog, script
 from conformance.opinfo.plan import Case
@@ -57,7 +60,7 @@ def failure_of(
             call.source,
             call.tree,
             call.sample,
-            f"{mismatch.oracle} of {where}: expected {mismatch.expected}, got {mismatch.actual}",
+            sentence(replace(mismatch, where=where)),
             mismatch,
             tolerances=catalog.tolerances(catalog.find(case), dtype),
             undefined=_undefined(case, call),

@@ -62,7 +62,7 @@ def _cases(config: pytest.Config) -> list[Any]:
     selections, shard = plan.asked(given), plan.parse_shard(given.shard)
     profile = profiles.of(given.target) or profiles.Profile()
     profile.activate()
-    config.stash[EXPECTED] = expectations.expected(given.expectations or expectations.path_for(given.target))
+    config.stash[EXPECTED] = expectations.expected(expectations.file_of(given, expectations.path_for(given.target)))
     config.stash[POOL] = isolation.Cases(given.target, Limits(unit=given.case_timeout, memory=given.case_memory))
     catalog, _ = config.stash[POOL].catalog(beside=plan.asks_beside(selections))
     return plan.without(plan.select(catalog, selections, shard), profile.opinfos)[0]

@@ -207,7 +207,8 @@ def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: list[str]) -> int:
-    expected_file = options.expectations or expectations.path_for(options.target)
+    begin = time.monotonic()
+    expected_file = expectations.file_of(options, expectations.path_for(options.target))
     baseline_file = options.baseline or report.baseline_for(options.target)
     expected = expectations.expected(expected_file)
     wanted = options.baseline and not options.update_baseline  # a first baseline is made by accepting a run
@@ -243,7 +244,7 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
         if made.complete and profile is not None:
             there, notes = trial.contradictions(target, chosen["limits"], made.lacking, seen, chosen["place"])
             made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
-        made.seconds += journal.seconds
+        made.seconds = journal.seconds + time.monotonic() - begin
         made.command = shlex.join(["python", "-m", "conformance.opinfo_runner", *arguments])
         made.environment |= seen.described() if seen is not None else {}
         made.environment |= {**_environment(), "selection": _selection(options.suite, chosen)}

@@ -19,7 +19,9 @@ from rich.table import Table
 
 from conformance.core.lacking import DECLARED
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
+from conformance.core.sentences import headline
 from conformance.report import compare, lacking, machine
+from conformance.report.escape import escape_control_characters
 from conformance.report.summary import facts
 
 _STYLE = {
@@ -62,7 +64,9 @@ class Watched:
         self.done += 1
         if result.outcome in UNEXPECTED:
             self.bad += 1
-            said = f"{result.outcome} {result.id} ({', '.join(result.oracles)})"
+            oracles = f" ({', '.join(result.oracles)})" if result.oracles else ""
+            why = headline(result) if result.failures else result.reason
+            said = escape_control_characters(f"{result.outcome} {result.id}{oracles}: {why}")
             if self.console.is_terminal:
                 self.console.print(f"[red]{escape(said)}", highlight=False)
             self._line(said)
@@ -111,5 +115,6 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         print(f"opinfo_runner: nothing was compared in {len(made.results)} cases, so nothing passed.", file=sys.stderr)
     if not made.complete:
         why = "; ".join(made.notes) or "interrupted"
-        print(f"opinfo_runner: {why}; the results so far are in the report.", file=sys.stderr)
+        more = "; the same command with --resume goes on from there" if made.interrupted else ""
+        print(f"opinfo_runner: {why}; the results so far are in the report{more}.", file=sys.stderr)
     print(summary_line(made), flush=True)

@@ -74,9 +74,9 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     if op is None or wrong not in ("value", "aliasing", "error"):
         return Cause(wrong, name)
     written = _written(op, step)
-    spoilt = [one.where for one in verdict.mismatches if one.oracle == "value"]
-    if wrong == "value" and spoilt and not {*spoilt} & {*step.out, written}:
-        wrong = "aliasing"  # what the step makes or writes is right, and something else is not
+    spoilt = [one.where.partition("[")[0] for one in verdict.mismatches if one.oracle == "value"]
+    if wrong == "value" and spoilt and not {*spoilt} & {*step.out, written, f"step {at + 1}"}:
+        wrong = "aliasing"  # the results of the step are right, and another tensor is wrong
     if fails is not None and written:
         view = next(filter(None, (_maker(program, at, name) for name in (*spoilt, written))), None)
         if view is not None and any(map(fails, _other_writes(program, at, written))):

@@ -122,6 +122,8 @@ def _merge(options: argparse.Namespace) -> int:
     for verdict in summary.verdicts(fuzz or merged):
         if verdict.half == "fuzz":
             print(escape_control_characters(verdict.sentence))
+    for known in summary.known_cases(merged):
+        print(escape_control_characters(known))
     print(model.summary_line(merged))
     return model.worst([merged.exit_code(regressions), *([fuzz.exit_code()] if fuzz else [])])
 

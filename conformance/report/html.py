@@ -20,6 +20,8 @@ from conformance.core.drawn import AXES, Drawn
 from conformance.core.footprint import mebibytes
 from conformance.core.names import DTYPES, VARIANTS
 from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, summary_line
+from conformance.core.script import own_part
+from conformance.core.sentences import headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.escape import escape_control_characters
@@ -29,13 +31,15 @@ from conformance.report.rendering import rendered
 DETAIL_BUDGET = 3_000_000
 """Characters of failure details in one page; scripts, then values, are left out once they are spent."""
 LISTED_CHANGES = 200
+OPENED = 5
+"""The findings that are open when the page is loaded, the worst."""
 WORDS = {
     Outcome.PASS: "agrees with torch CPU in every sample",
     Outcome.FAIL: "differs from torch CPU",
     Outcome.CRASH: "ended its process or ran out of memory",
     Outcome.TIMEOUT: "gave no answer in time",
     Outcome.XPASS: "declared to fail, but passed",
-    Outcome.XFAIL: "fails as declared",
+    Outcome.XFAIL: "known: fails as declared",
     Outcome.FLAKY: "failed, then passed when run again",
     Outcome.SKIP: "could not be compared",
 }
@@ -104,7 +108,8 @@ def _details(results: Sequence[Result]) -> dict[int, Any]:
 
 def _failure(failure: Failure, full: bool) -> dict[str, Any]:
     scripts, values = _shown(failure.script if full else "", 60_000), _shown(failure.values if full else (), 200)
-    return {**_shown({**vars(failure), "script": "", "values": ()}), "script": scripts, "values": values}
+    told = {"sentence": sentence(failure), **vars(failure), "script": "", "values": ()}
+    return {**_shown(told), "script": scripts, "values": values}
 
 
 def _shown(data: Any, most: int = 4_000) -> Any:
@@ -133,6 +138,7 @@ def render(
     return rendered(
         "report.html.j2",
         run=run,
+        target=run.title,
         cases=bool(cases.results) or not run.drawn,
         data=embed(page_data(run, baseline)),
         counts=[(str(o), counts[str(o)], WORDS[o]) for o in reversed(Outcome) if counts[str(o)]],
@@ -234,6 +240,10 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         "known": summary.known(campaign),
         "findings": campaign.listed,
         "at_inputs": summary.at_inputs(campaign, stopped) if stopped else "",
+        "headline": headline,
+        "opened": OPENED,
+        "legend": legend,
+        "own_part": own_part,
         "distinct": sum(bool(result.finding and result.finding.count) for result in findings),
         "unexpected": UNEXPECTED,
         "not_run": {

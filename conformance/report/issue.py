@@ -27,6 +27,7 @@ from conformance.core.finding import cause_text, with_signal_number
 from conformance.core.names import nearest, without_features
 from conformance.core.result import Failure
 from conformance.core.script import own_part
+from conformance.core.sentences import sentence
 from conformance.report.rendering import rendered
 
 RUN = Path("reports/opinfo.json")
@@ -74,10 +75,10 @@ DEATHS = ("crash", "timeout", "memory", "device")
 
 def answer_of(failure: Failure) -> Answer:
     """Both answers as sentences where the observed text is none: who shares memory, and how a process ended."""
-    said = f"{failure.oracle} of {failure.where}" + (f": {failure.detail}" if failure.detail else "")
+    said = sentence(failure)
     if failure.oracle == "alias":
         cpu, target = (_shared(failure.where, owner) for owner in (failure.expected, failure.actual))
-        return Answer(f"which tensors share memory: {failure.where}", cpu, target)
+        return Answer(said, cpu, target)
     if failure.oracle in DEATHS:
         return Answer(said, "runs to its end", with_signal_number(failure.actual))
     return Answer(said, failure.expected, failure.actual)
@@ -107,7 +108,8 @@ def of_program(path: Path) -> Finding:
         loaded, steps = str(data.get("target") or ""), data["program"]["steps"]
         target, kind = str(data.get("identity") or without_features(loaded)), str(data["kind"])
         named = cause_text(data["kind"], data.get("property", ""), data.get("op", "")) or data["signature"]
-        title, died = f"{target or 'a device'}: {named}", f"a program of {model.counted(len(steps), 'step')}"
+        told = f"{answers[0].said} ({named})" if answers else named
+        title, died = f"{target or 'a device'}: {told}", f"a program of {model.counted(len(steps), 'step')}"
         if not answers:
             ended = str(data.get("said") or "") or ENDED.get(kind, f"ends as {kind}")
             answers = [Answer(f"{kind.lower()} in {died}", "runs to its end", with_signal_number(ended))]
@@ -130,7 +132,7 @@ def of_case(name: str, path: Path) -> Finding:
         raise ReportError(f"{path} has no failure of a case {name!r}{nearest(name, failed) or '.'}")
     failures = failed[name].failures
     target = run.title
-    title = f"{target}: {', '.join(failed[name].oracles)} of {failures[0].call or name} ({name})"
+    title = f"{target}: {failures[0].call or name}: {sentence(failures[0])} ({name})"
     text = next((one.script for one in failures if one.script), "")
     return Finding(title, target, text, [*map(answer_of, failures)], run.target)
 

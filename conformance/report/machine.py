@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 from conformance.core.accuracy import shown
 from conformance.core.footprint import mebibytes
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
+from conformance.core.sentences import headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff
 from conformance.report.escape import escape_control_characters
@@ -31,7 +32,7 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(run: Run) -> str:
-    """The run as one JUnit test suite; XFAIL and SKIP are skipped tests with their reason."""
+    """The run as one JUnit test suite, in which a known failure (XFAIL) is a skipped test of the type `known`."""
     tests, root = _tests(run), ElementTree.Element("testsuites")
     counts = Counter(str(result.outcome) for result in tests)
     numbers = {
@@ -40,17 +41,20 @@ def junit(run: Run) -> str:
         "errors": counts["CRASH"] + counts["TIMEOUT"],
         "skipped": counts["SKIP"] + counts["XFAIL"],
     }
-    suite = _element(root, "testsuite", name=f"conformance {run.title}", **numbers, time=f"{run.seconds:.3f}",
-                     timestamp=run.started)  # fmt: skip
+    name, moment = f"conformance {run.title}", {"timestamp": run.started}
+    suite = _element(root, "testsuite", name=name, **numbers, time=f"{run.seconds:.3f}", **moment)
     for result in tests:
         names = {"classname": f"{result.family}.{result.variant}", "name": _name(result)}
         case = _element(suite, "testcase", **names, time=f"{result.seconds:.3f}")
         if result.outcome in UNEXPECTED:
             tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
             shown = _element(case, tag, type=result.outcome, message=_headline(result))
-            shown.text = _xml("\n\n".join(f"{one}\n{one.call}\n\n{one.script}" for one in result.failures))
+            shown.text = _xml(
+                "\n\n".join(f"{sentence(one)}\n{one}\n{one.call}\n\n{one.script}" for one in result.failures)
+            )
         elif result.outcome in (Outcome.SKIP, Outcome.XFAIL):
-            _element(case, "skipped", message=f"{result.outcome}: {result.reason}")
+            kind = {"type": "known"} if result.outcome is Outcome.XFAIL else {}
+            _element(case, "skipped", **kind, message=f"{result.outcome}: {result.reason}")
     ElementTree.indent(root, "")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
@@ -78,16 +82,17 @@ def _name(result: Result) -> str:
     return result.id if result.dtype or result.finding else result.op
 
 
-# Outcomes in the words of the Common Test Report Format; all others have failed, a pass on a rerun with `flaky` set.
-_CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "skipped"}
+# Outcomes in the words of the Common Test Report Format, in which a known failure is "other"; the rest have failed, a
+# pass on a rerun with `flaky` set.
+_CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "other"}
 
 
 def ctrf(run: Run) -> str:
     """The run in the Common Test Report Format (ctrf.io), version 0.0.0; durations are in milliseconds."""
     tests = [_ctrf_test(result) for result in _tests(run)]
-    counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped")}
+    counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped", "other")}
     start = _milliseconds(run.started)
-    summary = {"tests": len(tests), **counts, "pending": 0, "other": 0}
+    summary = {"tests": len(tests), **counts, "pending": 0}
     summary |= {"start": start, "stop": start + round(run.seconds * 1000)}
     results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
     extra = {"target": run.target, "complete": run.complete, **run.environment}
@@ -117,7 +122,7 @@ def _milliseconds(moment: str) -> int:
 
 
 def _headline(result: Result) -> str:
-    return f"{result.failures[0]}"[:300] if result.failures else f"{result.outcome}: {result.reason}"
+    return headline(result)[:300]
 
 
 def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
@@ -132,11 +137,16 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     text = rendered(
         "summary.md.j2",
         run=run,
+        target=run.title,
         word=run.measures.capitalize() or ("Conformance" if run.cases or not run.drawn else "Fuzzing"),
         summary=summary_line(run),
         campaign=campaign,
         verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),
         listed=LISTED_FINDINGS,
+        headline=headline,
+        legend=legend(*(result.finding.title() for result in campaign.listed[:LISTED_FINDINGS] if result.finding))
+        if campaign
+        else "",
         counts=Counter(str(result.outcome) for result in run.cases),
         facts=summary.facts(run),
         changes=changes,

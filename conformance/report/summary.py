@@ -85,14 +85,22 @@ def at_inputs(run: Run, stopped: Result) -> str:
 
 
 def known(run: Run) -> list[str]:
-    """`3 known findings, declared in FILE`, or nothing."""
-    found = sum(result.outcome is Outcome.XFAIL for result in run.findings)
-    return [f"{counted(found, 'known finding')}, declared in {run.expectations}"] if found else []
+    """`3 known findings in 12 programs, declared in FILE`, or nothing."""
+    found = [result.finding for result in run.findings if result.outcome is Outcome.XFAIL and result.finding]
+    programs = counted(sum(finding.count for finding in found), "program")
+    return [f"{counted(len(found), 'known finding')} in {programs}, declared in {run.expectations}"] if found else []
+
+
+def known_cases(run: Run) -> list[str]:
+    """`3 known failures, declared in FILE`, or nothing."""
+    failures = sum(result.outcome is Outcome.XFAIL for result in run.cases)
+    where = f", declared in {run.expectations}" if run.expectations else ""
+    return [f"{counted(failures, 'known failure')}{where}"] if failures else []
 
 
 def facts(run: Run) -> list[str]:
     """What a reader should know beside the verdict and the counts, one sentence each without its full stop."""
-    lines = []
+    lines = known_cases(run)
     if run.arbitrated:
         cases = sum(bool(result.arbitrated) for result in run.results)
         lines.append(

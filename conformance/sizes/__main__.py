@@ -16,6 +16,7 @@ from rich.console import Console
 from conformance.accuracy import running
 from conformance.accuracy.running import Job
 from conformance.accuracy.table import DIRECTIONS
+from conformance.core import expectations
 from conformance.core import profile as profiles
 from conformance.core.errors import UsageError
 from conformance.core.footprint import SIZES, mebibytes
@@ -61,7 +62,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     families, dtypes = _words(options.families), _words(options.dtype)
     variants = running.chosen(options.variant, DIRECTIONS, "variant")
     cases = table.select(options.op, families, dtypes, variants, options.scale)
-    file = options.expectations or running.expectations_file(SIZES, spec)
+    file = expectations.file_of(options, running.expectations_file(SIZES, spec))
     expected = running.declared(SIZES, file, [row.name for row in table.load()])
     target, seen = resolve(spec, limits, options.place)
     console = Console()

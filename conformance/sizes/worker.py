@@ -6,12 +6,14 @@ they need is imported inside of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conformance.accuracy.worker import environment_of, judged_by
 from conformance.core.errors import TargetError
 from conformance.core.footprint import Footprint
 from conformance.core.result import Failure, Outcome, Result
+from conformance.core.sentences import sentence
 from conformance.run.worker import loaded
 from conformance.sizes.table import Case
 
@@ -54,8 +56,9 @@ def judged(case: Case, setup: str, sides: tuple[Side, Side]) -> Result:
 
     cpu, got = sides
     found = faults(cpu, got)
-    script = standalone(case, setup, f"{case.id}: {found[0]}") if found else ""
-    failures = tuple(Failure(*words, call=case.row.call, script=script) for words in found)
+    told = tuple(Failure(*words, call=case.row.call) for words in found)
+    script = standalone(case, setup, f"{case.id}: {sentence(told[0])}") if told else ""
+    failures = tuple(replace(failure, script=script) for failure in told)
     footprint = Footprint(cpu.held, got.peak, cpu.peak, round(got.seconds, 3), round(cpu.seconds, 3))
     outcome = Outcome.FAIL if failures else Outcome.PASS
     return case.result(outcome, samples=1, failed=len(failures[:1]), failures=failures, footprint=footprint)

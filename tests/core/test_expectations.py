@@ -24,6 +24,21 @@ def entry(op: str, *oracles: str, dtype: tuple[str, ...] = ("*",), samples: int 
     return Expectation(op, ("*",), dtype, ("*",), oracles or ("*",), "a reason", "", samples)
 
 
+class TestMended:
+    """An entry whose case passes."""
+
+    def test_it_says_how_to_take_it_out(self, tmp_path: Path) -> None:
+        """The file, the line, what to do there and the command that does it."""
+        path = tmp_path / "some.toml"
+        path.write_text("# known\n[[expect]]\nop = 'add'\nreason = 'so'\n")
+        (passed,) = apply([result("add", Outcome.PASS)], load(path))
+        assert (passed.outcome, passed.reason) == (
+            Outcome.XPASS,
+            f"{path}, line 2 declares it, and it passed: delete or narrow that [[expect]] entry, or let the same command "
+            "with --update-expectations do so (its reason: so)",
+        )
+
+
 class TestTorch:
     """Entries that speak of some versions of torch only."""
 

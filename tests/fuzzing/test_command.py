@@ -105,6 +105,7 @@ class TestInterruption:
         assert running.returncode == 130
         assert "Traceback" not in errors
         assert "interrupted: what was found is in" in errors
+        assert "the same command with --resume goes on from there" in errors
         assert result(tmp_path)["findings"]
 
 
@@ -118,6 +119,7 @@ class TestBadUsage:
             (["--replay", "no/such/file.json"], "no/such/file.json"),
             (["--target", "cpu", "--programs", "0"], "nothing was compared"),
             (["-n", "0"], "no worker"),
+            (["--target", "cpu", "--expectations", "missing.toml"], "missing.toml: there is no such file; correct the"),
             (["--target", "cpu", "--only", "setitem", "--without", "setitem"], "'setitem', which --without leaves out"),
             (["--target", "cpu", "--only", "autograd", "--dtype", "uint8"], "family 'autograd' cannot be drawn"),
             (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,16 @@ class TestCampaign:
     """The whole way, with a planted fault."""
 
     def fuzz(self, folder: Path, target: str, *words: str) -> int:
+        (folder / "t.toml").touch()
         file = ["--expectations", str(folder / "t.toml"), "--reports", str(folder / "reports")]
         return main(["--target", target, "--programs", "30", "--only", "view", *file, *words])
+
+    def test_its_seconds_are_those_of_the_run(self, tmp_path: Path) -> None:
+        """With starting, shrinking and comparing; the page showed those of drawing alone."""
+        began = time.monotonic()
+        self.fuzz(tmp_path, FAULT)
+        took = time.monotonic() - began
+        assert 0.8 * took <= model.load(tmp_path / "reports" / "fuzz.json").seconds <= took
 
     def test_declared_then_green_then_mended(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A campaign's findings are declared knowingly; the next is green and counts them, and what does not show any
@@ -128,9 +137,10 @@ class TestCampaign:
         assert self.fuzz(tmp_path, FAULT, *words) == 0
         said = capsys.readouterr().out
         assert "XFAIL saved\n     a known bug" in said
-        assert "1 known finding, declared in" in said
+        assert "1 known finding in 1 program, declared in" in said
         assert self.fuzz(tmp_path, "cpu", *words) == 1
-        assert "XPASS line 1 declares it" in capsys.readouterr().out
+        told = f"XPASS {tmp_path / 't.toml'}, line 1 declares it, and no program showed it: delete or narrow that [[finding]]"
+        assert told in capsys.readouterr().out
 
     def test_a_typo_stops_before_anything_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """One sentence with file, line and the nearest key, and exit code 2."""

@@ -166,7 +166,7 @@ class TestCommand:
         what passes again fails until it is taken out."""
         words = ("--target", "planted", "--op", "add", "--op", "sin", "--samples", "2")
         file = ("--expectations", str(tmp_path / "t.toml"))
-        assert command(*words, *file).returncode == 1
+        assert command(*words).returncode == 1
         declared = command(*words, *file, "--update-expectations")
         assert declared.returncode == 0, declared.stderr
         assert "added: add::float32::forward::as_sampled" in declared.stdout
@@ -196,6 +196,7 @@ class TestCommand:
             (["-n", "0"], "-n must be at least 1"),
             (["--target", "nope"], "unknown target 'nope'"),
             (["--baseline", "missing.json"], "missing.json does not exist"),
+            (["--target", "cpu", "--expectations", "missing.toml"], "missing.toml: there is no such file; correct the"),
         ],
     )
     def test_bad_usage(self, command: Command, arguments: list[str], text: str) -> None:
@@ -292,13 +293,16 @@ class TestCommand:
         """Ctrl-C or SIGTERM, however often: the exit code is the first's, and what was found is in the JSON and on the
         page."""
         words = command.words("--target", "planted", "--op", "sin", "--op", "acosh")
-        process = subprocess.Popen(words, env=command.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            words, env=command.environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline and not journaled(command):
             time.sleep(0.2)
         signals.send(process, (first, signal.SIGINT, signal.SIGTERM))
-        output, _ = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=60)
         assert process.returncode == code, output
+        assert "the same command with --resume goes on from there" in errors
         run = model.load(command.reports / "opinfo.json")
         assert not run.complete
         assert [(r.name, r.outcome) for r in run.results] in ([("sin", Outcome.PASS)], [("acosh", Outcome.PASS)])

@@ -90,7 +90,7 @@ class TestArbiter:
         says how far each is off."""
         result = judged(scaled(off(cpu, device)), LARGE)
         assert (result.outcome, result.oracles, result.arbitrated) == (Outcome.FAIL, ("value",), 0)
-        assert "from the answer in float64 CPU is off by" in result.failures[0].detail
+        assert "against the answer in float64, torch CPU is off by" in result.failures[0].detail
 
     def test_one_wrong_element(self, judged: Any) -> None:
         """A device that is right but for one element fails, however wrong the CPU is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import Verdict, judge_program
-from conformance.selftest.faults import FAULTS, WRITES, Call, Fault
+from conformance.selftest.faults import DISPATCH, FAULTS, FUNCTION, WRITES, Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 from tests.planted.liars import writes_wrong_cell
 
@@ -24,10 +25,19 @@ def program(*steps: Step) -> Program:
     return Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), steps)
 
 
-def cause(ops: str, act: Callable[[Call], Any], *steps: Step) -> str:
+def warns_otherwise(call: Call) -> Any:
+    """Another warning than torch's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = call.run()
+    warnings.warn("another text", UserWarning, stacklevel=2)
+    return made
+
+
+def cause(ops: str, act: Callable[[Call], Any], *steps: Step, level: str = DISPATCH) -> str:
     """The cause that is found for a program on torch CPU with one fault."""
     target = MutantTarget("zero_ clears the storage")
-    target.mode = Planted(Fault(ops, act, "a test"))
+    target.mode = Planted(Fault(ops, act, "a test", level))
     made = program(*steps)
     verdict = judge_program(made, target)
     assert verdict.mismatches
@@ -67,6 +77,11 @@ class TestViewOrWrite:
         fault = FAULTS["copy_ clobbers the gap"]
         write = Step("copy_", (tensor("b"), {"tensor": [7, 8], "dtype": "float32"}))
         assert cause(fault.ops, fault.act, SLICE, write) == "aliasing / copy_"
+
+    def test_an_element_of_the_answer(self) -> None:
+        """Another warning is a wrong element of the list that the step answers: no other tensor is wrong."""
+        step = Step("warned", ("freedom", {"device": 0}))
+        assert cause("var", warns_otherwise, step, level=FUNCTION) == "value / warned"
 
     def test_a_copy_where_a_view_is_due(self) -> None:
         """It has another offset too, which is not what is worst of it."""

@@ -269,7 +269,7 @@ class TestScript:
             ["FAIL in 3 programs: value / fill_ / permuted", "Again: a command"],
             2,
         )
-        assert ast.get_docstring(ast.parse(text)) == "value of a: expected 7, got 8"
+        assert ast.get_docstring(ast.parse(text)) == "a should be 7 and is 8"
         assert "    b.fill_(7)  # the first wrong step\n" in text
         behind = text.partition(f"{MARKER}\n")[2].splitlines()
         assert behind[1:3] == ["# FAIL in 3 programs: value / fill_ / permuted", "# Again: a command"]

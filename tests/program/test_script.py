@@ -98,7 +98,7 @@ class TestFirstScreen:
         found = [Mismatch("stride", "a", "(3, 1)", "(1, 2)"), Mismatch("value", "a", "1", "2", "1 of 1")]
         text = script(program, load_target("cpu"), found, ["Again: a command", "With: torch 2"], 2)
         assert own_part(text).splitlines() == [
-            '"""stride of a: expected (3, 1), got (1, 2)"""',
+            '"""a should have strides (3, 1) and has (1, 2)"""',
             "import torch",
             "DEVICE = 'cpu'",
             "",

@@ -209,16 +209,14 @@ class TestReading:
         unreached = page.locator("#fuzz .map >> nth=0").locator("tr", has_text="layers")
         assert unreached.inner_text().split() == ["layers", "0", "0"]
         assert page.locator("#fuzz .cells[open] td", has_text="37").bounding_box()["width"] > 10
-        page.click("#fuzz .change summary")
-        assert page.locator("#fuzz pre").inner_text() == "print('a finding')"
+        assert page.locator("#fuzz pre").first.inner_text() == "print('a finding')"
 
     def test_a_campaign_alone(self, opened: Callable[..., Any]) -> None:
         """Its script is copied, its colours change, and its headline leads to the findings."""
         page = opened(html.render(FUZZ))
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.click(".verdict.bad a")
-        page.click("#fuzz .change summary")
-        page.click("#fuzz .code button")
+        page.locator("#fuzz .code button").first.click()
         page.wait_for_selector("#fuzz .code button:has-text('Copied')")
         assert page.evaluate("navigator.clipboard.readText()") == "print('a finding')"
         assert "tiny:clang" in page.locator(".elsewhere").inner_text()

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 from conformance.core.drawn import Drawn
 from conformance.core.result import Failure, Outcome, Run
+from conformance.core.script import MARKER
 from conformance.report import html
 from tests.report.runs import HOSTILE, campaign, failed, found, result, run
 
@@ -138,25 +139,40 @@ class TestFuzzing:
         assert page.verdicts == ["verdict bad"]
         assert page.title == "tiny: 1 of 300 drawn programs fail: 1 distinct finding."
         assert "--seed 9" in page.text
+        probed = campaign(found("a"))
+        probed.target = "device:mine,import=my_backend,without=data+set_"
+        assert Page(html.render(probed)).title.startswith("device:mine,import=my_backend: 1 of 300")
         assert Page(html.render(campaign())).verdicts == ["verdict good"]
 
     def test_findings_tell_their_weight_and_whose_they_are(self) -> None:
         """How many programs, what differs, and what becomes of the program on related targets."""
         wrong = found("value / copy_", count=25, elsewhere={"tiny:clang": "agrees"}, script="print()")
         text = Page(html.render(campaign(wrong, found("crash / add_", "CRASH")))).text
-        assert "FAIL value / copy_ 25 programs value of a: expected 1, got 2" in text
+        assert "FAIL a should be 1 and is 2 value / copy_, 25 programs" in text
+        assert "value of a: expected 1, got 2" in text
         assert "tiny:clang agrees" in text
         assert "From program 7, 2 steps." in text
-        assert "CRASH crash / add_ 1 program" in text
+        assert "CRASH the target 2 at a crash / add_, 1 program" in text
         assert text.index("crash / add_") < text.index("value / copy_")
+
+    def test_a_finding_opens_with_its_program(self) -> None:
+        """The sentence and the program in plain torch; the whole script, which carries the comparison, comes last."""
+        script = f"print('a program')\n\n{MARKER}\nprint('a comparison')"
+        page = html.render(campaign(found("value / relu.edge / window", script=script)))
+        text = Page(page).text
+        assert page.count('<details class="change regression" open>') == 1
+        parts = ("a should be 1 and is 2", "print('a program')", "relu.edge: relu, values at", "layout 'window':",
+                 "the whole script", "print('a comparison')")  # fmt: skip
+        places = [text.index(part) for part in parts]
+        assert places == sorted(places)
 
     def test_known_findings(self) -> None:
         """They are listed with their reason and the file, and the headline is green."""
         known = found().replace(outcome=Outcome.XFAIL, reason="a reason")
         page = Page(html.render(campaign(known, expectations="tiny.toml")))
         assert page.verdicts == ["verdict good"]
-        assert "No new finding in 300 drawn programs; 1 known finding, declared in tiny.toml." in page.text
-        assert "FAIL value / copy_ / gaps 1 program, known a reason" in page.text
+        assert "No new finding in 300 drawn programs; 1 known finding in 1 program, declared in tiny.toml." in page.text
+        assert "FAIL a should be 1 and is 2 value / copy_ / gaps, 1 program, known a reason" in page.text
 
     def test_changes_of_findings(self) -> None:
         """With an earlier campaign as baseline the page says what is new and what is fixed."""

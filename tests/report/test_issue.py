@@ -46,10 +46,12 @@ class TestIssue:
         """The script's own part alone, and both answers."""
         assert main([spelling, str(saved(tmp_path))]) == 0
         said = capsys.readouterr().out
-        assert said.startswith("# `mine: value / add_`\n\nTarget: `mine`, compared with torch CPU.\n")
+        assert said.startswith(
+            "# `mine: a should be [1.0] and is [2.0] (value / add_)`\n\nTarget: `mine`, compared with torch CPU.\n"
+        )
         assert "import torch\n```" in said
         assert MARKER not in said
-        assert "`value of a: 1 of 1`\n\n```\ntorch CPU: [1.0]\nmine: [2.0]\n```" in said
+        assert "`a should be [1.0] and is [2.0]`\n\n```\ntorch CPU: [1.0]\nmine: [2.0]\n```" in said
         assert said.endswith("## Versions\n\n```\nPyTorch version: 0\n```\n")
 
     def test_of_a_case(self, tmp_path, capsys):
@@ -60,7 +62,8 @@ class TestIssue:
         assert main(["issue", f"{failed.id}#3", "--run", str(tmp_path / "run.json")]) == 0
         said = capsys.readouterr().out
         assert said.startswith(
-            "# `mine: value of torch.add(Tensor[2] float32, 1) (add::float32::forward::as_sampled)`\n"
+            "# `mine: torch.add(Tensor[2] float32, 1): result should be 1 and is 2 "
+            "(add::float32::forward::as_sampled)`\n"
         )
         assert "torch CPU: 1\nmine: 2\n" in said
         assert main(["issue", "ad::float32::forward::as_sampled", "--run", str(tmp_path / "run.json")]) == 2
@@ -70,7 +73,9 @@ class TestIssue:
         """Titles read `device:x,import=m,without=as_strided: ...`, or `without=nothing`."""
         main(["issue", str(saved(tmp_path, target="device:x,import=m,without=as_strided"))])
         said = capsys.readouterr().out
-        assert said.startswith("# `device:x,import=m: value / add_`\n\nTarget: `device:x,import=m`,")
+        assert said.startswith(
+            "# `device:x,import=m: a should be [1.0] and is [2.0] (value / add_)`\n\nTarget: `device:x,import=m`,"
+        )
         assert "without" not in said
         failures = (Failure("value", "result", "1", "2", "off", 3, "torch.add(1)", SCRIPT),)
         failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=failures)
@@ -123,8 +128,12 @@ class TestIssue:
         main(["issue", str(saved(tmp_path, mismatches=[evil], signature="@somebody <img>\n# two"))])
         said = capsys.readouterr().out
         assert "\x1b" not in said
-        assert said.startswith("# `mine: @somebody <img> # two`\n")
-        assert "\n``` error of a: <b>`` # x ```\n" in said
+        assert said.startswith("# ```` mine: a should raise x; on the target it raises ``` <script>")
+        assert "(@somebody <img> # two) ````\n\nTarget" in said
+        assert (
+            "\n```` a should raise x; on the target it raises ``` <script>\N{SYMBOL FOR ESCAPE}[31m: <b>`` # x ````\n"
+            in said
+        )
         assert "\n````\ntorch CPU: x\nmine: ```\n<script>" in said
 
     def test_no_path_of_the_home_is_told(self, tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -62,11 +63,13 @@ class TestMachine:
                          "291 drawn programs without a finding"]  # fmt: skip
         assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["4", "1", "1", "1"]
         tests = json.loads(machine.ctrf(made))["results"]["tests"]
-        assert [test["status"] for test in tests] == ["failed", "skipped", "failed", "passed"]
+        assert [test["status"] for test in tests] == ["failed", "other", "failed", "passed"]
         text = machine.markdown(made, None)
-        assert text.startswith("## Fuzzing of `tiny`\n\n**291 passed, 4 failed, 5 skipped**")
+        assert text.startswith("## Fuzzing of `tiny`\n\n**291 passed, 4 failed, 0 skipped**")
         assert text.index("crash / c") < text.index("value / b") < text.index("stride / a")
         assert "known: a reason" in text
+        assert "1 known finding in 5 programs, declared in t.toml" in html.unescape(text)
+        assert '<skipped type="known" message="XFAIL: a reason" />' in machine.junit(made)
         assert len(machine.error_lines(made)) == 2
 
     def test_a_campaign_that_compared_nothing(self) -> None:
@@ -137,8 +140,11 @@ class TestCtrf:
         assert not set("".join(test.get("message", "") for test in tests)) & {"\x1b", "\u202e"}
 
     def test_flaky_and_declared(self) -> None:
-        """What passed on a rerun only is a flaky failure; a declared failure is skipped, with its reason."""
+        """What passed on a rerun only is a flaky failure; a known failure has the status "other", with its reason."""
         given = run(result("a", outcome=Outcome.FLAKY, reason="r"), result("b", outcome=Outcome.XFAIL, reason="known"))
+        given.expectations = "f.toml"
         flaky, declared = json.loads(machine.ctrf(given))["results"]["tests"]
         assert (flaky["status"], flaky["flaky"]) == ("failed", True)
-        assert (declared["status"], declared["rawStatus"], declared["message"]) == ("skipped", "XFAIL", "known")
+        assert (declared["status"], declared["rawStatus"], declared["message"]) == ("other", "XFAIL", "known")
+        assert json.loads(machine.ctrf(given))["results"]["summary"]["other"] == 1
+        assert "1 known failure, declared in f.toml" in html.unescape(machine.markdown(given, None))

@@ -93,7 +93,7 @@ class TestVerdict:
         """They are counted with their file; new ones beside them still fail."""
         known = found("a", count=25).replace(outcome=Outcome.XFAIL, reason=f"{model.UNEXPLAINED}x")
         made = campaign(known, expectations="t.toml")
-        told = "1 known finding, declared in t.toml."
+        told = "1 known finding in 25 programs, declared in t.toml."
         assert verdict(made) == (True, f"No new finding in 300 drawn programs; {told}")
         assert made.exit_code() == 0
         assert summary.facts(made) == ["1 declared failure not yet explained: give each a reason in t.toml"]

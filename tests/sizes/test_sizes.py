@@ -188,6 +188,7 @@ class TestCommand:
         """A run ends with the exit code of its findings, and its forms have the table; what is declared passes."""
         words = ["--target", PLANTED, "--scale", "small", "--op", "clone", "--op", "flip", "--reports", f"{tmp_path}"]
         declared = tmp_path / "known.toml"
+        declared.touch()
         words += ["--expectations", f"{declared}"]
         assert main(words) == 1
         assert outcomes(tmp_path) == {"clone": "FAIL", "flip": "PASS"}
@@ -215,3 +216,8 @@ class TestCommand:
         """A case names what it was, so that a worker's death is its result."""
         (case,) = select(["clone"], [], [], ["forward"], "large")
         assert case.id == "clone::uint8::forward::sizes" and case.result(Outcome.CRASH).family == "bytes"
+
+    def test_a_missing_file_of_declarations(self, tmp_path, capsys):
+        """A misspelt path declared nothing, and nobody was told."""
+        assert main(["--target", "cpu", "--expectations", f"{tmp_path / 'missing.toml'}"]) == 2
+        assert "missing.toml: there is no such file; correct the path, or add" in capsys.readouterr().err

@@ -167,7 +167,7 @@ function detail(row) {
 }
 function finding(f) {
   const box = el("div", { class: "finding" });
-  box.append(el("h4", {}, f.oracle, " of ", el("code", {}, f.where), f.detail ? ": " + f.detail : ""));
+  box.append(el("h4", {}, f.sentence), el("p", { class: "quiet" }, f.oracle, " of ", el("code", {}, f.where), f.detail ? ": " + f.detail : ""));
   if (f.call) box.append(el("p", { class: "call" }, `sample ${f.sample}: ${f.call}`));
   if (f.expected || f.actual) box.append(el("div", { class: "sides" }, side("torch CPU", f.expected, f.layouts.expected), side("target", f.actual, f.layouts.actual)));
   if (f.values.length) {
