@@ -190,6 +190,18 @@ def test_an_unknown_op_in_the_profile(profile: Path, capsys: pytest.CaptureFixtu
     assert "conformance.toml, line 7: unknown name 'expm' in 'opinfos'; did you mean" in capsys.readouterr().err
 
 
+def test_a_campaign_says_what_a_declaration_removes(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong declaration removed 604 of 626 entries of op_db in silence: the profile named nine of them."""
+    profile.write_text('[target]\nkind = "cpu"\n\n[[lacking]]\noperator = "aten::view"\nopinfos = ["view"]\n')
+    assert fuzz(["--programs", "6", "--only", "op_db"]) == 0
+    made = model.load("reports/fuzz.json")
+    (row,) = made.lacking
+    assert row.operator == "aten::view" and len(row.entries) > 1
+    entries = {cell.partition("|")[0] for cell in made.drawn.entries} if made.drawn else set()
+    assert len(entries) > 10 and not entries & {*row.entries}
+    assert f"1 operator declared lacking: {len(row.entries)} op_db entries not run" in capsys.readouterr().out
+
+
 def test_one_page_for_one_target(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The page lost a campaign on `device:cpu` when the user wrote a profile of the same device, since the spec had
     changed. Result files hold the spec that ran, so a replay is as before."""
