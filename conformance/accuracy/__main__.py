@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(options: argparse.Namespace, words: list[str]) -> int:
-    spec = profiles.usual(options.target, "tiny")
+    spec = profiles.usual(options.target)
     limits = running.limits_of(spec, options, LIMITS)
     if options.jobs < 1:
         raise UsageError(f"--jobs must be above 0, and is {options.jobs}")
@@ -66,7 +66,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     console = Console()
 
     with terminal.progress(console) as progress:
-        progress.start(Run(spec), len(cases))
+        progress.start(Run(profiles.identity(spec)), len(cases))
         made = running.run(
             target, JOB, cases, limits, jobs=options.jobs, place=options.place, expected=expected, found=progress.add
         )

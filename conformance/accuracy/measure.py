@@ -7,6 +7,7 @@ function, else torch CPU's own in float64, on the very same inputs.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,11 @@ import torch
 
 from conformance.accuracy import reference
 from conformance.accuracy.errors import SEED, answers, errors, rms, widened_inputs
-from conformance.accuracy.outcomes import Raises, Unmeasured, require_answer
+from conformance.accuracy.outcomes import Raises, Unmeasured, raised_on_cpu, require_answer, short_of_memory
 from conformance.accuracy.table import Case, Row
 from conformance.core.accuracy import Accuracy
 from conformance.core.executor import Executor, Transform, Watch, signature_of
+from conformance.core.footprint import HELD_TIMES
 from conformance.core.moving import tensors
 from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
@@ -115,8 +117,9 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
         given = widened_inputs(inputs(), dtype)
     subject = Measured(case, given, program)
     exact, cpu = _exact(subject), _on_cpu(subject, dtype)
+    short = short_of_memory(HELD_TIMES * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
     execution = Executor(target).run(subject, watch=watch)
-    require_answer(execution)
+    require_answer(execution, short)
     parts: list[Part] = []
     for name, (high, low) in exact.items():
         seen = execution.last.tensors.get(name)
@@ -150,7 +153,7 @@ def _on_cpu(subject: Measured, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     try:
         return {name: x.detach() for name, x in subject.on(_copied(subject.given), subject.program).items()}
     except Exception as error:
-        raise Unmeasured(f"torch CPU raises {type(error).__name__}: {str(error).splitlines()[0][:150]}") from None
+        raise raised_on_cpu(error) from None
 
 
 def _compared(

@@ -5,9 +5,16 @@ The key insight: the first is nobody's fault and is skipped with its reason, the
 
 from __future__ import annotations
 
+import re
+
 from conformance.core.executor import Execution
+from conformance.core.footprint import SHORT
 from conformance.core.observation import Raised, out_of_memory
 from conformance.core.target import NOT_COMPILED
+from conformance.run.worker import memory_limit, step
+
+ALLOCATION = re.compile(r"alloc\w*[ _](fail|err)|out_of_(host_)?memory|out_of_resources", re.IGNORECASE)
+"""How runtimes of devices say that they got no memory of the host."""
 
 
 class Unmeasured(Exception):
@@ -23,11 +30,35 @@ class Raises(Exception):
         self.oracle = "memory" if out_of_memory(text) else "error"
 
 
-def require_answer(execution: Execution) -> None:
-    """Raises Unmeasured, or Raises, where the target has not answered."""
+def short_of_memory(needed: int) -> str:
+    """Return the reason if this worker has less memory than `needed` bytes, else "". The reason is also written down as
+    a step, since the worker may die of the call."""
+    limit = memory_limit()
+    if limit is None or needed <= limit * 2**30:
+        return ""
+    reason = f"{SHORT} {limit:g}: the call may take {needed / 2**30:.1f} GiB"
+    step(reason)
+    return reason
+
+
+def _of_the_host(error: Raised) -> bool:
+    """Whether the host may be out of memory, and not an accelerator, whose errors are torch.OutOfMemoryError."""
+    text = f"{error.kind}: {error.text}"
+    return error.kind != "OutOfMemoryError" and (out_of_memory(text) or ALLOCATION.search(text) is not None)
+
+
+def raised_on_cpu(error: Exception) -> Unmeasured:
+    """The reason of a case for which torch CPU itself raises."""
+    said = f"torch CPU raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+    return Unmeasured(f"{SHORT} {memory_limit() or 0:g}: {said}" if memory_limit() and out_of_memory(said) else said)
+
+
+def require_answer(execution: Execution, short: str = "") -> None:
+    """Raises Unmeasured, or Raises, where the target has not answered. `short` says why the worker may be too small."""
     if execution.unavailable:
         raise Unmeasured(f"the device has no way to make {execution.unavailable}")
     if execution.last.error is not None:
-        raise Raises(execution.last.error)
+        error = execution.last.error
+        raise Unmeasured(short) if short and _of_the_host(error) else Raises(error)
     if execution.capture is not None and execution.capture.extent == NOT_COMPILED:
         raise Unmeasured(f"{NOT_COMPILED}: the compiler was handed nothing")

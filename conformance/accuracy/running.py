@@ -21,13 +21,15 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from conformance.accuracy.table import DIRECTIONS
+from conformance.accuracy.worker import TARGET
 from conformance.core import expectations, versions
 from conformance.core import profile as profiles
 from conformance.core.accuracy import ACCURACY
 from conformance.core.declared import refuse
 from conformance.core.errors import UsageError, UserError
 from conformance.core.expectations import Expectation
-from conformance.core.result import Failure, Outcome, Result, Run, file_name, summary_line
+from conformance.core.footprint import SHORT
+from conformance.core.result import Failure, Outcome, Result, Run, summary_line
 from conformance.opinfo.isolation import FATES
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
@@ -91,7 +93,7 @@ def options(name: str, does: str, findings: str, usual: Limits, subjects: str) -
 
 def expectations_file(name: str, target: str) -> Path:
     """Where the known findings of a target are declared; apart from those of op_db, which are about other cases."""
-    return expectations.FOLDER / name / f"{target if target == '<target>' else file_name(target)}.toml"
+    return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
 
 
 def declared(name: str, file: Path, ops: Iterable[str]) -> list[Expectation]:
@@ -178,11 +180,21 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> It
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
         elif answer.fate is Fate.NEVER_STARTED:
             raise unusable(spec, answer)
+        elif reason := _too_small(answer):
+            yield case.result(Outcome.SKIP, skipped=1, reason=reason)
         else:
             outcome, oracle = FATES[answer.fate]
             phase = answer.note.steps[-1] if answer.note and answer.note.steps else "the worker"
             failure = Failure(oracle, phase, "an answer", answer.said, call=case.call)
             yield case.result(outcome, samples=1, failed=1, failures=(failure,))
+
+
+def _too_small(death: Death) -> str:
+    """Return the reason if the worker died of its limit of memory before the target ran, or with less memory than the
+    call may take; "" for any other death."""
+    steps = death.note.steps if death.note is not None and death.fate is Fate.MEMORY else ()
+    noted = next((text for text in steps if text.startswith(SHORT)), "")
+    return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 
 
 def run(
@@ -199,7 +211,8 @@ def run(
     """Measure the cases on `target`; at a stop, those that there are. `found` is told each result as the expectations
     declare it. Raises TargetError for a target that cannot be loaded or has no values."""
     begin = time.monotonic()
-    made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    made = Run(target, started=started, identity=profiles.identity(target))
     try:
         with place.pool(target, limits, jobs, job.modules) as pool:
             try:
@@ -217,6 +230,9 @@ def run(
                 found(declared)
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, stop.signal_number()
+    small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
+    if small:
+        made.notes.append(f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.")
     made.seconds = time.monotonic() - begin
     return made
 

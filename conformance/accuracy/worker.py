@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from conformance.accuracy.measure import Part
     from conformance.core.target import Target
 
+TARGET = "target"
+"""The step of a worker that runs the target."""
+
 MODULES = (__name__, "conformance.accuracy.script")
 
 
@@ -75,7 +78,7 @@ def judged_by(
         warnings.simplefilter("ignore")  # of functions at the ends of their ranges
         step(first)
         try:
-            found = measure(case, under_test, lambda number, builds: step("target", COMPILING if builds else "target"))
+            found = measure(case, under_test, lambda number, builds: step(TARGET, COMPILING if builds else TARGET))
         except UserError:
             raise
         except Unmeasured as why:

@@ -87,8 +87,8 @@ def _said(error: Raised) -> str:
 
 
 def confirmed(error: Raised, subject: Subject, target: Target) -> str:
-    """The operator to blame for a not-implemented error of the subject; "" where none raises one when it is called
-    alone on the target. It is the operator that the error names, or else the innermost one that raises."""
+    """Return the operator to blame for a not-implemented error of the subject. The error may name it; otherwise the
+    innermost operator that raises is to blame. Return "" if that operator, called alone, raises no such error."""
     calls = _failing(subject, target)
     operator = named(error.text) or (calls[-1].name if calls else "")
     alone = [Alone(call, there=True) for call in calls if call.name == operator][-1:] or _on_cpu(subject, operator)
@@ -96,8 +96,8 @@ def confirmed(error: Raised, subject: Subject, target: Target) -> str:
 
 
 def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
-    """The calls that raise in a run on the target, the outermost first; none of a compiled function, in which no
-    operator of the device is called by itself."""
+    """Return the calls that raise in a run on the target, the outermost first. A compiled function calls no operators
+    of the device, so it has none."""
     if target.transforms_program:
         return []
     with Calls() as calls, contextlib.suppress(UserError):
@@ -157,7 +157,7 @@ class RunningAlone:
         self.function = transform(function) if transform else function
 
     def signature(self, number: int) -> Hashable:
-        """The operator, and what it works on."""
+        """The operator, and the dtypes and ranks of its arguments."""
         return (self.name, signature_of(tensors([self.args, self.kwargs])))
 
     def advance(self, number: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conformance.core import known_findings
+from conformance.core import profile as profiles
 from conformance.core import result as model
 from conformance.core.declared import ALL, Entry, quoted, read, reasons, twice, unexplained
 from conformance.core.errors import ReportError
@@ -84,7 +85,7 @@ def _within(name: str, listed: Sequence[str]) -> bool:
 
 def path_for(target: str) -> Path:
     """Where a target's expectations are kept."""
-    return FOLDER / f"{model.file_name(target)}.toml"
+    return FOLDER / f"{profiles.file_name(target)}.toml"
 
 
 def file_of(options: Any, usual: Path) -> Path:
@@ -134,7 +135,7 @@ def declare(run: Run, path: Path, reason: str = "") -> list[str]:
     entries, known = _load(path)
     entries, done = update(entries, run, reason) if run.cases else (entries, [])
     known, more = known_findings.update(known, run, reason) if run.drawn else (known, [])
-    write_atomic(path, dumps(entries, run.target, known))
+    write_atomic(path, dumps(entries, run.title, known))
     return [*done, *more, f"{path}: {len(entries) + len(known)} entries"]
 
 

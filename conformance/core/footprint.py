@@ -20,6 +20,10 @@ ALLOWANCE = 128 << 20
 """Bytes that every call may take beyond: kernels that are built and loaded, chunks of results that are read."""
 
 
+SHORT = "needs more than --memory"
+"""How the reason begins of a case that the harness's own limit of memory kept from being measured."""
+
+
 @dataclass(frozen=True)
 class Footprint:
     """The bytes that a call holds, its inputs and results with the objects around them; and by how many bytes the

@@ -18,8 +18,8 @@ from conformance.core import torch_compat
 from conformance.core.target import Target
 
 OVERRIDEABLE = "_overrideable"
-"""Ending of the operators that torch calls for a device in place of one of its own, such as aten::convolution. torch's
-composite kernels of these only raise."""
+"""Ending of operators such as aten::convolution_overrideable. torch's aten::convolution calls it for foreign devices,
+and torch's composite kernel of it only raises."""
 
 
 class Kernel(StrEnum):
@@ -62,9 +62,9 @@ def key_of(target: Target) -> str | None:
 
 
 def lacking(operators: Iterable[str], target: Target) -> str:
-    """The first of these operators, as torch CPU calls them, for which the device needs one that its profile declares
-    lacking; "" without one. An operator needs itself. If the device has no kernel of its own for it, it also needs its
-    out= form, or its overrideable form."""
+    """Return the first operator declared lacking that the device needs for these operators, as torch CPU calls them; ""
+    without one. An operator needs itself. If the device registers no kernel for it, it also needs its out= form and its
+    overrideable form."""
     declared = frozenset(entry.operator for entry in target.profile.lacking) if target.profile else frozenset()
     key = key_of(target) if declared else None
     for operator in operators if declared else ():
@@ -79,6 +79,6 @@ def lacking(operators: Iterable[str], target: Target) -> str:
 
 @functools.lru_cache
 def needing(target: Target) -> Mapping[str, str]:
-    """Every operator for which the target needs one that its profile declares lacking, with that one."""
+    """Map every operator that needs an operator declared lacking on this target to the declared operator."""
     needed = {name: lacking([name], target) for name in sorted(torch_compat.operator_names())}
     return {name: declared for name, declared in needed.items() if declared}

@@ -24,8 +24,8 @@ def merge(runs: Iterable[Run]) -> Run:
     several campaigns becomes one, with the shortest of its programs. Raises ReportError when they are of different
     targets or a case is in two of them."""
     runs = list(runs)
-    if len({run.target for run in runs}) > 1:
-        raise ReportError(f"runs of different targets cannot be merged: {', '.join(sorted({r.target for r in runs}))}.")
+    if len({run.title for run in runs}) > 1:
+        raise ReportError(f"runs of different targets cannot be merged: {', '.join(sorted({r.title for r in runs}))}.")
     results: dict[str, Result] = {}
     for run in runs:
         for result in run.results:

@@ -100,7 +100,7 @@ DTYPES = (
 
 
 def without_features(spec: str) -> str:
-    """A target's spec as a user writes it: what a probe found lacking is no part of its name."""
+    """A target's spec without the features that a probe found lacking: these are no part of its name."""
     return re.sub(r",without=[^,]*", "", spec) if spec.startswith("device:") else spec
 
 

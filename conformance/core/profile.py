@@ -9,6 +9,7 @@ a profile's environment variables are set before anything is imported.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,11 +21,14 @@ from conformance.core import declared
 from conformance.core.declared import quoted
 from conformance.core.errors import ReportError, TargetError
 from conformance.core.lacking import Lacking, ranked
-from conformance.core.names import BUILTIN, DTYPES, nearest
+from conformance.core.names import BUILTIN, DTYPES, nearest, without_features
 from conformance.core.usage import usage_of
 
 NAME = "conformance.toml"
 """The profile that commands take where no target is named."""
+
+TINY, TINY_NEEDS = "tiny", "tinygrad"
+"""The target where there is no profile either, and the module without which it cannot be loaded."""
 
 FORMS = {"target": "[target]", "environment": "[environment]", "limits": "[limits]", "lacking": "[[lacking]]"}
 OPTIONS = ("import", "call", "dynamic")
@@ -117,9 +121,9 @@ class Profile:
         families: Mapping[str, str] = {},
         entries: Mapping[str, Collection[str]] = {},
     ) -> tuple[Lacking, ...]:
-        """The rows of a run's table, one for each operator that keeps something from being run: `cases` are the op_db
-        cases that are not run, by OpInfo, `families` those of the steps where the run draws any, by step, and `entries`
-        the op_db entries that are not drawn, by operator."""
+        """Return the rows of a run's table, one for each declared operator that removes something. `cases` counts the
+        op_db cases removed, by OpInfo. `families` maps each step to its family; it is empty if the run draws no steps.
+        `entries` lists the op_db entries not drawn, by operator."""
         rows = []
         for one in self.lacking:
             steps = one.steps if families else ()
@@ -149,9 +153,31 @@ def is_profile(spec: str) -> bool:
     return spec.endswith(".toml")
 
 
-def usual(spec: str | None, otherwise: str) -> str:
-    """The target of a command: what was named, else the profile in the current folder, else the usual one."""
-    return spec or (NAME if Path(NAME).is_file() else otherwise)
+def identity(spec: str) -> str:
+    """Return the name of a target: its kind, name and options, without the features that it lacks. A profile has the
+    name of the target that it loads. Raises TargetError."""
+    profile = of(spec)
+    return without_features(profile.spec if profile is not None else spec)
+
+
+def file_name(spec: str) -> str:
+    """Return the target's name as a file name: letters, digits, dot, dash and underscore only. For a profile it is the
+    stem of the profile's file, unless that file has the default name. Raises TargetError."""
+    named = is_profile(spec) and Path(spec).name != NAME
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(spec).stem if named else identity(spec)).strip("-") or "target"
+
+
+def usual(spec: str | None) -> str:
+    """Return the target of a command: the named target, else the profile in the current folder, else `tiny` if tinygrad
+    is installed. Raises TargetError without any of these."""
+    if spec or Path(NAME).is_file():
+        return spec or NAME
+    if importlib.util.find_spec(TINY_NEEDS) is None:
+        raise TargetError(
+            "no target is named, and the current folder has no profile: name one with --target, as "
+            "device:NAME,import=MODULE or compile:NAME,import=MODULE, where MODULE registers NAME with torch"
+        )
+    return TINY
 
 
 def of(spec: str) -> Profile | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -212,6 +211,8 @@ class Run:
     compared as multiples of it. `budgets` are the kernels and copies of whole workloads, where they were counted beside
     the run. `expectations` is the file of what was declared; `interrupted` the number of the signal that ended the run.
     `lacking` are the operators that the target's profile declares lacking and that kept something from being run.
+    `target` is the spec that ran, which a replay runs again; `identity` is the name of the target, the same whether a
+    profile loads it or not (`profile.identity`).
     """
 
     target: str
@@ -228,7 +229,13 @@ class Run:
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
     drawn: Drawn | None = None
     lacking: tuple[Lacking, ...] = ()
+    identity: str = ""
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
+
+    @property
+    def title(self) -> str:
+        """The name of the target, the same for all runs that belong together."""
+        return self.identity or without_features(self.target)
 
     def counts(self) -> Counter[str]:
         """Results by outcome word."""
@@ -349,13 +356,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def file_name(target: str) -> str:
-    """A target's name as a file name: letters, digits, dot, dash and underscore only; of a profile its own name."""
-    target = Path(target).stem if target.endswith(".toml") else target
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", without_features(target)).strip("-") or "target"
-
-
-HEAD = (*("target", "command", "started", "seconds", "calibration", "complete", "environment"),
+HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
         *("interrupted", "expectations", "budgets", "drawn", "lacking"))  # fmt: skip
 """What a file says of a run before its notes and results."""
 

@@ -78,6 +78,7 @@ class Target:
     """How often a subject runs before the run that is observed, on a device that answers repeated ones another way."""
     profile: Profile | None = None
     """Where it is loaded by a profile, `conformance.toml`."""
+    _waits: bool | None = None
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
     to say whose bug it is."""
@@ -182,9 +183,25 @@ class Target:
         return copied_to_host(flats)
 
     def synchronize(self) -> None:
-        """Wait until everything that was asked of the device has run."""
-        if self.device.type != "cpu" and torch.accelerator.is_available():
+        """Wait until the device has run all earlier calls. If torch cannot wait for this device, fetch a value from
+        it."""
+        if self.device.type == "cpu":
+            return
+        if self.can_be_waited_for():
             torch.accelerator.synchronize(self.device)
+        else:
+            torch.zeros(1, device=self.device).cpu()
+
+    def can_be_waited_for(self) -> bool:
+        """Whether torch can wait for the device. The first call of this method tries it, so it comes before any work
+        whose errors must not be lost."""
+        if self._waits is None:
+            try:
+                torch.accelerator.synchronize(self.device)
+                self._waits = True
+            except Exception:  # a device without streams, or no accelerator of torch's
+                self._waits = False
+        return self._waits
 
     def reset_state(self) -> None:
         """A subject begins: forget what earlier ones taught the device, where kernels of later ones depend on that."""

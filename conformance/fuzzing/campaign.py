@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from conformance.core import profile as profiles
 from conformance.core.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.core.loading import describe_target
-from conformance.core.names import without_features
 from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
 from conformance.fuzzing.isolation import FreshWorkers, Workers, found_by
@@ -203,7 +203,7 @@ class Campaign:
     def _run_shards(self, workers: Workers, apart: Apart | None) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
         redrawn = 0
-        log = Log(self.plan.reports, without_features(self.plan.target), afresh=not self.plan.resume)
+        log = Log(self.plan.reports, profiles.identity(self.plan.target), afresh=not self.plan.resume)
         aside = int(SHRINKING * self.plan.jobs) if apart is not None else 0
         if apart is not None:
             workers.aside = apart.take
@@ -398,7 +398,7 @@ class Campaign:
 
     def path(self, group: Group, suffix: str = ".py") -> Path:
         """The file of the group's script, or with `.json` of its program."""
-        finding, target = group.finding, re.sub(r",(import|call)=[^,]*", "", without_features(self.plan.target))
+        finding, target = group.finding, re.sub(r",(import|call)=[^,]*", "", profiles.identity(self.plan.target))
         of = (finding.cause() if group.shrunk else "") or f"{finding.group} program {finding.number}"
         slug = re.sub(r"[^a-z0-9_.]+", "-", f"{target} {of}".lower()).strip("-")
         if len(slug) > LONGEST_NAME:
@@ -406,7 +406,13 @@ class Campaign:
         return self.plan.failures / f"{slug}{suffix}"
 
     def _save(self, group: Group) -> None:
-        own = {"campaign": self.name, "target": self.plan.target, "shrunk": group.shrunk, "elsewhere": group.elsewhere}
+        own = {
+            "campaign": self.name,
+            "target": self.plan.target,
+            "identity": profiles.identity(self.plan.target),
+            "shrunk": group.shrunk,
+            "elsewhere": group.elsewhere,
+        }
         of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
         of_all |= {"masked": sorted(group.masked)}
         found = {**group.finding.to_json(), **own, **of_all}

@@ -24,7 +24,6 @@ from conformance.core.declared import refuse
 from conformance.core.errors import TargetError, UserError
 from conformance.core.files import write_atomic
 from conformance.core.loading import describe_target
-from conformance.core.names import without_features
 from conformance.core.probed import Probe
 from conformance.core.result import Result
 from conformance.fuzzing import trial
@@ -47,9 +46,6 @@ from conformance.run.probe import resolve
 from conformance.run.trials import BUDGET
 from conformance.run.words import kept
 
-TARGET = "tiny"
-"""What is under test where nothing else is named."""
-
 WORDS = "fuzz-workers.log"
 """The file in --reports for what workers print."""
 
@@ -66,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         with stop.deferred():
             if not (given.replay or given.minimize):
-                given.target = profiles.usual(given.target, TARGET)
+                given.target = profiles.usual(given.target)
             given.limit = profiles.limit(given.target or "", "seconds", given.limit, 60.0)
             given.memory = profiles.limit(given.target or "", "memory", given.memory, 8.0)
             building = profiles.limit(given.target or "", "compiling", given.compile_limit, COMPILE_LIMIT)
             given.compile_limit = building
             if given.replay or given.minimize:
-                return replay(given, TARGET)
+                return replay(given)
             limits = Limits(compiling=given.compile_limit, memory=given.memory)
             corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
             place = place_of(given, given.kernels or BASELINE, *corpus)
@@ -113,8 +109,8 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--target",
         help="what is under test: tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, "
         "compile:NAME, device:NAME[,import=MODULE], tinygrad-upstream:PATH, mutant:FAULT, class:MODULE.CLASS, a "
-        f"profile FILE.toml (default: {profiles.NAME} in the current folder, else {TARGET}; of a saved finding the "
-        "target that it was found on)",
+        f"profile FILE.toml (default: {profiles.NAME} in the current folder, else {profiles.TINY}; of a saved finding "
+        "the target that it was found on)",
     )
     add("-n", "--jobs", type=natural, default=1, help="worker processes (default: 1)")
     add_options(add)
@@ -256,7 +252,7 @@ def campaign(
     console, begin = Console(highlight=False, markup=False, soft_wrap=True), time.monotonic()
     profile, spent = profiles.of(plan.target), seen.seconds if seen is not None else 0.0
     if seen is not None:
-        probe.show(console, without_features(plan.target), seen, profile.lacks if profile is not None else None)
+        probe.show(console, profiles.identity(plan.target), seen, profile.lacks if profile is not None else None)
     there: list[Result] = []
     notes: list[str] = []
     if profile is not None:
@@ -277,7 +273,7 @@ def campaign(
     made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
         known, done = known_findings.update(known, made)
-        write_atomic(expected, expectations.dumps(expectations.load(expected), plan.target, known))
+        write_atomic(expected, expectations.dumps(expectations.load(expected), made.title, known))
         console.print("\n".join(map(escape_control_characters, done)))
     made = with_counts(running, known_findings.apply(made, known, expected))
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from conformance.core import profile as profiles
 from conformance.core import versions
 from conformance.core.result import write_atomic
 from conformance.program.model import ProgramError
@@ -25,7 +26,7 @@ def read_baseline(path: Path, target: str) -> Mapping[str, int]:
     """The kernels of each program by digest; empty where this target was never counted.
 
     Raises ProgramError with one sentence when the file is missing, damaged or older."""
-    return _read(path).get(target, {})
+    return _read(path).get(profiles.identity(target), {})
 
 
 def _read(path: Path) -> dict[str, dict[str, int]]:
@@ -46,5 +47,5 @@ def _read(path: Path) -> dict[str, dict[str, int]]:
 
 def write_baseline(path: Path, target: str, counts: Mapping[str, int]) -> None:
     """Replace this target's counts in the file; those of other targets stay."""
-    every = {**(_read(path) if path.exists() else {}), target: dict(sorted(counts.items()))}
+    every = {**(_read(path) if path.exists() else {}), profiles.identity(target): dict(sorted(counts.items()))}
     write_atomic(path, json.dumps({"schema": SCHEMA, "kernels": every}, indent=1) + "\n")

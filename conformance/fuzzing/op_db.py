@@ -46,8 +46,8 @@ NAMED = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int
 """Results of these dtypes are made only where the dtype is drawn."""
 
 TRIED = 6
-"""So many variants, dtypes and layouts of an entry are tried before it is called in the plainest way. So many of its
-calls may need an operator that is declared lacking before another entry has its turn."""
+"""Variants, dtypes and layouts of an entry to try before its plainest call. Also the number of its calls that may need
+an operator declared lacking before the entry is given up."""
 
 
 class NeedsLacking(Exception):
@@ -148,7 +148,7 @@ class Operators:
             yield known[position], turn
 
     def calls(self, source: Source, seed: int, number: int, tally: Tally | None = None) -> list[Planned]:
-        """The calls of the op_db program `number` of this seed; the tally counts the entries that are given up."""
+        """Return the calls of the op_db program `number` of this seed. The tally counts the entries given up."""
         planned: list[Planned] = []
         for key, turn in self.turn(seed, number):
             planned += self.plan(Draw(source), key, turn, seed, sum(len(other.inputs) for other in planned), tally)
@@ -235,7 +235,7 @@ class Operators:
         return replace(one, values=tuple(map(number, cells)))
 
     def _answered(self, planned: Planned) -> Step | None:
-        """The step as it runs on torch CPU, in a program of its own; None where it does not. Raises NeedsLacking."""
+        """Return the step as it runs on torch CPU in a separate program, or None if it fails. Raises NeedsLacking."""
         program = Program(planned.storages, planned.inputs)
         try:
             shadow = Shadow(program)

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from conformance.core import expectations, known_findings
+from conformance.core import profile as profiles
 from conformance.core.declared import refuse
 from conformance.core.files import write_atomic
 from conformance.core.finding import INVALID
@@ -80,15 +81,16 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
         yield workers, rerun
 
 
-def replay(given: argparse.Namespace, usual: str) -> int:
-    """Run what `--replay` or `--minimize` names again, on the target `usual` where none is named, and show it; 1 where
-    something differs. Raises ProgramError, also where the target leaves out all that was asked for."""
+def replay(given: argparse.Namespace) -> int:
+    """Run the program that `--replay` or `--minimize` names again, and show it; 1 where something differs. The target
+    is the named one, else the one of the file, else the usual one of a command. Raises ProgramError, also where the
+    target leaves out all programs."""
     path = given.minimize or given.replay
     if path.is_dir() and not given.minimize:
-        given.target = given.target or usual
+        given.target = profiles.usual(given.target)
         return replay_folder(path, given)
     program = read_program(path)
-    given.target = given.target or target_of(path) or usual
+    given.target = profiles.usual(given.target or target_of(path))
     with replaying(given) as (workers, rerun):
         finding, lacks = rerun(path)
         if finding and given.minimize:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conformance.core import profile as profiles
 from conformance.core.drawn import AXES, Drawn
 from conformance.core.finding import (
     CRASH,
@@ -126,6 +127,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
             for op, count in campaign.hang.items()
         ],
         drawn=drawn,
+        identity=profiles.identity(plan.target),
     )
 
 

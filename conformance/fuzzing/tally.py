@@ -25,10 +25,10 @@ class Tally:
     entries: Counter[str] = field(default_factory=Counter)
     """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
     lacking: Counter[str] = field(default_factory=Counter)
-    """Entries of op_db that were given up for an operator declared lacking: `OPERATOR|ENTRY`."""
+    """Entries of op_db given up for an operator declared lacking: `OPERATOR|ENTRY`."""
 
     def removed(self) -> dict[str, set[str]]:
-        """The entries of op_db that were given up, by the operator declared lacking."""
+        """Return the entries of op_db given up, by the operator declared lacking."""
         entries: dict[str, set[str]] = {}
         for operator, entry in (key.split("|") for key in self.lacking):
             entries.setdefault(operator, set()).add(entry)

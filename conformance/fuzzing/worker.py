@@ -326,8 +326,8 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
 
 @functools.lru_cache
 def drawing_of(drawing: Drawing, spec: str) -> Drawing:
-    """The drawing for this target. If the target's profile declares operators lacking, no entry of op_db is drawn that
-    needs one of them, in whichever form the device needs it."""
+    """Return the drawing for this target. It draws no entry of op_db that needs an operator declared lacking, in any
+    form that the device needs."""
     return replace(drawing, lacking=tuple(needing(loaded(spec)))) if drawing.lacking else drawing
 
 

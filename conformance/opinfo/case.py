@@ -33,7 +33,7 @@ from conformance.opinfo.finding import LONGEST_TEXT, failure_of
 from conformance.opinfo.judge import judge_call
 from conformance.opinfo.plan import Case
 from conformance.opinfo.sampling import Sample, samples
-from conformance.opinfo.variants import NO_SPECIALS, VARIANTS, Call, Skip, reference
+from conformance.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip, reference
 
 
 @dataclass
@@ -137,8 +137,8 @@ def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally
 
 
 def _excused(tally: _Tally) -> bool:
-    """Whether nothing could be compared for reasons that are no failure: the target's declarations, or a compiler that
-    was handed nothing of any sample that has something to compare."""
+    """Whether nothing could be compared for reasons that are no failure: the target's declarations, samples that have
+    nothing to compare, or a compiler that was handed nothing of any sample that has."""
     return bool(tally.extent[NOT_COMPILED]) or (0 < tally.excused == sum(tally.skipped.values()))
 
 
@@ -161,7 +161,7 @@ def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
     try:
         yield from VARIANTS[case.variant](op, sample)
     except Skip as reason:
-        tally.skip(str(reason), excused=str(reason) == NO_SPECIALS)
+        tally.skip(str(reason), excused=str(reason) in NOTHING_THERE)
 
 
 def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Note) -> None:

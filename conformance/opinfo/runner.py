@@ -83,7 +83,8 @@ def run(
     has and TargetError for a target that cannot be loaded.
     """
     begin = time.monotonic()
-    made = Run(target, started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    made = Run(target, started=at, identity=profiles.identity(target))
     try:
         with Cases(target, limits, jobs, place) as cases:
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
@@ -190,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     options.target,
                     lambda target, these: run(target, selections=these, limits=limits, lacking=True),
                 )
-            options.target = profiles.usual(options.target, "tiny")
+            options.target = profiles.usual(options.target)
             return _run_command(options, list(arguments if arguments is not None else sys.argv[1:]))
     except BrokenPipeError:
         return reader_gone()
@@ -221,7 +222,7 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
     console, profile = Console(), profiles.of(options.target)
     target, seen = resolve(options.target, chosen["limits"], chosen["place"], strict=BUDGET)
     if seen is not None:
-        probe.show(console, options.target, seen, profile.lacks if profile is not None else None)
+        probe.show(console, profiles.identity(options.target), seen, profile.lacks if profile is not None else None)
     identity = {
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),

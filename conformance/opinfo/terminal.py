@@ -18,7 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from conformance.core.lacking import DECLARED
-from conformance.core.names import without_features
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
 from conformance.core.sentences import headline
 from conformance.report import compare, lacking, machine
@@ -57,8 +56,8 @@ class Watched:
     def start(self, run: Run, planned: int) -> None:
         """Say what runs, and how many cases there are."""
         self.planned = planned
-        self.bar.update(self.task, description=escape(without_features(run.target)), total=planned)
-        self._line(f"{planned} cases on {without_features(run.target)}")
+        self.bar.update(self.task, description=escape(run.title), total=planned)
+        self._line(f"{planned} cases on {run.title}")
 
     def add(self, result: Result) -> None:
         """Count a result."""
@@ -95,9 +94,7 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
     for word in sorted(counts, key=lambda word: list(Outcome).index(Outcome(word)), reverse=True):
         table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
     console.print(table)
-    console.print(
-        f"{escape(without_features(made.target))}: {made.compared} samples in {made.seconds:.0f} s", highlight=False
-    )
+    console.print(f"{escape(made.title)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
     lacking.show(console, made.lacking)
     for declared in (result for result in made.results if result.variant == DECLARED):
         console.print(escape(f"XPASS {declared.op}: {declared.reason}"), highlight=False)

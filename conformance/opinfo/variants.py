@@ -27,6 +27,10 @@ from conformance.opinfo import script, seeding
 from conformance.opinfo.sampling import Sample, contiguous_stride
 
 NO_SPECIALS = "it has no tensor that special values can be placed in"
+NO_GRADIENT = "no input requires a gradient"
+NOTHING_THERE = frozenset({NO_SPECIALS, NO_GRADIENT})
+"""Reasons why a variant has nothing to compare in a sample, on any target."""
+
 OUT_FORMS = ("right-sized", "empty", "with gaps")
 
 
@@ -204,7 +208,7 @@ Derive = Callable[[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, list[to
 
 def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:
     if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
-        raise Skip("no input requires a gradient")
+        raise Skip(NO_GRADIENT)
     drawn, forward = Draws(), _named(op.op)
 
     def run(tree: dict[str, Any], apply: Apply) -> Any:

@@ -100,7 +100,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
         ),
     ]
     write_atomic(given.output, profiles.dumps(made, head))
-    lacking.show(console, made.table(dict.fromkeys(made.opinfos, 1), FAMILY_OF))
+    lacking.show(console, made.table(families=FAMILY_OF, entries={one.operator: one.opinfos for one in made.lacking}))
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {given.output}")

@@ -65,8 +65,8 @@ def lacking_operator(program: Program, target: Target) -> str:
 
 
 def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
-    """The dispatcher's operators that these steps call on torch CPU, on the program's inputs; up to the first step
-    that raises what it does not declare."""
+    """Return the dispatcher's operators that these steps call on torch CPU, on the program's inputs. An undeclared
+    error ends the run."""
     running = RunningProgram(program)
     with Operators() as operators, contextlib.suppress(StepFailed):
         for step in steps:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from conformance.core import profile as profiles
 from conformance.core import result as model
 from conformance.core import versions
 from conformance.core.errors import ReportError
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def baseline_for(target: str, torch: str = "") -> Path:
     """Where a target's baseline is kept, for this torch or else the installed one."""
-    return versions.baselines(torch) / f"{model.file_name(target)}.json.gz"
+    return versions.baselines(torch) / f"{profiles.file_name(target)}.json.gz"
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -111,7 +112,7 @@ def _merge(options: argparse.Namespace) -> int:
         folders = {options.reports, *(path.parent for path in options.runs)}
         fuzz = merge(campaigns) if campaigns else _campaigns(folders, merged)
         _refuse_other(fuzz, merged)
-    usual = baseline_for(merged.target, merged.environment.get("torch", ""))
+    usual = baseline_for(merged.title, merged.environment.get("torch", ""))
     baseline = _baseline(options) or (model.load(usual) if parts and usual.exists() else None)
     _write(merged, options.reports, baseline, fuzz)
     regressions = compare.diff(baseline, merged).regressions if baseline else 0
@@ -144,7 +145,7 @@ def _measured(folder: Path, run: Run) -> Sequence[Result]:
     except ReportError as error:
         run.notes.append(f"Without the measured errors: {error}")
         return []
-    return beside.measured if beside.target == run.target else []
+    return beside.measured if beside.title == run.title else []
 
 
 def _asked(options: argparse.Namespace) -> tuple[Run, Run | None]:
@@ -161,8 +162,8 @@ def _asked(options: argparse.Namespace) -> tuple[Run, Run | None]:
 
 
 def _refuse_other(fuzz: Run | None, run: Run) -> None:
-    if fuzz and fuzz.target != run.target:
-        raise ReportError(f"the campaign is on {fuzz.target!r} and the run on {run.target!r}; leave one out.")
+    if fuzz and fuzz.title != run.title:
+        raise ReportError(f"the campaign is on {fuzz.title!r} and the run on {run.title!r}; leave one out.")
 
 
 def _campaign(path: Path) -> Run:
@@ -178,8 +179,8 @@ def _beside(folder: Path, run: Run) -> Run | None:
     out. Raises ReportError for a damaged file."""
     path = folder / FUZZ
     fuzz = _campaign(path) if path.exists() else None
-    if fuzz and fuzz.target != run.target:
-        run.notes.append(f"Without the campaign of {path}: it is on {fuzz.target!r}, another target.")
+    if fuzz and fuzz.title != run.title:
+        run.notes.append(f"Without the campaign of {path}: it is on {fuzz.title!r}, another target.")
         return None
     return fuzz
 

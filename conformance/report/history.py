@@ -84,7 +84,7 @@ def trends(path: Path, run: Run) -> list[Trend]:
     with _opened(path) as file:
         found = file.execute(
             "SELECT * FROM runs WHERE target = ? AND selection = ? ORDER BY id DESC LIMIT ?",
-            (run.target, run.environment.get("selection", ""), LONGEST),
+            (run.title, run.environment.get("selection", ""), LONGEST),
         ).fetchall()[::-1]
     made = []
     for label, columns, good in LINES:
@@ -101,7 +101,7 @@ def _row(run: Run) -> dict[str, Any]:
         return sum(known) if known else None
 
     counts = run.counts()
-    row: dict[str, Any] = {"target": run.target, "selection": run.environment.get("selection", "")}
+    row: dict[str, Any] = {"target": run.title, "selection": run.environment.get("selection", "")}
     row |= {"started": run.started, "version": run.environment.get("commit", "")}
     row |= {word: counts[word] for word in _OUTCOMES}
     row |= {name: total(name) for name in _COUNTS}

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from conformance.core.accuracy import shown
 from conformance.core.drawn import AXES, Drawn
 from conformance.core.footprint import mebibytes
-from conformance.core.names import DTYPES, VARIANTS, without_features
+from conformance.core.names import DTYPES, VARIANTS
 from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, summary_line
 from conformance.core.script import own_part
 from conformance.core.sentences import headline, legend, sentence
@@ -138,7 +138,7 @@ def render(
     return rendered(
         "report.html.j2",
         run=run,
-        target=without_features(run.target),
+        target=run.title,
         cases=bool(cases.results) or not run.drawn,
         data=embed(page_data(run, baseline)),
         counts=[(str(o), counts[str(o)], WORDS[o]) for o in reversed(Outcome) if counts[str(o)]],

@@ -106,7 +106,7 @@ def of_program(path: Path) -> Finding:
     try:
         answers = [answer_of(plain.load(Failure, mismatch)) for mismatch in data["mismatches"]]
         loaded, steps = str(data.get("target") or ""), data["program"]["steps"]
-        target, kind = without_features(loaded), str(data["kind"])
+        target, kind = str(data.get("identity") or without_features(loaded)), str(data["kind"])
         named = cause_text(data["kind"], data.get("property", ""), data.get("op", "")) or data["signature"]
         told = f"{answers[0].said} ({named})" if answers else named
         title, died = f"{target or 'a device'}: {told}", f"a program of {model.counted(len(steps), 'step')}"
@@ -131,7 +131,7 @@ def of_case(name: str, path: Path) -> Finding:
     if name not in failed:
         raise ReportError(f"{path} has no failure of a case {name!r}{nearest(name, failed) or '.'}")
     failures = failed[name].failures
-    target = without_features(run.target)
+    target = run.title
     title = f"{target}: {failures[0].call or name}: {sentence(failures[0])} ({name})"
     text = next((one.script for one in failures if one.script), "")
     return Finding(title, target, text, [*map(answer_of, failures)], run.target)

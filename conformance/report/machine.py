@@ -16,7 +16,6 @@ from xml.etree import ElementTree
 
 from conformance.core.accuracy import shown
 from conformance.core.footprint import mebibytes
-from conformance.core.names import without_features
 from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
 from conformance.core.sentences import headline, legend, sentence
 from conformance.report import summary
@@ -42,7 +41,7 @@ def junit(run: Run) -> str:
         "errors": counts["CRASH"] + counts["TIMEOUT"],
         "skipped": counts["SKIP"] + counts["XFAIL"],
     }
-    name, moment = f"conformance {without_features(run.target)}", {"timestamp": run.started}
+    name, moment = f"conformance {run.title}", {"timestamp": run.started}
     suite = _element(root, "testsuite", name=name, **numbers, time=f"{run.seconds:.3f}", **moment)
     for result in tests:
         names = {"classname": f"{result.family}.{result.variant}", "name": _name(result)}
@@ -97,7 +96,7 @@ def ctrf(run: Run) -> str:
     summary |= {"start": start, "stop": start + round(run.seconds * 1000)}
     results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
     extra = {"target": run.target, "complete": run.complete, **run.environment}
-    results["environment"] = {"appName": without_features(run.target), "extra": extra}
+    results["environment"] = {"appName": run.title, "extra": extra}
     return json.dumps({"reportFormat": "CTRF", "specVersion": "0.0.0", "results": results}) + "\n"
 
 
@@ -138,7 +137,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     text = rendered(
         "summary.md.j2",
         run=run,
-        target=without_features(run.target),
+        target=run.title,
         word=run.measures.capitalize() or ("Conformance" if run.cases or not run.drawn else "Fuzzing"),
         summary=summary_line(run),
         campaign=campaign,

@@ -189,6 +189,11 @@ def unit(text: str) -> Iterator[None]:
         yield
 
 
+def memory_limit() -> float | None:
+    """The memory in GiB that this worker may take; None without a limit, or outside of a worker."""
+    return _State.limits.memory if _State.limits is not None else None
+
+
 def step(text: str, phase: str = "") -> None:
     """Write down what is done next. In the phase `compiling`, until a step in another, the limit of compiling counts
     and the unit's own time stands still, and the other way round: a unit has so much time of either in all."""

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(options: argparse.Namespace, words: list[str]) -> int:
-    spec = profiles.usual(options.target, "tiny")
+    spec = profiles.usual(options.target)
     limits = running.limits_of(spec, options, LIMITS)
     if options.scale not in SCALES:
         raise UsageError(f"unknown scale {options.scale!r}: choose one of {', '.join(SCALES)}")
@@ -68,7 +68,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     console = Console()
 
     with terminal.progress(console) as progress:
-        progress.start(Run(spec), len(cases))
+        progress.start(Run(profiles.identity(spec)), len(cases))
         made = running.run(target, JOB, cases, limits, place=options.place, expected=expected, found=progress.add)
     made.environment |= seen.described() if seen is not None else {}
     made.environment["selection"] = "; ".join(

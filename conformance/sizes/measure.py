@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from conformance.accuracy.outcomes import Unmeasured, require_answer
+from conformance.accuracy.outcomes import raised_on_cpu, require_answer, short_of_memory
 from conformance.core.executor import Executor, Transform, Watch, signature_of
+from conformance.core.footprint import allowed
 from conformance.core.moving import tensors
 from conformance.core.observation import Observation
 from conformance.core.target import Target
@@ -51,6 +52,7 @@ class Running:
 
     def __init__(self, subject: Sized, given: dict[str, Any], program: Callable[..., Any], target: Target) -> None:
         self.subject, self.given, self.program, self.target = subject, given, program, target
+        target.can_be_waited_for()  # tried before the call, whose own errors come out of a later wait
 
     def signature(self, number: int) -> Hashable:
         """The case, and what it is given."""
@@ -83,15 +85,16 @@ def on_cpu(case: Case) -> tuple[Side, Exact]:
         exact = {} if case.row.exact else calls.exact_answers(program, inputs(), backward)
         return calls.measured(program, inputs(), backward, exact), exact
     except Exception as error:
-        raise Unmeasured(f"torch CPU raises {type(error).__name__}: {str(error).splitlines()[0][:150]}") from None
+        raise raised_on_cpu(error) from None
 
 
 def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> tuple[Side, Side]:
     """torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
     cpu, exact = on_cpu(case)
     gc.collect()
+    short = short_of_memory(calls.resident("VmData") + cpu.inputs + allowed(cpu.held, cpu.peak))
     subject = Sized(case, exact)
     execution = Executor(target).run(subject, watch=watch)
-    require_answer(execution)
+    require_answer(execution, short)
     assert subject.side is not None  # without an error the step has run
     return cpu, subject.side

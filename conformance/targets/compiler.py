@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -58,10 +58,7 @@ class CompileTarget(Target):
         torch_compat.quiet_dynamo()
         known = torch_compat.backend_names()
         if self.backend not in known:
-            raise TargetError(
-                f"torch.compile knows no backend {self.backend!r}: choose one of {', '.join(sorted(known))}, or name "
-                f"the module that registers it with import=MODULE{nearest(self.backend, known)}"
-            )
+            raise TargetError(f"torch.compile knows no backend {self.backend!r}{self._hint(known)}")
         if self.backend == "inductor":
             if not torch_compat.has_cpp_compiler():
                 raise TargetError(
@@ -85,6 +82,16 @@ class CompileTarget(Target):
                 f"torch.compile with backend {self.backend!r} compiles nothing here: it was handed no graph of a "
                 "function of three ops; see whether TORCHDYNAMO_DISABLE is set"
             )
+
+    def _hint(self, known: Collection[str]) -> str:
+        """How to name a backend that torch.compile does not know."""
+        if self.module:
+            call = "" if self.function else "; a module may also want a call, call=FUNCTION"
+            return f" after the import of {self.module!r}: it knows {', '.join(sorted(known))}{call}"
+        return (
+            f": write compile:{self.backend},import=MODULE, where MODULE registers it, or choose from "
+            f"{', '.join(sorted(known))}{nearest(self.backend, known)}"
+        )
 
     def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """The step is compiled by itself, between the parts of the program before and after it: an exception ends the

@@ -60,11 +60,10 @@ class DeviceTarget(Target):
             self.device = torch.device(self.device_name)
         except RuntimeError as error:
             known = ", ".join(torch_compat.device_names())
-            hint = "" if self.function else "; a module may also want a call, call=FUNCTION"
-            raise TargetError(
-                f"torch knows no device {self.device_name!r}{' after the import' if self.module else ''}: it knows "
-                f"{known}{hint if self.module else '; name the module that registers yours with import=MODULE'}"
-            ) from error
+            call = "" if self.function else "; a module may also want a call, call=FUNCTION"
+            write = f"write device:{self.device_name},import=MODULE, where MODULE registers it"
+            hint = f" after the import: it knows {known}{call}" if self.module else f": {write}, or choose from {known}"
+            raise TargetError(f"torch knows no device {self.device_name!r}{hint}") from error
         try:
             torch.empty(1, device=self.device)
         except Exception as error:  # anybody's code, which may fail in any way

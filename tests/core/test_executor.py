@@ -214,7 +214,10 @@ class TestCompileSpec:
     @pytest.mark.parametrize(
         ("spec", "text"),
         [
-            ("compile:aot_egaer", "knows no backend 'aot_egaer': .* with import=MODULE; did you mean aot_eager"),
+            (
+                "compile:aot_egaer",
+                "knows no backend 'aot_egaer': write compile:aot_egaer,import=MODULE, .*; did you mean aot_eager",
+            ),
             ("compile:aot_eager,impotr=x", r"is not understood \(it has no option 'impotr'\): write compile:NAME"),
             ("compile:aot_eager,dynamic=maybe", "is not understood: write compile:NAME"),
             ("compile:", "is not understood: write compile:NAME"),

@@ -14,7 +14,6 @@ from conformance.core import profile as profiles
 from conformance.core.errors import TargetError
 from conformance.core.loading import describe_target, load_target
 from conformance.core.profile import Missing, Profile
-from conformance.core.result import file_name
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_steps
 
@@ -128,9 +127,22 @@ class TestTarget:
         )
         assert ran.stdout == "cpu\n", ran.stderr
 
-    def test_its_name_is_the_file_s(self) -> None:
-        """Expectations and baselines of profiles/xla.toml are those of xla."""
-        assert file_name("profiles/xla.toml") == "xla"
+    def test_a_target_has_one_name(self, written: Path) -> None:
+        """A target had another name after a probe, and another with a profile."""
+        written.write_text(PLAIN.replace('name = "cpu"', 'name = "odd"\nimport = "odd_backend"'))
+        spec = "device:odd,import=odd_backend"
+        names = [profiles.identity(name) for name in (spec, f"{spec},without=data+set_", str(written))]
+        assert names == [spec] * 3 and profiles.identity("tiny:LLVM") == "tiny:LLVM"
+        with pytest.raises(TargetError, match="there is no profile"):
+            profiles.identity("none.toml")
+
+    def test_files_are_named_by_the_target(self, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Expectations and baselines of profiles/xla.toml have the name xla. Those of conformance.toml have the name of
+        the target."""
+        assert profiles.file_name("profiles/xla.toml") == "xla"
+        monkeypatch.chdir(written.parent)
+        written.rename("conformance.toml")
+        assert profiles.file_name("device:cpu,without=data") == profiles.file_name("conformance.toml") == "device-cpu"
 
     def test_what_to_delete(self, written: Path) -> None:
         said = profiles.load(written).told("neg_", "steps")
@@ -142,10 +154,17 @@ class TestCommands:
         self, written: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(written.parent)
-        assert profiles.usual(None, "tiny") == "tiny"
+        monkeypatch.setattr(profiles, "TINY_NEEDS", "json")  # as if the device of this package were installed
+        assert profiles.usual(None) == "tiny"
+        monkeypatch.setattr(profiles, "TINY_NEEDS", "no_such_module")
+        with pytest.raises(
+            TargetError, match=r"no target is named, .* --target, as device:NAME,import=MODULE"
+        ) as error:
+            profiles.usual(None)
+        assert "tinygrad" not in str(error.value)
         written.rename("conformance.toml")
-        assert profiles.usual(None, "tiny") == "conformance.toml"
-        assert profiles.usual("cpu", "tiny") == "cpu"
+        assert profiles.usual(None) == "conformance.toml"
+        assert profiles.usual("cpu") == "cpu"
 
     def test_limits(self, written: Path) -> None:
         """What is given goes before what the profile says, and that before what is usual."""

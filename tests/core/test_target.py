@@ -148,7 +148,7 @@ class TestLoadTarget:
             ("cpu:without=storage", "the unknown feature 'storage': choose from storages, data_ptr"),
             ("device:", "write device:NAME"),
             ("device:cuda,module=x", "write device:NAME"),
-            ("device:nonsense", "torch knows no device 'nonsense': it knows cpu, "),
+            ("device:nonsense", "torch knows no device 'nonsense': write device:nonsense,import=MODULE, "),
             ("device:cpu,import=no_such_module", "fails: ModuleNotFoundError"),
         ],
     )

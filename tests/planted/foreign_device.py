@@ -87,7 +87,7 @@ def _resize(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torc
         return self
     storage, offset = self.untyped_storage(), self.storage_offset()
     if storage.nbytes() < (offset + like.numel()) * self.itemsize:
-        grown, old = _new(self.dtype, (offset + like.numel(),), (1,)), storage.nbytes() // self.itemsize
+        grown, old = _new(self.dtype, (int(offset + like.numel()),), (1,)), storage.nbytes() // self.itemsize
         ctypes.memmove(grown.data_ptr(), storage.data_ptr(), old * self.itemsize) if old else None
         storage = grown.untyped_storage()
     return torch.ops.aten.set_.source_Storage_storage_offset(self, storage, offset, like.shape, like.stride())
@@ -182,7 +182,7 @@ def _overload(name: str) -> Any:
 
 
 def whole() -> None:
-    """Nothing is left out."""
+    """Every operator has a kernel."""
     _register()
 
 
@@ -192,5 +192,5 @@ def without_convolution() -> None:
 
 
 def without_convolution_and_set() -> None:
-    """Inputs are made by `as_strided`, and what calls a convolution fails."""
+    """The harness makes inputs by `as_strided`, and convolutions fail."""
     _register(*CONVOLUTIONS, "set_.source_Storage_storage_offset")

@@ -4,6 +4,8 @@ wrong far out, and a sum that is added up in float32, one addend after the other
 from __future__ import annotations
 
 import contextlib
+import mmap
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +33,7 @@ class OversizedTarget(CpuTarget):
     """torch CPU with the faults."""
 
     name = "oversized"
+    mode: type[TorchFunctionMode] = Oversized
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
@@ -38,9 +41,31 @@ class OversizedTarget(CpuTarget):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """The faults."""
-        with Oversized():
+        with self.mode():
             yield
 
     def script(self) -> str:
         """The faults, as the mode of a script."""
-        return "from tests.planted.oversized import Oversized\nDEVICE, MODE = 'cpu', Oversized()"
+        name = self.mode.__name__
+        return f"from tests.planted.oversized import {name}\nDEVICE, MODE = 'cpu', {name}()"
+
+
+class Hungry(TorchFunctionMode):
+    """A clone that asks for far too much memory, and a flip that takes it in pages which no allocator refuses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.clone:
+            torch.empty(1 << 36, dtype=torch.uint8)
+        if func is torch.Tensor.flip:
+            with mmap.mmap(-1, 3 << 30, mmap.MAP_ANON | mmap.MAP_SHARED) as shared:
+                for start in range(0, len(shared), 1 << 24):
+                    shared[start : start + (1 << 24)] = bytes(1 << 24)
+                    time.sleep(0.005)
+        return func(*args, **(kwargs or {}))
+
+
+class HungryTarget(OversizedTarget):
+    """torch CPU that runs out of the memory of its process."""
+
+    name = "hungry"
+    mode = Hungry

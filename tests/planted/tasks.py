@@ -167,7 +167,7 @@ class Looks(Target):
 
 
 def needing_of(spec: str) -> set[str]:
-    """The operators for which the target needs one that its profile declares lacking."""
+    """Return the operators that need an operator declared lacking."""
     return {*needing(loaded(spec))}
 
 

@@ -17,6 +17,7 @@ from conformance.core.probed import Answer, Probe, Row
 from conformance.core.result import Result, Run
 from conformance.fuzzing.command import main as fuzz
 from conformance.opinfo.runner import main as opinfo
+from conformance.report.__main__ import main as report
 from conformance.run.messages import Limits
 from conformance.run.pool import LocalPool
 from conformance.run.probe import resolve
@@ -131,7 +132,7 @@ class TestFeatures:
         assert found == SAID and made.counts() == {"XPASS": 3}
         assert made.environment["device: set_"] == "yes" and "int16" in made.environment["device: dtypes"]
         said = capsys.readouterr().out
-        assert "What conformance.toml has" in said and "inputs are made by as_strided" in said
+        assert "What cpu has" in said and "inputs are made by as_strided" in said
 
     def test_by_op_db(self, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Also where the cases that run have nothing to do with it."""
@@ -139,7 +140,7 @@ class TestFeatures:
         assert opinfo(["--op", "abs", "--samples", "1"]) == 1
         made = model.load("reports/opinfo.json")
         assert {result.op: result.reason for result in made.results if result.outcome == "XPASS"} == SAID
-        assert made.environment["device: set_"] == "yes" and "What conformance.toml has" in capsys.readouterr().out
+        assert made.environment["device: set_"] == "yes" and "What cpu has" in capsys.readouterr().out
 
     def test_a_true_profile_is_green(self, profile: Path) -> None:
         """What the probe finds lacking, as `init` did, is no contradiction, nor a note."""
@@ -189,6 +190,33 @@ def test_an_unknown_op_in_the_profile(profile: Path, capsys: pytest.CaptureFixtu
     assert "conformance.toml, line 7: unknown name 'expm' in 'opinfos'; did you mean" in capsys.readouterr().err
 
 
+def test_a_campaign_says_what_a_declaration_removes(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong declaration removed 604 of 626 entries of op_db in silence: the profile named nine of them."""
+    profile.write_text('[target]\nkind = "cpu"\n\n[[lacking]]\noperator = "aten::view"\nopinfos = ["view"]\n')
+    assert fuzz(["--programs", "6", "--only", "op_db"]) == 0
+    made = model.load("reports/fuzz.json")
+    (row,) = made.lacking
+    assert row.operator == "aten::view" and len(row.entries) > 1
+    entries = {cell.partition("|")[0] for cell in made.drawn.entries} if made.drawn else set()
+    assert len(entries) > 10 and not entries & {*row.entries}
+    assert f"1 operator declared lacking: {len(row.entries)} op_db entries not run" in capsys.readouterr().out
+
+
+def test_one_page_for_one_target(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page lost a campaign on `device:cpu` when the user wrote a profile of the same device, since the spec had
+    changed. Result files hold the spec that ran, so a replay is as before."""
+    assert fuzz(["--target", "device:cpu", "--programs", "5"]) == 0
+    profile.write_text('[target]\nkind = "device"\nname = "cpu"\n')
+    assert opinfo(["--op", "abs", "--samples", "1"]) == 0
+    page = Path("reports/conformance.html").read_text()
+    assert "5 drawn programs" in page and "<h1>device:cpu</h1>" in page
+    made = [model.load(f"reports/{name}.json") for name in ("fuzz", "opinfo")]
+    assert [run.target for run in made] == ["device:cpu,without=nothing", "conformance.toml"]
+    assert {run.identity for run in made} == {"device:cpu"}
+    assert report(["merge", "reports/fuzz.json", "reports/opinfo.json", "--reports", "joined"]) == 0
+    assert "5 drawn programs" in Path("joined/conformance.html").read_text()
+
+
 def test_shards_are_joined() -> None:
     """Cases add up, names are joined; the most missed comes first."""
     one = Run(
@@ -205,8 +233,8 @@ def test_shards_are_joined() -> None:
 
 
 def test_a_form_that_is_lacking_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device needs the out= form and the overrideable form of what it has no kernel of its own for; a program calls
-    the operator, so that neither was known to be lacking when programs were drawn."""
+    """If a device registers no kernel for an operator, it needs the out= form and the overrideable form. Programs call
+    the operator, so the drawing did not notice a declaration of one of these forms."""
     monkeypatch.syspath_prepend(str(PLANTED))
     profile = tmp_path / "foreign.toml"
     profile.write_text(

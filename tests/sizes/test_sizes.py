@@ -23,6 +23,7 @@ from conformance.targets.cpu import CpuTarget
 from tests.planted.oversized import OversizedTarget
 
 PLANTED = "class:tests.planted.oversized.OversizedTarget"
+HUNGRY = "class:tests.planted.oversized.HungryTarget"
 SCHEMA = Path(model.__file__).with_name("result.schema.json")
 
 
@@ -154,6 +155,30 @@ class TestErrors:
         with pytest.raises(Raises) as error:
             measure(case, Raising())
         assert error.value.oracle == "memory"
+
+
+class TestHarness:
+    """Faults of the harness are no findings about a device: 78 of 95 findings on a foreign device were such."""
+
+    def test_a_device_that_cannot_be_waited_for(self, tmp_path, monkeypatch):
+        """torch raises "Backend doesn't support synchronizing all streams" for a device without streams."""
+        monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "planted"))
+        words = ["--target", "device:foreign,import=foreign_device,call=whole", "--scale", "small"]
+        assert main([*words, "--op", "flip", "--op", "sum of columns", "--reports", f"{tmp_path}"]) == 0
+        assert outcomes(tmp_path) == {"flip": "PASS", "sum of columns": "PASS"}
+
+    @pytest.mark.timeout(120)
+    def test_its_own_limit_of_memory(self, tmp_path, capsys):
+        """A call that may take more than the worker has is not measured. A call that runs out of memory with room for
+        the most that it may take is a finding, as any peak beyond that is."""
+        words = ["--target", HUNGRY, "--scale", "small", "--op", "clone", "--op", "flip", "--op", "eq"]
+        main([*words, "--memory", "0.55", "--reports", f"{tmp_path}"])
+        assert outcomes(tmp_path) == {"clone": "SKIP", "flip": "SKIP", "eq": "PASS"}
+        reasons = {result.name: result.reason for result in model.load(tmp_path / "sizes.json").results}
+        assert all(reasons[name].startswith("needs more than --memory 0.55") for name in ("clone", "flip"))
+        assert "2 cases were not measured, since each needs more than --memory 0.55 GiB." in capsys.readouterr().out
+        assert main([*words, "--memory", "2", "--reports", f"{tmp_path}"]) == 1
+        assert outcomes(tmp_path) == {"clone": "FAIL", "flip": "CRASH", "eq": "PASS"}
 
 
 class TestCommand:
