@@ -208,7 +208,6 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
 }
 
 LAYOUTS = {
-    "contiguous": "in row-major order, and fills its memory",
     "window": "contiguous, in a part of a larger memory",
     "permuted": "without gaps, in another order of dimensions",
     "gaps": "memory between its elements belongs to none of them",
@@ -219,7 +218,7 @@ LAYOUTS = {
     "0-d": "no dimension",
     "empty": "no elements",
 }
-"""The layout classes of signatures, by what is so of such a tensor."""
+"""The layout classes of signatures but `contiguous`, by what is so of such a tensor."""
 
 FORMS = {
     "edge": "values at the edges: zeros of both signs, ties, infinities, nan",
