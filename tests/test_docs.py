@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from conformance.core import versions
+from conformance.core.sentences import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -68,6 +69,14 @@ class TestFindings:
         titles = re.findall(r"^### (.*)$", rest, re.MULTILINE)
         anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
         assert sorted(re.findall(r"\]\(#([^)]*)\)", contents)) == sorted(anchors)
+
+
+class TestLayoutClasses:
+    def test_each_is_explained_as_in_a_run(self):
+        """The table of docs/fuzzing.md and the line below a finding say the same."""
+        text = (ROOT / "docs" / "fuzzing.md").read_text().partition("| layout class | means |\n|---|---|\n")[2]
+        rows = re.findall(r"^\| `(.*?)` \| (.*?) \|$", text.partition("\n\n")[0], re.MULTILINE)
+        assert dict(rows) == LAYOUTS
 
 
 class TestReadme:
