@@ -1,17 +1,20 @@
-"""Counting aten ops on torch CPU: the bound on kernels that no fusing device should exceed.
+"""Dispatch modes that watch the aten operators of a run.
 
-Defines `AtenOps`, and `Tagged`, which tells by torch's tags whether metadata follows from values, or whether random
-numbers are drawn. The key insight: eager execution pays one kernel for each aten op that computes or moves data, and
-none for a view, which the op's schema tells."""
+`AtenOps` counts the operators that compute or move data on torch CPU, which is the bound on a device's kernels.
+`Operators` notes the names, `Calls` the arguments and the call that raised, and `Tagged` whether an operator has one of
+torch's tags. The key insight: eager execution pays one kernel for each aten operator that computes or moves data, and
+none for a view, which the operator's schema tells."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from conformance.core.torch_compat import DispatchKey, DispatchKeySet, TorchDispatchMode
+from conformance.core.torch_compat import DispatchKey, DispatchKeySet, TorchDispatchMode, run_kernel
 
 
 class AtenOps(TorchDispatchMode):
@@ -39,13 +42,53 @@ class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: dict[str, None] = {}
-        self.last = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        overload = func._schema.overload_name
-        self.last = func._schema.name + (f".{overload}" if overload else "")
-        self.names[self.last] = None
+        self.names[name_of(func)] = None
         return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One call of an operator of the dispatcher, with its arguments."""
+
+    func: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The operator's name, as `name_of` writes it."""
+        return name_of(self.func)
+
+    def below(self, key: str) -> list[OperatorCall]:
+        """The calls that raise one inside of the other, this one first, when the kernel of this dispatch key runs."""
+        with Calls() as inside, contextlib.suppress(Exception):
+            run_kernel(self.func, key, *self.args, **self.kwargs)
+        return [self, *(inside.raised.below(key) if inside.raised is not None else ())]
+
+
+class Calls(TorchDispatchMode):
+    """Keeps the last call of each operator, by name, and the call that raised last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: dict[str, OperatorCall] = {}
+        self.raised: OperatorCall | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = self.by_name[name_of(func)] = OperatorCall(func, args, kwargs or {})
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            self.raised = call
+            raise
+
+
+def name_of(func: Any) -> str:
+    """An overload's name as the dispatcher writes it: aten::add.Tensor, and aten::exp for the default one."""
+    overload = func._schema.overload_name
+    return str(func._schema.name) + (f".{overload}" if overload else "")
 
 
 def is_metadata_only(func: Any) -> bool:

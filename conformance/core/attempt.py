@@ -1,22 +1,30 @@
 """One trial of a subject on a target: whether it works, lacks a kernel, or fails.
 
 Defines `attempt`. The key insight: an exception alone never says "lacking". It must say that something is not
-implemented, the operator for which it says so must be known, and the dispatcher must have no kernel of the device for
-that operator; everything else is a finding, and some run will report it.
+implemented. The operator to blame must raise the same when it is called alone on the device, with the arguments of the
+failing call. The dispatcher must have no kernel of the device for it. Everything else is a finding, and some run
+reports it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
 
-from conformance.core.aten_ops import Operators
+import torch
+
+from conformance.core.aten_ops import Calls, OperatorCall
 from conformance.core.errors import UserError
-from conformance.core.executor import Executor, Subject
+from conformance.core.executor import Executor, Subject, Transform, signature_of
 from conformance.core.kernel_tables import Kernel, kernel_of, key_of
 from conformance.core.lacking import Outcome, Trial
 from conformance.core.loading import load_target
-from conformance.core.observation import Raised
+from conformance.core.moving import MARKER, map_leaves, tensors
+from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
 
 NAMED = re.compile(r"\baten(?:::|\.)(\w+(?:\.\w+)?)")
@@ -45,10 +53,9 @@ def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
         return Outcome.UNTRIED, "", f"{'an earlier step' if run.failed_step else 'the move of the inputs'} fails"
     if not not_implemented(error):
         return Outcome.FAILS, "", _said(error)
-    operator = named(error.text) or _last_operator(subject, target)
-    if not operator or not without_kernel(operator, target):
-        return Outcome.FAILS, operator, _said(error)
-    return Outcome.LACKING, operator, _said(error)
+    operator = confirmed(error, subject, target)
+    lacks = bool(operator) and without_kernel(operator, target)
+    return Outcome.LACKING if lacks else Outcome.FAILS, operator, _said(error)
 
 
 def steps_of(subject: Subject) -> int:
@@ -79,11 +86,84 @@ def _said(error: Raised) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _last_operator(subject: Subject, target: Target) -> str:
-    """The aten operator in which the subject fails on the target, for an error that names none."""
-    try:
-        with Operators() as operators:
-            failed = Executor(target).run(subject).last.error is not None
-    except UserError:
-        return ""
-    return operators.last if failed and operators.last.startswith("aten::") else ""
+def confirmed(error: Raised, subject: Subject, target: Target) -> str:
+    """The operator to blame for a not-implemented error of the subject; "" where none raises one when it is called
+    alone on the target. It is the operator that the error names, or else the innermost one that raises."""
+    calls = _failing(subject, target)
+    operator = named(error.text) or (calls[-1].name if calls else "")
+    alone = [Alone(call, there=True) for call in calls if call.name == operator][-1:] or _on_cpu(subject, operator)
+    return operator if any(_raises(one, target) for one in alone) else ""
+
+
+def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
+    """The calls that raise in a run on the target, the outermost first; none of a compiled function, in which no
+    operator of the device is called by itself."""
+    if target.transforms_program:
+        return []
+    with Calls() as calls, contextlib.suppress(UserError):
+        Executor(target).run(subject)
+    key = key_of(target)
+    if calls.raised is None or key is None:
+        return [calls.raised] if calls.raised is not None else []
+    with target.entered():
+        return calls.raised.below(key)
+
+
+def _on_cpu(subject: Subject, operator: str) -> list[Alone]:
+    """The last call of the operator in a run on torch CPU, if there is one."""
+    with Calls() as calls:
+        Executor(load_target("cpu")).run(subject)
+    return [Alone(calls.by_name[operator])] if operator in calls.by_name else []
+
+
+def _raises(alone: Alone, target: Target) -> bool:
+    """Whether the call raises a not-implemented error on the target."""
+    run = Executor(target).run(alone)
+    return run.last.error is not None and run.failed_step != 0 and not_implemented(run.last.error)
+
+
+@dataclass
+class Alone:
+    """The executor's subject: one call of an operator, with its result read. The arguments of a call that was recorded
+    on the target are already `there`."""
+
+    call: OperatorCall
+    there: bool = False
+
+    def inputs(self) -> tuple[Any, tuple[int, ...]]:
+        """The arguments on the CPU; a device among them becomes the target's."""
+        if self.there:
+            return (), ()
+        on_cpu = torch.device("cpu")
+        return map_leaves([self.call.args, self.call.kwargs], lambda leaf: MARKER if leaf == on_cpu else leaf), ()
+
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> RunningAlone:
+        """The call on arguments that lie on the target."""
+        args, kwargs = (self.call.args, self.call.kwargs) if self.there else inputs
+        return RunningAlone(self.call, args, kwargs, transform)
+
+
+class RunningAlone:
+    """A call under way: one step."""
+
+    count = 1
+    outcome: Any = None
+
+    def __init__(self, call: OperatorCall, args: Any, kwargs: Any, transform: Transform | None) -> None:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return call.func(*args, **kwargs)
+
+        self.name, self.args, self.kwargs = call.name, args, kwargs
+        self.function = transform(function) if transform else function
+
+    def signature(self, number: int) -> Hashable:
+        """The operator, and what it works on."""
+        return (self.name, signature_of(tensors([self.args, self.kwargs])))
+
+    def advance(self, number: int) -> None:
+        """Make the call."""
+        self.outcome = self.function(*self.args, **self.kwargs)
+
+    def observe(self, target: Target) -> Observation:
+        """All of the result, so that a lazy device computes it."""
+        return observe(self.outcome, target=target)

@@ -9,13 +9,17 @@ device), or of torch CPU with something around it, the tables say nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import torch
 
 from conformance.core import torch_compat
 from conformance.core.target import Target
+
+OVERRIDEABLE = "_overrideable"
+"""Ending of the operators that torch calls for a device in place of one of its own, such as aten::convolution. torch's
+composite kernels of these only raise."""
 
 
 class Kernel(StrEnum):
@@ -45,6 +49,8 @@ def kernel_of(operator: str, key: str) -> Kernel | None:
     if torch_compat.has_kernel(operator, "CompositeExplicitAutogradNonFunctional"):
         out = torch_compat.out_form(operator)
         return Kernel.STRUCTURED if out and torch_compat.has_kernel(out, key) else Kernel.NONE
+    if operator.endswith(OVERRIDEABLE):
+        return Kernel.NONE
     composite = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
     return Kernel.COMPOSITE if any(torch_compat.has_kernel(operator, each) for each in composite) else Kernel.NONE
 
@@ -57,12 +63,22 @@ def key_of(target: Target) -> str | None:
 
 def lacking(operators: Iterable[str], target: Target) -> str:
     """The first of these operators, as torch CPU calls them, for which the device needs one that its profile declares
-    lacking: the operator itself or, where the device has no kernel of its own for it, its out= form; "" without one."""
+    lacking; "" without one. An operator needs itself. If the device has no kernel of its own for it, it also needs its
+    out= form, or its overrideable form."""
     declared = frozenset(entry.operator for entry in target.profile.lacking) if target.profile else frozenset()
     key = key_of(target) if declared else None
     for operator in operators if declared else ():
-        own = operator in declared or key is None or torch_compat.has_kernel(operator, key)
-        needed = operator if own else torch_compat.out_form(operator)
-        if needed in declared:
+        forms = [operator]
+        if operator not in declared and key is not None and not torch_compat.has_kernel(operator, key):
+            forms += [torch_compat.out_form(operator), f"{operator}{OVERRIDEABLE}"]
+        needed = next((form for form in forms if form in declared), "")
+        if needed:
             return needed
     return ""
+
+
+@functools.lru_cache
+def needing(target: Target) -> Mapping[str, str]:
+    """Every operator for which the target needs one that its profile declares lacking, with that one."""
+    needed = {name: lacking([name], target) for name in sorted(torch_compat.operator_names())}
+    return {name: declared for name, declared in needed.items() if declared}

@@ -6,7 +6,8 @@ how often real programs call it, which says how soon it will be missed. This mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 DECLARED = "lacking"
@@ -39,8 +40,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Lacking:
-    """One operator without a kernel: the op_db cases and the steps that a run leaves out for it, and of the `measured`
-    real programs those that call it, with its share of all their calls."""
+    """One operator without a kernel, and the part of a run that is not run for it: the op_db cases, the steps, the
+    `entries` of op_db by name, and the `families` of the steps. A campaign counts the entries that it would have drawn.
+    Of the `measured` real programs, `programs` call the operator, and `share` is its share of all their calls."""
 
     operator: str
     cases: int = 0
@@ -48,6 +50,8 @@ class Lacking:
     programs: int = 0
     measured: int = 0
     share: float = 0.0
+    entries: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
 
     @property
     def used(self) -> str:
@@ -58,15 +62,40 @@ class Lacking:
 
 
 def joined(parts: list[tuple[Lacking, ...]]) -> tuple[Lacking, ...]:
-    """The rows of several shards: cases add up."""
+    """The rows of several shards: cases add up, and names are joined."""
     rows: dict[str, Lacking] = {}
     for row in (row for part in parts for row in part):
-        cases = rows[row.operator].cases if row.operator in rows else 0
-        rows[row.operator] = Lacking(**{**vars(row), "cases": row.cases + cases})
+        other = rows.get(row.operator, Lacking(row.operator))
+        rows[row.operator] = replace(
+            row,
+            cases=row.cases + other.cases,
+            steps=_united(row.steps, other.steps),
+            entries=_united(row.entries, other.entries),
+            families=_united(row.families, other.families),
+        )
     return ranked(rows.values())
 
 
-def ranked(rows: object) -> tuple[Lacking, ...]:
+def ranked(rows: Iterable[Lacking]) -> tuple[Lacking, ...]:
     """Most missed first: by the programs that use it, by its calls, by what it leaves out."""
-    key = lambda row: (-row.programs, -row.share, -row.cases - len(row.steps), row.operator)  # noqa: E731
-    return tuple(sorted(rows, key=key))  # type: ignore[call-overload]
+
+    def key(row: Lacking) -> tuple[float, float, int, str]:
+        return -row.programs, -row.share, -row.cases - len(row.entries) - len(row.steps), row.operator
+
+    return tuple(sorted(rows, key=key))
+
+
+def removed(rows: Sequence[Lacking]) -> str:
+    """What all of these rows remove from a run, in words: `3 op_db entries, 7 op_db cases, 2 steps of 1 family`."""
+    entries = {name for row in rows for name in row.entries}
+    cases, steps = sum(row.cases for row in rows), {name for row in rows for name in row.steps}
+    families = {name for row in rows for name in row.families}
+    parts = [f"{len(entries):,} op_db {'entry' if len(entries) == 1 else 'entries'}" if entries else ""]
+    parts += [f"{cases:,} op_db case{'s' * (cases != 1)}" if cases else ""]
+    of = f" of {len(families)} famil{'y' if len(families) == 1 else 'ies'}" if families else ""
+    parts += [f"{len(steps):,} step{'s' * (len(steps) != 1)}{of}" if steps else ""]
+    return ", ".join(filter(None, parts)) or "nothing"
+
+
+def _united(one: tuple[str, ...], two: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*one, *two}))

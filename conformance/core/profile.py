@@ -111,13 +111,30 @@ class Profile:
         line = declared.line_of(lines, rf"[\"']?{key}[\"']?\s*=", table)
         return f"{self.file}, line {_line_of(self.file, name, line) if name else line}"
 
-    def table(self, cases: Mapping[str, int], steps: bool) -> tuple[Lacking, ...]:
-        """The rows of a run's table: op_db cases that it leaves out by OpInfo, and the steps where it draws any."""
+    def table(
+        self,
+        cases: Mapping[str, int] = {},
+        families: Mapping[str, str] = {},
+        entries: Mapping[str, Collection[str]] = {},
+    ) -> tuple[Lacking, ...]:
+        """The rows of a run's table, one for each operator that keeps something from being run: `cases` are the op_db
+        cases that are not run, by OpInfo, `families` those of the steps where the run draws any, by step, and `entries`
+        the op_db entries that are not drawn, by operator."""
         rows = []
-        for entry in self.lacking:
-            count, left = sum(cases.get(name, 0) for name in entry.opinfos), entry.steps if steps else ()
-            if count or left:
-                rows.append(Lacking(entry.operator, count, left, *usage_of(entry.operator)))
+        for one in self.lacking:
+            steps = one.steps if families else ()
+            row = Lacking(
+                one.operator,
+                sum(cases.get(name, 0) for name in one.opinfos),
+                steps,
+                *usage_of(one.operator),
+                entries=tuple(
+                    sorted({*(name for name in one.opinfos if cases.get(name)), *entries.get(one.operator, ())})
+                ),
+                families=tuple(sorted({families[name] for name in steps if name in families})),
+            )
+            if row.cases or row.steps or row.entries:
+                rows.append(row)
         return ranked(rows)
 
 

@@ -1,10 +1,11 @@
 """A finding as a standalone Python script that needs torch and the target only; both kinds of finding in one shape.
 
-The key insight: the first screen of a script is the bug in plain torch, so that it can be pasted into an issue as it
-is: the inputs, the calls, and a print of the one answer that differs, from the CPU and from the target, which is loaded
-between the two, since a device may push modes under which torch CPU answers otherwise, too. Behind a marker
-comes the comparison by the harness's own rules, which says in the exit code whether anything differs. That part is the
-very source of the harness, read from its files and not imported: a process that must not load torch writes scripts too.
+The first screen of a script is the bug in plain torch, so that it can be pasted into an issue: the inputs, the calls,
+and a print of the one answer that differs, from the CPU and from the target. The device is loaded first, since autograd
+counts the devices before the first `backward`. A device may push modes under which torch CPU answers differently, so
+the CPU answers in another thread, which has no modes. After a marker comes the comparison by the harness's rules. Its
+exit code says whether anything differs. That part is the source of the harness, read from its files without importing
+them: a process that must not load torch writes scripts too.
 """
 
 from __future__ import annotations
@@ -110,13 +111,13 @@ def render(
     loading = load(setup, early)
     own = [
         f'"""{inert(about)}"""\n{loading.head}',
-        *loading.functions,
         *bug.functions,
         "\n".join(["def inputs(device):", *(f"    {line}" for line in bug.inputs)]),
         bug.program,
-        "\n".join(_both(bug, setup, mismatch, options, loading.late)),
+        loading.late,
+        "\n".join(_both(bug, setup, mismatch, options, loading.pushes)),
     ]
-    text = "\n\n".join(part.strip("\n") for part in own)
+    text = "\n\n".join(part.strip("\n") for part in own if part)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
     rest = carried(("compare", *roots), frozenset(defined(text)))
     end = f"raise SystemExit(bool(compare({given})))"
@@ -129,19 +130,19 @@ def own_part(text: str) -> str:
 
 
 class Loading(NamedTuple):
-    """How a script loads its device: its first lines behind the docstring, functions that load it and print one
-    sentence where they cannot, the last of them `late`, which is called once the CPU has answered."""
+    """How a script loads its device: the first lines after the docstring, and the lines before the calls, `late`.
+    `pushes` says that the device may push modes by then, which are those of its thread."""
 
     head: str
-    functions: Sequence[str]
-    late: str
+    late: str = ""
+    pushes: bool = False
 
 
 def load(setup: str, early: bool) -> Loading:
-    """How a target's `script()` is loaded: all of it where it begins with what registers a device and ends with
-    nothing but its name. With `early`, its imports come first, since op_db must not be imported before a device is
-    registered; and a setup that defines more is run as it is."""
-    plain = Loading(f"import torch\n{setup.strip()}", [], "")
+    """How a target's `script()` is loaded: the lines at its beginning that register a device, under a `try`. With
+    `early`, only its imports come first, since op_db is imported after a device is registered, and draws its samples
+    before the device pushes modes."""
+    plain = Loading(f"import torch\n{setup.strip()}")
     try:
         body = ast.parse(setup).body
     except SyntaxError:  # it is anybody's text; the script will say so
@@ -157,17 +158,15 @@ def load(setup: str, early: bool) -> Loading:
     }
     if not lines or used & bound:
         return plain
-    head = f"import sys, torch\n{rest}"
+    head = f"import sys, torch, concurrent.futures as futures\n{rest}"
     if len(body) - first > 1 or not rest.startswith("DEVICE = "):
-        return Loading(head, [f"{_load('load', lines)}\n\nload()"], "")
+        return Loading(f"{head.replace(', concurrent.futures as futures', '')}\n\n{_tried(lines)}")
     calls = [line for line in lines if not line.startswith(("import ", "from ", "os.environ["))] if early else []
     check = "torch.empty(1, device=DEVICE)"
-    if not early:
-        return Loading(head, [_load("load", [*lines, check])], "load")
-    # Local names of one function are not there in the other.
+    if not calls:
+        return Loading(f"{head}\n\n{_tried([*lines, check])}", pushes=True)
     imports = [line for line in lines if line not in calls]
-    registered = f"{_load('register', imports)}\n\nregister()"
-    return Loading(head, [registered, *([_load("load", [*lines, check])] if calls else [])], "load" if calls else "")
+    return Loading(f"{head}\n\n{_tried(imports)}", _tried([*calls, check]), True)
 
 
 def _registers(line: ast.stmt) -> bool:
@@ -177,23 +176,22 @@ def _registers(line: ast.stmt) -> bool:
     return isinstance(line, (ast.Import, ast.ImportFrom, ast.Expr))
 
 
-def _load(name: str, lines: Sequence[str]) -> str:
-    """The function of these lines: modules are found in the current folder as by the installed command, and what fails
-    is one sentence, not the exit code of a difference."""
+def _tried(lines: Sequence[str]) -> str:
+    """These lines under a `try`. Modules are found in the current folder as by the installed command. If a line fails,
+    the script prints one sentence and ends with exit code 2, which is not that of a difference."""
     said = "f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}'"
     return "\n".join(
         [
-            f"def {name}():",
-            "    try:",
-            f"        sys.path.append(''); {'; '.join(lines)}",
-            "    except Exception as error:",
-            f"        print({said}, file=sys.stderr)",
-            "        sys.exit(2)",
+            "try:",
+            f"    sys.path.append(''); {'; '.join(lines)}",
+            "except Exception as error:",
+            f"    print({said}, file=sys.stderr)",
+            "    sys.exit(2)",
         ]
     )
 
 
-def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], late: str) -> Iterator[str]:
+def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], pushes: bool) -> Iterator[str]:
     """The lines that make the calls on both sides and print the answer that differs."""
     run, on, label = "program", "device", "device"
     if "transform" in defined(setup):
@@ -205,9 +203,8 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         label = "name"
         yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'
         yield "    with mode:"
-    elif late:
-        yield f'for device, ready in ("cpu", None), (DEVICE, {late}):'
-        yield "    if ready: ready()"
+    elif pushes:
+        yield "def show(on):\n    global device; device = on" if uses_device(bug.program) else "def show(device):"
     else:
         yield 'for device in "cpu", DEVICE:'
     whole, by_set = _of_all(bug, mismatch), "by_set" not in options
@@ -225,6 +222,8 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         body = ["try:", *(f"    {line}" for line in body)]
         body += ["except Exception as error:", f"    print({label}, repr(error))"]
     yield from (" " * (8 if label == "name" and run == "program" else 4) + line for line in body)
+    if pushes:
+        yield "futures.ThreadPoolExecutor().submit(show, 'cpu').result(), show(DEVICE)  # a thread has no modes of the device"
 
 
 def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:

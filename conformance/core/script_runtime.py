@@ -19,6 +19,7 @@ from conformance.core.modes import without_modes
 from conformance.core.moving import whole_storage
 from conformance.core.observation import Raised, contiguity, names_of
 from conformance.core.oracles import WHOLE, Facts, Mismatch, differences, plain_facts
+from conformance.core.torch_compat import raising_inner
 
 device = "cpu"
 """Where the calls run, which they may name."""
@@ -165,7 +166,7 @@ def compare(
     with without_modes():  # of which a device may have pushed some for good
         want, before, one = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
     with mode or contextlib.nullcontext():
-        run, on = (transform(program), "cpu") if transform else (program, device)
+        run, on = (raising_inner(transform(program)), "cpu") if transform else (program, device)
         got, _, two = facts_of_run(inputs, run, on, call, apart, oracles, by_set)
     found = differences(want, got, oracles=oracles, exact=exact, rtol=rtol, atol=atol)
     found = [mismatch for mismatch in found if not f"{mismatch.oracle} of {mismatch.where}".startswith(undefined)]

@@ -55,13 +55,12 @@ ON_USE: dict[str, str] = {
     "torch._dynamo:list_backends": ">=2.9",
     "torch._dynamo:reset": ">=2.9",
     "torch._dynamo.backends.registry:lookup_backend": ">=2.9",
-    "torch._dynamo.exc:BackendCompilerFailed": ">=2.9",
-    "torch._dynamo.exc:TorchDynamoException": ">=2.9",
     "torch._dynamo.guards:profile_guard_manager": "",
     "torch._dynamo.utils:counters": ">=2.9",
     "torch._inductor:config.fallback_random": ">=2.9",
     "torch._inductor.cpp_builder:get_cpp_compiler": ">=2.9",
     "torch._inductor.exc:InvalidCxxCompiler": ">=2.9",
+    "torch._logging:set_logs": ">=2.9",
     "torch._subclasses.fake_tensor:FakeTensorMode": ">=2.9",
     "torch.testing._internal.common_device_type:precisionOverride": ">=2.9",
     "torch.testing._internal.common_device_type:toleranceOverride": ">=2.9",
@@ -211,13 +210,13 @@ def in_functionalize() -> bool:
 
 
 def quiet_dynamo() -> None:
-    """Only for its log, Dynamo times the guards of each new function and flushes the processor's caches before: 0.07
-    s."""
+    """Silence the logs of torch, unless TORCH_LOGS asks for them, and what Dynamo does for its log alone: it times the
+    guards of each new function and flushes the processor's caches before, 0.07 s."""
     import torch._dynamo
 
     if not missing(["torch._dynamo.guards:profile_guard_manager"]):  # without it nothing need be silenced
         torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    found("torch._logging:set_logs")(all=logging.CRITICAL)
 
 
 def backend_names() -> list[str]:
@@ -274,17 +273,28 @@ def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """The error that the call itself raises, without what Dynamo wraps around one that it met while it traced."""
-    of_dynamo, of_backend = (
-        found("torch._dynamo.exc:TorchDynamoException"),
-        found("torch._dynamo.exc:BackendCompilerFailed"),
-    )
-    while isinstance(error, of_dynamo):
-        inner = error.inner_exception if isinstance(error, of_backend) else error.__cause__ or error.__context__
+    """The error that the call itself raises, without the errors that Dynamo wraps around it. Scripts carry this."""
+    while any(base.__name__ == "TorchDynamoException" for base in type(error).__mro__):
+        inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
         if not isinstance(inner, Exception):
             return error
         error = inner
     return error
+
+
+def raising_inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises the call's own error in place of Dynamo's. Scripts carry this."""
+
+    def call(*inputs: Any) -> Any:
+        try:
+            return function(*inputs)
+        except Exception as error:
+            inner = unwrapped(error)
+            if inner is error:
+                raise
+            raise inner from error
+
+    return call
 
 
 # The dispatcher's tables
@@ -308,6 +318,12 @@ def has_kernel(operator: str, key: str) -> bool:
         return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
     except RuntimeError:  # there is no AutogradVulkan
         return False
+
+
+def run_kernel(overload: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the kernel that an operator's overload has for a dispatch key of this name, torch's composite ones
+    included."""
+    return overload.redispatch(DispatchKeySet(getattr(DispatchKey, key)), *args, **kwargs)
 
 
 def out_form(operator: str) -> str:

@@ -34,7 +34,7 @@ from conformance.report.live import Log, Sample
 from conformance.run.messages import Fate, OutOfTime, PoolLost, WorkerDied
 from conformance.run.place import LOCAL, Place
 
-PROGRESS = 4
+PROGRESS = 5
 """The schema of the file that says how far a campaign is."""
 
 LONGEST_NAME = 90
@@ -63,6 +63,8 @@ class Group:
     shrunk: bool = False
     elsewhere: dict[str, str] = field(default_factory=dict)
     """What becomes of the program on each target that is related to the one under test."""
+    masked: set[int] = field(default_factory=set)
+    """The numbers of programs with steps behind this difference that could not be judged."""
 
 
 @dataclass
@@ -195,15 +197,27 @@ class Campaign:
 
     def _run_shards(self, workers: Workers, apart: Apart | None) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
+        redrawn = 0
         log = Log(self.plan.reports, without_features(self.plan.target), afresh=not self.plan.resume)
         aside = int(SHRINKING * self.plan.jobs) if apart is not None else 0
         if apart is not None:
             workers.aside = apart.take
 
+        def following() -> Shard | None:
+            """The next shard; when all have ended, shards in place of the programs that were not judged."""
+            nonlocal waiting, redrawn
+            shard = again.pop() if again else next(waiting, None)
+            if shard is not None or self.unfinished or self.plan.wanted is None:
+                return shard
+            missing = min(self.plan.wanted - self.result.judged, self.plan.wanted - redrawn)
+            redrawn += max(missing, 0)
+            waiting = self.plan.more(self.name, self.following, missing) if missing > 0 else waiting
+            return next(waiting, None)
+
         def begin() -> None:
             taken = min(apart.running, aside) if apart is not None else 0
             while self.running < self.plan.jobs - taken and not self._enough():
-                shard = again.pop() if again else next(waiting, None)
+                shard = following()
                 if shard is None:
                     break
                 self.unfinished[shard.first] = shard
@@ -296,8 +310,9 @@ class Campaign:
             if saved.name.startswith(f"found-{self.name}-"):
                 untaken.append(finding)
             elif found.get("campaign") == self.name:
-                named = {finding.group, *found["found_as"]}
-                self.groups.append(Group(finding, set(found["numbers"]), named, found["shrunk"], found["elsewhere"]))
+                named, masked = {finding.group, *found["found_as"]}, set(found["masked"])
+                numbers = set(found["numbers"])
+                self.groups.append(Group(finding, numbers, named, found["shrunk"], found["elsewhere"], masked))
         self.groups.sort(key=lambda group: min(group.numbers))
         for finding in sorted(untaken, key=lambda one: one.number):
             self.add(finding)
@@ -323,9 +338,11 @@ class Campaign:
             self._taken += [self.path(group), self.path(group, ".json")]
             group.finding = finding
         group.numbers.add(finding.number)
+        if finding.unjudged:
+            group.masked.add(finding.number)
         if group not in self._unsaved:
             self._unsaved.append(group)
-        self._taken.append(Shard(self.plan, finding.number, 1, self.name).found(finding.number))
+        self._taken.append(Shard(self.plan, finding.number, 1, self.name).found(finding.number, finding.part))
 
     def _unshrinkable(self, group: Group) -> bool:
         return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
@@ -357,7 +374,7 @@ class Campaign:
             both = _joined(same, group)
             self.groups.remove(group)
             same.finding, same.numbers, same.found_as = both.finding, both.numbers, both.found_as
-            same.elsewhere, group = both.elsewhere, same
+            same.elsewhere, same.masked, group = both.elsewhere, both.masked, same
         self._save(group)
         for path in before:
             if path != self.path(group):
@@ -386,6 +403,7 @@ class Campaign:
     def _save(self, group: Group) -> None:
         own = {"campaign": self.name, "target": self.plan.target, "shrunk": group.shrunk, "elsewhere": group.elsewhere}
         of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
+        of_all |= {"masked": sorted(group.masked)}
         found = {**group.finding.to_json(), **own, **of_all}
         write_atomic(self.path(group, ".json"), json.dumps(found, indent=1))
         write_atomic(self.path(group), self.script(group))
@@ -411,4 +429,5 @@ def _joined(one: Group, two: Group) -> Group:
     """Two groups of one cause as one, with the smaller of their programs, one that is known to be small if there is."""
     least = min(one, two, key=lambda group: (not group.shrunk, len(group.finding.program.steps)))
     numbers, found_as = one.numbers | two.numbers, one.found_as | two.found_as
-    return Group(least.finding, numbers, found_as, one.shrunk or two.shrunk, least.elsewhere)
+    masked = one.masked | two.masked
+    return Group(least.finding, numbers, found_as, one.shrunk or two.shrunk, least.elsewhere, masked)

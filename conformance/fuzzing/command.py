@@ -35,7 +35,7 @@ from conformance.fuzzing.plan import SHARD, Plan
 from conformance.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
 from conformance.fuzzing.results import parts, run_of
 from conformance.fuzzing.terminal import summarize
-from conformance.program.steps.table import FAMILIES
+from conformance.program.steps.table import FAMILIES, FAMILY_OF
 from conformance.program.unsupported import held, unsupported_steps
 from conformance.report import __main__ as report
 from conformance.report import compare, probe
@@ -281,7 +281,7 @@ def campaign(
         console.print("\n".join(map(escape_control_characters, done)))
     made = known_findings.apply(made, known, expected)
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
-    made.lacking = profile.table({}, steps=True) if profile is not None else ()
+    made.lacking = profile.table({}, FAMILY_OF, running.result.removed()) if profile else ()
     report.write(made, plan.reports, baseline)
     if record is not None and not interrupted:
         write_baseline(record, plan.target, running.result.counts)

@@ -264,7 +264,7 @@ class Drawing:
         families = {name: ops for name, ops in self.families.items() if name not in (STATE, edges.NAME)}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
             warnings.simplefilter("ignore")  # an out= tensor of another size is resized, and torch says so each time
-            planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn)
+            planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn, tally)
             program = inputs_of(planned)
             shadow = Shadow(program)
             k = Situation(source, shadow, tuple(dict.fromkeys(self.dtypes)))

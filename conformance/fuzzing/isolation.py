@@ -14,12 +14,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 from conformance.core.finding import CRASH, MEMORY, TIMEOUT
 from conformance.fuzzing import worker
-from conformance.fuzzing.plan import SHARD, Shard
-from conformance.fuzzing.worker import NOTHING, Finding, Result
+from conformance.fuzzing.plan import SHARD, Behind, Shard
+from conformance.fuzzing.worker import MOST_PARTS, NOTHING, Finding, Result
 from conformance.program.model import Program, ProgramError
 from conformance.run.messages import COMPILE_LIMIT, Death, Done, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
 from conformance.run.place import LOCAL, Place, PlacedPool
@@ -83,16 +84,17 @@ class Workers(PlacedPool):
                 self.aside(task, answer)
                 continue
             (shard,) = task.args
+            behind = None
             if isinstance(answer, Death):
                 if answer.fate is Fate.NEVER_STARTED:
                     raise unusable(self.target, answer)
                 self.deaths += 1
-                result = recover_dead_worker(shard, answer)
+                result, behind = recover_dead_worker(shard, answer)
             elif answer.error is not None:
                 raise answer.error
             else:
                 result = answer.value
-            rest = replace(shard, first=shard.first + result.done, count=shard.count - result.done)
+            rest = replace(shard, first=shard.first + result.done, count=shard.count - result.done, behind=behind)
             yield shard, result, rest if rest.count else None
 
     def run(self, shard: Shard) -> Result:
@@ -235,9 +237,10 @@ class FreshWorkers:
             return clean.shows(finding, until)
 
 
-def recover_dead_worker(shard: Shard, death: Death) -> Result:
-    """What a dead worker left: its findings, and the program that it died of."""
-    kind, number, note = str(death.fate), shard.first, death.note
+def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | None]:
+    """The findings of a dead worker, that of the program which ended it among them; and the steps behind the one that
+    crashed, which are still to be judged."""
+    kind, number, note, behind = str(death.fate), shard.first, death.note, None
 
     def before(op: str) -> Finding:
         word = kind.lower()
@@ -249,17 +252,22 @@ def recover_dead_worker(shard: Shard, death: Death) -> Result:
         number = int(unit["number"])
         finding = before("drawing, in torch CPU")
         step = int(note.steps[-1]) if note is not None and note.steps else 0
-        finding = worker.ended(kind, shard.plan.seed, number, Program.from_json(unit["program"]), step)
-        finding = replace(finding, before=number - 1 if number > shard.first else None, said=death.said)
-    left = Result(done=number + 1 - shard.first)
+        program, part = Program.from_json(unit["program"]), int(unit["part"])
+        finding = worker.ended(kind, shard.plan.seed, number, program, step)
+        if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
+            behind = Behind(program, step, part + 1)
+        unjudged = 0 if behind is not None else max(len(program.steps) - step, 0)
+        ran_before = number - 1 if number > shard.first else None
+        finding = replace(finding, before=ran_before, said=death.said, part=part, unjudged=unjudged)
+    left = Result(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
         worker.program_of(shard, earlier, left)
-    left.findings = [*found_by(shard, shard.first, number), finding]
-    return left
+    left.findings = [*found_by(shard, shard.first, number + 1), finding]
+    return left, behind
 
 
 def found_by(shard: Shard, first: int, end: int) -> Iterator[Finding]:
     """The findings that a shard left on disk under the numbers from `first` to before `end`."""
     for number in range(first, end):
-        if shard.found(number).exists():
-            yield Finding.from_json(json.loads(shard.found(number).read_text(encoding="utf-8")))
+        for path in filter(Path.exists, (shard.found(number, part) for part in range(MOST_PARTS))):
+            yield Finding.from_json(json.loads(path.read_text(encoding="utf-8")))

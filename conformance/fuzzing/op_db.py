@@ -20,14 +20,15 @@ from typing import Any
 
 import torch
 
-from conformance.core.aten_ops import Operators as SeenOperators
 from conformance.fuzzing.op_db_calls import FORWARD, OUT, Call, Key, Operand, calls_of, entries, opinfo, variants
+from conformance.fuzzing.tally import Tally
 from conformance.opinfo import catalog, undefined
 from conformance.program.model import Input, Program, Storage, fresh_names
 from conformance.program.shadow import Shadow
 from conformance.program.steps.draw import Draw, Source
 from conformance.program.steps.layouts import Layout, cells_of, laid_out, layout_class
 from conformance.program.steps.op import Json, Step, dtype_of, number
+from conformance.program.unsupported import operators_of
 
 EACH = 7
 """So many entries are called in a program."""
@@ -45,7 +46,12 @@ NAMED = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int
 """Results of these dtypes are made only where the dtype is drawn."""
 
 TRIED = 6
-"""So many variants, dtypes and layouts of an entry are tried before another entry has its turn."""
+"""So many variants, dtypes and layouts of an entry are tried before it is called in the plainest way. So many of its
+calls may need an operator that is declared lacking before another entry has its turn."""
+
+
+class NeedsLacking(Exception):
+    """A call that needs an operator which is declared lacking."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +131,8 @@ def _named(step: Step, names: Sequence[str]) -> Step:
 
 @dataclass(frozen=True)
 class Operators:
-    """What is called in the programs of a drawing: entries with these `dtypes`, and none that needs one of the
-    dispatcher's operators in `lacking`, as a device's profile names them."""
+    """The calls in the programs of a drawing: of entries with these `dtypes`, and none that calls one of the
+    dispatcher's operators in `lacking` on torch CPU."""
 
     dtypes: tuple[str, ...]
     lacking: frozenset[str] = frozenset()
@@ -141,24 +147,33 @@ class Operators:
         for position in order[at * self.each : (at + 1) * self.each]:
             yield known[position], turn
 
-    def calls(self, source: Source, seed: int, number: int) -> list[Planned]:
-        """What the op_db program `number` of this seed calls."""
+    def calls(self, source: Source, seed: int, number: int, tally: Tally | None = None) -> list[Planned]:
+        """The calls of the op_db program `number` of this seed; the tally counts the entries that are given up."""
         planned: list[Planned] = []
         for key, turn in self.turn(seed, number):
-            planned += self.plan(Draw(source), key, turn, seed, sum(len(other.inputs) for other in planned))
+            planned += self.plan(Draw(source), key, turn, seed, sum(len(other.inputs) for other in planned), tally)
         return planned
 
-    def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int) -> list[Planned]:
+    def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int, tally: Tally | None = None) -> list[Planned]:
         """A call of the entry that torch CPU answers, after those that it refused, if any; none where there is none of
         these dtypes. The names of the inputs begin with the one of number `first`."""
         planned: list[Planned] = []
+        lacking: list[str] = []
         for call, variant, layout, plain in self._tries(d, key, turn, seed):
-            one = self._try(d, key, call, variant, layout, first, plain)
+            try:
+                one = self._try(d, key, call, variant, layout, first, plain)
+            except NeedsLacking as needs:
+                lacking.append(str(needs))
+                if len(lacking) == TRIED:
+                    break
+                continue
             if one is not None:
                 planned.append(one)
                 first += len(one.inputs)
                 if not one.raises:
                     return planned
+        if lacking and tally is not None:
+            tally.lacking[f"{lacking[-1]}|{'.'.join(filter(None, key))}"] += 1
         return [one for one in planned if not one.raises]
 
     def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[Call, str, str, bool]]:
@@ -181,7 +196,7 @@ class Operators:
     def _try(
         self, d: Draw, key: Key, call: Call, variant: str, layout: str, first: int, plain: bool = False
     ) -> Planned | None:
-        """The call laid out so, where torch CPU answers it."""
+        """The call laid out so, where torch CPU answers it. Raises NeedsLacking."""
         op, step, operands = opinfo(key), call.step, list(call.operands)
         if variant == OUT:
             targets = [_target(d, one, self.dtypes) for one in call.results]
@@ -220,18 +235,19 @@ class Operators:
         return replace(one, values=tuple(map(number, cells)))
 
     def _answered(self, planned: Planned) -> Step | None:
-        """The step as it runs on torch CPU, in a program of its own; None where it does not, or calls what is
-        lacking."""
+        """The step as it runs on torch CPU, in a program of its own; None where it does not. Raises NeedsLacking."""
+        program = Program(planned.storages, planned.inputs)
         try:
-            shadow = Shadow(Program(planned.storages, planned.inputs))
+            shadow = Shadow(program)
             step = replace(planned.step, out=shadow.fresh(planned.results))
-            if not self.lacking:
-                return shadow.offer(step)
-            with SeenOperators() as seen:
-                offered = shadow.offer(step)
+            # The operators of the step alone: the shadow calls others to make inputs and to look at them.
+            needs = self.lacking & {*operators_of(program, [step])} if self.lacking else ()
+            offered = shadow.offer(step) if not needs else None
         except Exception:  # a program that cannot be made: another call is tried
             return None
-        return None if self.lacking & {*seen.names} else offered
+        if needs:
+            raise NeedsLacking(min(needs))
+        return offered
 
 
 def _target(d: Draw, result: Operand, dtypes: Sequence[str]) -> Operand:

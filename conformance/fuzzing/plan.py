@@ -9,13 +9,14 @@ import json
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conformance.core import versions
 from conformance.core.loading import describe_target
 from conformance.core.names import without_features
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing
+from conformance.program.model import Program
 from conformance.program.steps.op import Json
 from conformance.program.unsupported import held, unsupported_steps
 from conformance.run.messages import COMPILE_LIMIT
@@ -114,13 +115,27 @@ class Plan:
         if first < 0:
             yield Shard(self, first, -first, campaign)
             first = 0
+        yield from self._blocks(campaign, first, math.inf if self.programs is None else self.programs)
+
+    def more(self, campaign: str, first: int, count: int) -> Iterator[Shard]:
+        """Shards of `count` programs from program `first` on, drawn in place of programs that were not judged."""
+        for shard in self._blocks(campaign, first, math.inf):
+            shard = replace(shard, count=min(shard.count, count))
+            count -= shard.count
+            if shard.count:
+                yield shard
+            if not count:
+                return
+
+    def _blocks(self, campaign: str, first: int, end: float) -> Iterator[Shard]:
+        """This part's blocks of programs from `first` to before `end`."""
         index, count = self.part
-        while self.programs is None or first < self.programs:
+        while first < end:
             block = first // SHARD
-            end = (block + 1) * SHARD if self.programs is None else min((block + 1) * SHARD, self.programs)
+            following = int(min((block + 1) * SHARD, end))
             if block % count == index - 1:
-                yield Shard(self, first, end - first, campaign)
-            first = end
+                yield Shard(self, first, following - first, campaign)
+            first = following
 
 
 def again(saved: Path, target: str = "") -> str:
@@ -130,10 +145,20 @@ def again(saved: Path, target: str = "") -> str:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """A program whose step `step` ended its worker: the steps behind it are still to be judged, as part `part`."""
+
+    program: Program
+    step: int
+    part: int
+
+
+@dataclass(frozen=True)
 class Shard:
     """Programs `first` to before `first + count` of a plan. Findings are written down under the name of the campaign.
     From `until` on, in seconds since the epoch, it begins no program; the rest is left to the campaign. Kernels of the
-    ops that `hang` are built in the time of their program."""
+    ops that `hang` are built in the time of their program. With `behind`, program `first` has ended a worker, and only
+    its steps behind that one are judged."""
 
     plan: Plan
     first: int
@@ -141,7 +166,8 @@ class Shard:
     campaign: str = ""
     until: float = math.inf
     hang: frozenset[str] = frozenset()
+    behind: Behind | None = None
 
-    def found(self, number: int) -> Path:
-        """The file of a failure that no campaign has taken over yet."""
-        return self.plan.failures / f"found-{self.campaign}-{number}.json"
+    def found(self, number: int, part: int = 0) -> Path:
+        """The file of a failure that no campaign has taken over yet, of this part of a program."""
+        return self.plan.failures / f"found-{self.campaign}-{number}.{part}.json"

@@ -24,6 +24,15 @@ class Tally:
     """Steps drawn by (family, layout class of the first tensor, its dtype)."""
     entries: Counter[str] = field(default_factory=Counter)
     """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
+    lacking: Counter[str] = field(default_factory=Counter)
+    """Entries of op_db that were given up for an operator declared lacking: `OPERATOR|ENTRY`."""
+
+    def removed(self) -> dict[str, set[str]]:
+        """The entries of op_db that were given up, by the operator declared lacking."""
+        entries: dict[str, set[str]] = {}
+        for operator, entry in (key.split("|") for key in self.lacking):
+            entries.setdefault(operator, set()).add(entry)
+        return entries
 
     def add(self, other: Self) -> None:
         """Take in another shard's counts."""

@@ -31,20 +31,25 @@ from conformance.core.finding import (
     cause_text,
     with_signal_number,
 )
+from conformance.core.kernel_tables import needing
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
-from conformance.fuzzing.drawing import Tally
+from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
+from conformance.program.remainder import remainder
 from conformance.program.steps.op import Json
 from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
 from conformance.run.messages import COMPILING, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
+
+MOST_PARTS = 8
+"""Differences after which the remainder of one program is left unjudged."""
 
 LONGEST_TRIAL = 30.0
 """Seconds that a smaller program may take while a finding is shrunk."""
@@ -59,7 +64,9 @@ class Finding:
 
     `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
     harness, which failed while it judged the program; of these no cause is known. `before` is the program that the same
-    worker had run before, and `said` how the process ended, where it did."""
+    worker had run before, and `said` how the process ended, where it did. `part` is 0 for a program as it was drawn,
+    and n for the remainder behind its n-th difference; `unjudged` counts the steps behind this difference that could
+    not be judged: they are masked by it."""
 
     kind: str
     seed: int
@@ -72,6 +79,8 @@ class Finding:
     op: str = ""
     before: int | None = None
     said: str = ""
+    part: int = 0
+    unjudged: int = 0
 
     def cause(self) -> str:
         """The property that is wrong and the op that is to blame; the empty string where they are not known."""
@@ -98,6 +107,8 @@ class Finding:
             "op": self.op,
             "before": self.before,
             "said": self.said,
+            "part": self.part,
+            "unjudged": self.unjudged,
             "first_bad_step": self.step,
             "mismatches": [vars(mismatch) for mismatch in self.mismatches],
             "program": self.program.to_json(),
@@ -108,7 +119,8 @@ class Finding:
         """The finding that `to_json` wrote."""
         kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        cause = {name: data[name] for name in ("property", "op", "before", "said") if name in data}
+        names = ("property", "op", "before", "said", "part", "unjudged")
+        cause = {name: data[name] for name in names if name in data}
         program, step = Program.from_json(data["program"]), data["first_bad_step"]
         return cls(kind, seed, number, group, program, mismatches, step, **cause)
 
@@ -129,6 +141,11 @@ class Result(Tally):
     counts: dict[str, int] = field(default_factory=dict)
     """The kernels of programs by digest, where they are recorded."""
     findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def judged(self) -> int:
+        """Programs that ran on the target."""
+        return self.done - self.unsupported.total()
 
     def to_json(self) -> dict[str, Json]:
         """The counts; findings have files of their own."""
@@ -159,38 +176,71 @@ def run_shard(shard: Shard) -> Result:
     for number in range(shard.first, shard.first + shard.count):
         if (shard.plan.stop_at_first and result.findings) or time.time() >= shard.until:
             break
-        found = _run_program(shard, number, result)
-        if found is not None:
-            found = replace(found, before=_Ran.last)
-            keep(shard.found(number), json.dumps(found.to_json()))
-            result.findings.append(found)
+        _run_program(shard, number, result)
         result.done, _Ran.last = result.done + 1, number
+    if result.lacking:
+        declared = needing(loaded(shard.plan.target))
+        for (operator, entry), count in [(tuple(key.split("|")), n) for key, n in result.lacking.items()]:
+            del result.lacking[f"{operator}|{entry}"]
+            result.lacking[f"{declared[operator]}|{entry}"] += count
     return result
 
 
-def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
-    """Draw and judge one program, and count it in the result: the finding, if it is one. What the harness itself raises
-    is a finding too, since the next programs can be judged all the same."""
-    program = NOTHING
+def _run_program(shard: Shard, number: int, result: Result) -> None:
+    """Draw one program and judge it; after each difference, judge the remainder behind it."""
     try:
         with unit(json.dumps({"number": number})):
-            try:
-                program = program_of(shard, number, result)
-            except Exception as error:
-                return Finding(INVALID, shard.plan.seed, number, f"invalid / drawing: {error}", NOTHING)
-        verdict = _judged(shard, number, program, locate=True)
-        result.kernels += verdict.kernels or 0
-        result.allowed += verdict.allowed or 0
-        result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
-        result.arbitrated += verdict.arbitrated
-        result.compared += verdict.baseline is not None
-        if shard.plan.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
-            result.counts[digest(program)] = verdict.kernels
+            program: Program | None = program_of(shard, number, result)
+            part = 0
+            if shard.behind is not None and number == shard.first:
+                rest = remainder(shard.behind.program, shard.behind.step)
+                program, part = rest.program if rest is not None else None, shard.behind.part
+    except Exception as error:
+        _keep(shard, result, Finding(INVALID, shard.plan.seed, number, f"invalid / drawing: {error}", NOTHING))
+        return
+    earlier: Finding | None = None
+    while program is not None:
+        found, unsupported = _judge_part(shard, number, part, program, result)
+        if unsupported and earlier is not None:  # the difference before it made the remainder what it is
+            _keep(shard, result, replace(earlier, unjudged=earlier.unjudged + len(program.steps)))
+        if found is None:
+            return
+        with unit(json.dumps({"number": number})):
+            rest = remainder(program, found.step) if found.step and part + 1 < MOST_PARTS else None
+        unjudged = rest.dropped if rest is not None else _unjudged(found)
+        earlier = replace(found, part=part, unjudged=unjudged, before=_Ran.last)
+        _keep(shard, result, earlier)
+        program, part = rest.program if rest is not None else None, part + 1
+
+
+def _keep(shard: Shard, result: Result, finding: Finding) -> None:
+    """Put a finding on disk and into the result, in place of an earlier one of the same part of the program."""
+    keep(shard.found(finding.number, finding.part), json.dumps(finding.to_json()))
+    place = (finding.number, finding.part)
+    result.findings = [*(one for one in result.findings if (one.number, one.part) != place), finding]
+
+
+def _unjudged(finding: Finding) -> int:
+    """The steps behind a difference that ends the judgement of its program."""
+    if finding.kind == FLAKY or {"kernels"} >= {mismatch.oracle for mismatch in finding.mismatches}:
+        return 0  # the program has run to its end
+    return len(finding.program.steps) - (finding.step or 0)
+
+
+def _judge_part(shard: Shard, number: int, part: int, program: Program, result: Result) -> tuple[Finding | None, str]:
+    """Judge a program, or the remainder of one, and count it in the result: the finding, if there is one, and why it
+    was not run, if it was not. An exception of the harness itself is a finding too, since the next programs can be
+    judged all the same."""
+    try:
+        verdict = _judged(shard, number, part, program, locate=True)
+        if not part:
+            _count(shard, program, verdict, result)
         if exhausted(verdict):
             raise MemoryError
-        return confirmed(shard, number, program, verdict) if verdict.mismatches else None
+        found = confirmed(shard, number, part, program, verdict) if verdict.mismatches else None
+        return found, verdict.unsupported
     except ProgramError as error:
-        return Finding(INVALID, shard.plan.seed, number, f"invalid / {error}", program)
+        return Finding(INVALID, shard.plan.seed, number, f"invalid / {error}", program), ""
     except (MemoryError, OSError, UserError):  # the worker's, the disk's and the user's, not the program's
         raise
     except Exception as error:
@@ -198,13 +248,23 @@ def _run_program(shard: Shard, number: int, result: Result) -> Finding | None:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
         wrong = Mismatch("harness", "the harness itself", "no error", said, where)
-        return Finding(HARNESS, shard.plan.seed, number, f"harness / {said[:200]}", program, (wrong,))
+        return Finding(HARNESS, shard.plan.seed, number, f"harness / {said[:200]}", program, (wrong,)), ""
 
 
-def _judged(shard: Shard, number: int, program: Program, locate: bool) -> Verdict:
+def _count(shard: Shard, program: Program, verdict: Verdict, result: Result) -> None:
+    result.kernels += verdict.kernels or 0
+    result.allowed += verdict.allowed or 0
+    result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+    result.arbitrated += verdict.arbitrated
+    result.compared += verdict.baseline is not None
+    if shard.plan.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
+        result.counts[digest(program)] = verdict.kernels
+
+
+def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool) -> Verdict:
     """The verdict on a program, within the time that a program may take, each of its steps noted before it runs."""
     target, baseline = loaded(shard.plan.target), counted(shard.plan.kernels, shard.plan.target)
-    with unit(json.dumps({"number": number, "program": program.to_json()})):
+    with unit(json.dumps({"number": number, "part": part, "program": program.to_json()})):
         return judge_program(program, target, locate=locate, watch=watching(program, shard.hang), baseline=baseline)
 
 
@@ -224,8 +284,16 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     shares memory with whom where the target does not."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
-    program, target = shard.plan.drawing.numbered(shard.plan.seed, number, tally), described(shard.plan.target)
+    target = described(shard.plan.target)
+    program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported)
+
+
+@functools.lru_cache
+def drawing_of(drawing: Drawing, spec: str) -> Drawing:
+    """The drawing for this target. If the target's profile declares operators lacking, no entry of op_db is drawn that
+    needs one of them, in whichever form the device needs it."""
+    return replace(drawing, lacking=tuple(needing(loaded(spec)))) if drawing.lacking else drawing
 
 
 described = functools.cache(describe_target)
@@ -237,13 +305,14 @@ def exhausted(verdict: Verdict) -> bool:
     return any(out_of_memory(f"{one.actual} {one.detail}") for one in verdict.mismatches if one.oracle == "error")
 
 
-def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> Finding:
+def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> Finding:
     """The failure after a second run. It is the same process's: whether it fails in another is asked before it is
     reported (`isolation.Workers.confirm`)."""
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
     found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
-    return found.flaky() if verdict.vanished or _judged(shard, number, program, locate=False).passed else found
+    again = verdict.vanished or _judged(shard, number, part, program, locate=False).passed
+    return found.flaky() if again else found
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:

@@ -91,7 +91,7 @@ def run(
             profile = profiles.of(target) or Profile()
             profile.check("opinfos", [entry.name for entry in catalog])
             asked, left_out = plan.without(plan.select(catalog, selections, shard), () if lacking else profile.opinfos)
-            made.lacking = profile.table(left_out, steps=False)
+            made.lacking = profile.table(left_out)
             chosen = {case.id: case for case in asked}
             started(made, len(chosen))
             earlier = {result.id: result for result in finished if result.id in chosen}

@@ -20,6 +20,7 @@ from conformance.core.files import write_atomic
 from conformance.core.lacking import Outcome
 from conformance.core.names import without_features
 from conformance.profile.init import Found, investigate
+from conformance.program.steps.table import FAMILY_OF
 from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import stop
@@ -99,7 +100,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
         ),
     ]
     write_atomic(given.output, profiles.dumps(made, head))
-    lacking.show(console, made.table(dict.fromkeys(made.opinfos, 1), steps=True))
+    lacking.show(console, made.table(dict.fromkeys(made.opinfos, 1), FAMILY_OF))
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {given.output}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from conformance.core.moving import storage_key
 from conformance.core.oracles import Mismatch
-from conformance.core.script import Bug, bare, judged, render
+from conformance.core.script import Bug, bare, carried, judged, render
 from conformance.core.sentences import sentence
 from conformance.core.target import Target
 from conformance.core.tensor_source import NoSource, input_lines
@@ -37,9 +37,7 @@ def attempt(step):
     try:
         return step()
     except Exception as error:
-        while type(error).__module__ == "torch._dynamo.exc" and error.__context__ is not None:
-            error = error.__context__
-        return error
+        return unwrapped(error)
 """
 """For programs with several steps that raise, each of which is a function of its own; a compiler needs it for one."""
 
@@ -67,7 +65,8 @@ def script(
     used |= dict.fromkeys(name for step in every for name in defined_by(step.under))
     raising = sum(step.raises is not None for step in program.steps)
     attempts = raising > 1 or target.transforms_program
-    attempt = [ATTEMPT_COMPILED if target.transforms_program else ATTEMPT] if raising and attempts else []
+    compiled = carried(("unwrapped",)) + ATTEMPT_COMPILED
+    attempt = [compiled if target.transforms_program else ATTEMPT] if raising and attempts else []
     inputs = make_inputs(program)
     own = any(one.requires_grad for one in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
     flats = [storage.make() for storage in program.storages]

@@ -23,7 +23,8 @@ def source(program: Program, *, mark: int | None = None, attempts: bool = True, 
     It uses `torch`, `device`, `attempt`, and the functions that the steps define. The first wrong step is `mark`;
     without `attempts` a step that must raise stands in a `try`; the inputs in `also` are returned too."""
     arguments = ", ".join(one.name for one in program.inputs)
-    results = ", ".join(f"{name!r}: {value}" for name, value in [*_results(program), *((name, name) for name in also)])
+    named = dict.fromkeys([*_results(program), *((name, name) for name in also)])
+    results = ", ".join(f"{name!r}: {value}" for name, value in named)
     body: list[str] = []
     for number, step in enumerate(program.steps, 1):
         first, *rest = _under(number, step, attempts)

@@ -8,7 +8,7 @@ is neither run nor passed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from conformance.core.aten_ops import Operators
 from conformance.core.errors import TargetError
@@ -18,7 +18,7 @@ from conformance.core.names import VARIANTS
 from conformance.core.target import Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
-from conformance.program.steps.op import Json, dtype_of, walk
+from conformance.program.steps.op import Json, Step, dtype_of, walk
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 
@@ -61,11 +61,17 @@ def lacking_operator(program: Program, target: Target) -> str:
     form of whichever step; "" without one. Runs the program on the CPU where the profile declares any."""
     if target.profile is None or not target.profile.lacking:
         return ""
+    return lacking(operators_of(program, program.steps), target)
+
+
+def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
+    """The dispatcher's operators that these steps call on torch CPU, on the program's inputs; up to the first step
+    that raises what it does not declare."""
     running = RunningProgram(program)
-    with Operators() as operators, contextlib.suppress(StepFailed):  # what it has called by then counts
-        for step in program.steps:
+    with Operators() as operators, contextlib.suppress(StepFailed):
+        for step in steps:
             running.step(step)
-    return lacking(operators.names, target)
+    return operators.names
 
 
 def dtypes_of(program: Program) -> list[str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.core.lacking import Lacking
+from conformance.core.lacking import Lacking, removed
 from conformance.report.escape import escape_control_characters
 
 LISTED = 25
@@ -21,13 +21,12 @@ def show(console: Console, rows: Sequence[Lacking]) -> None:
     if not rows:
         return
     table = Table(title="Lacking, and so not run", title_justify="left", box=box.SIMPLE)
-    for head in ("operator", "cases", "steps", "used by"):
-        table.add_column(head, justify="right" if head == "cases" else "left", no_wrap=head == "operator")
+    table.add_column("operator", no_wrap=True)
+    for head in ("removes", "used by"):
+        table.add_column(head)
     for row in rows[:LISTED]:
-        steps = ", ".join(row.steps)
-        table.add_row(*map(Text, (escape_control_characters(row.operator), str(row.cases or ""), steps, row.used)))
+        table.add_row(*map(Text, (escape_control_characters(row.operator), removed([row]), row.used)))
     console.print(table)
     rest = rows[LISTED:]
     if rest:
-        cases, count = sum(row.cases for row in rest), sum(len(row.steps) for row in rest)
-        console.print(f"and {len(rest)} more operators, with {cases} op_db cases and {count} steps")
+        console.print(f"and {len(rest)} more operators, which remove {removed(rest)}")

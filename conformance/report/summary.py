@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.core.finding import MOVE
+from conformance.core.lacking import removed
 from conformance.core.result import UNEXPECTED, UNEXPLAINED, Outcome, Result, Run, counted
 from conformance.core.sentences import sentence
 
@@ -109,9 +110,7 @@ def facts(run: Run) -> list[str]:
     if run.drawn and run.drawn.arbitrated:
         lines.append(f"{run.drawn.arbitrated} programs differ from torch CPU and pass by its answer in float64")
     if run.lacking:
-        cases, steps = sum(row.cases for row in run.lacking), sum(len(row.steps) for row in run.lacking)
-        left = " and ".join([*([f"{cases:,} op_db cases"] if cases else []), *([f"{steps:,} steps"] if steps else [])])
-        lines.append(f"{counted(len(run.lacking), 'operator')} declared lacking: {left} not run")
+        lines.append(f"{counted(len(run.lacking), 'operator')} declared lacking: {removed(run.lacking)} not run")
     kernels = [result for result in run.results if result.only_kernels]
     if kernels:
         alone = sum(not result.fallback for result in kernels)

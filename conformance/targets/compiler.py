@@ -95,18 +95,7 @@ class CompileTarget(Target):
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled function. What was compiled before is forgotten, so that an answer follows from this call."""
         torch_compat.reset_dynamo()
-        compiled = torch.compile(function, backend=self._counting, dynamic=self.dynamic)
-
-        def call(*inputs: Any) -> Any:
-            try:
-                return compiled(*inputs)
-            except Exception as error:
-                inner = torch_compat.unwrapped(error)
-                if inner is error:
-                    raise
-                raise inner from error
-
-        return call
+        return torch_compat.raising_inner(torch.compile(function, backend=self._counting, dynamic=self.dynamic))
 
     def _counting(self, graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
         self._seen.graphs += 1
@@ -129,5 +118,6 @@ class CompileTarget(Target):
         if self.backend == "inductor":
             lines += "import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n"
         return lines + (
-            f"DEVICE = {self.backend!r}\ntransform = torch.compile(backend={self.backend!r}, dynamic={self.dynamic})"
+            f"DEVICE, transform = {self.backend!r}, torch.compile(backend={self.backend!r}, dynamic={self.dynamic})\n"
+            "torch._logging.set_logs(all=50)  # no log lines"
         )

@@ -20,6 +20,7 @@ from conformance.core.observation import Raised
         ("aten::squeeze", "Vulkan", Kernel.COMPOSITE),
         ("aten::matmul", "Vulkan", Kernel.COMPOSITE),
         ("aten::no_such_operator", "Vulkan", None),
+        ("aten::convolution_overrideable", "Vulkan", Kernel.NONE),  # torch's kernel of it only raises
     ],
 )
 def test_kernel_of(operator: str, key: str, kernel: Kernel | None) -> None:

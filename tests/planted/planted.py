@@ -121,7 +121,7 @@ class Planted(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        fault = FAULTS.get(getattr(func, "__name__", ""))
+        fault = FAULTS.get(getattr(func, "__name__", "").partition(".")[0])  # an operator's overload is exp.default
         return fault(result, args) if fault is not None and isinstance(result, torch.Tensor) else result
 
 
@@ -146,3 +146,23 @@ class DyingTarget(Target):
 
     def prepare(self) -> None:
         os._exit(7)
+
+
+class WrongName(TorchFunctionMode):
+    """`exp` raises an error that names an operator which works."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "exp":
+            raise NotImplementedError("aten::neg is not implemented")
+        return func(*args, **(kwargs or {}))
+
+
+class WrongNameTarget(Target):
+    """A target whose error blames the wrong operator."""
+
+    name = "wrong name"
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with WrongName():
+            yield

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from conformance.core.kernel_tables import needing
 from conformance.core.target import Target
 from conformance.run.messages import COMPILING
 from conformance.run.worker import keep, loaded, step, unit
@@ -163,6 +164,11 @@ class Looks(Target):
             "devices": [name for name in ("cuda", "xpu", "mtia") if getattr(torch, name).is_initialized()],
             "tinygrad": "tinygrad" in sys.modules,
         }
+
+
+def needing_of(spec: str) -> set[str]:
+    """The operators for which the target needs one that its profile declares lacking."""
+    return {*needing(loaded(spec))}
 
 
 def looked() -> dict[str, object]:

@@ -54,6 +54,29 @@ class TestTrials:
         assert made["exp"].operator == "aten::exp" and "has no kernel" in made["exp"].said
         assert made["atan"].said == "killed its process with SIGSEGV" and "gave no answer in 5 s" in made["acosh"].said
 
+    def test_the_operator_that_raises_is_to_blame(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A convolution failed on a device without `set_`, with an error that names no operator: the trial blamed
+        `set_`, the last operator that the harness itself had called."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec = "device:foreign,import=foreign_device,call=without_convolution_and_set,without=set_"
+        names = ("nn.functional.conv2d", "polar", "exp", "hash_tensor")
+        with LocalPool(spec, Limits(unit=60), 1, of_opinfo.MODULES) as pool:
+            made = {t.name: t for t in trials(pool, spec, [of_opinfo.task(spec, name) for name in names], 100)}
+        assert {name: (trial.outcome, trial.operator) for name, trial in made.items()} == {
+            "nn.functional.conv2d": (Outcome.LACKING, "aten::convolution_overrideable"),
+            "polar": (Outcome.LACKING, "aten::set_.source_Storage_storage_offset"),  # the device's own kernel calls it
+            "exp": (Outcome.WORKS, ""),
+            "hash_tensor": (Outcome.FAILS, ""),
+        }
+
+    def test_an_operator_that_works_alone_is_not_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An error may name an operator that the device has: the trial fails, and nothing is declared."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec = "class:planted.WrongNameTarget"
+        with LocalPool(spec, Limits(unit=60), 1, of_opinfo.MODULES) as pool:
+            (made,) = trials(pool, spec, [of_opinfo.task(spec, "exp")], 100)
+        assert (made.outcome, made.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in made.said
+
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
         """A device of torch's own with a kernel that raises NotImplementedError: the tables say that it is there."""
         from conformance.core.attempt import without_kernel

@@ -10,7 +10,7 @@ import pytest
 from conformance.core import profile as profiles
 from conformance.core import result as model
 from conformance.core.contradicted import contradicted
-from conformance.core.lacking import Lacking
+from conformance.core.lacking import Lacking, removed
 from conformance.core.merge import merge
 from conformance.core.names import DTYPES
 from conformance.core.probed import Answer, Probe, Row
@@ -18,7 +18,9 @@ from conformance.core.result import Result, Run
 from conformance.fuzzing.command import main as fuzz
 from conformance.opinfo.runner import main as opinfo
 from conformance.run.messages import Limits
+from conformance.run.pool import LocalPool
 from conformance.run.probe import resolve
+from tests.planted.tasks import needing_of
 
 PLANTED = Path(__file__).parent.parent / "planted"
 LACKS_EXP = """[target]
@@ -57,7 +59,7 @@ def test_what_is_lacking_is_counted_and_does_not_fail(profile: Path, capsys: pyt
     (row,) = made.lacking
     assert (row.operator, row.cases, row.steps) == ("aten::exp", 1, ()) and row.measured > 10
     said = capsys.readouterr().out
-    assert "aten::exp" in said and "1 operator declared lacking: 1 op_db cases not run" in said
+    assert "aten::exp" in said and "1 operator declared lacking: 1 op_db entry, 1 op_db case not run" in said
     assert "Lacking, and so not run" in Path("reports/conformance.html").read_text()
 
 
@@ -188,7 +190,42 @@ def test_an_unknown_op_in_the_profile(profile: Path, capsys: pytest.CaptureFixtu
 
 
 def test_shards_are_joined() -> None:
-    """Cases add up; the most missed comes first."""
-    one = Run("cpu", lacking=(Lacking("aten::a", 2, (), 1, 9, 0.1), Lacking("aten::b", 1, (), 5, 9, 0.2)))
-    two = Run("cpu", lacking=(Lacking("aten::a", 3, (), 1, 9, 0.1),))
+    """Cases add up, names are joined; the most missed comes first."""
+    one = Run(
+        "cpu",
+        lacking=(
+            Lacking("aten::a", 2, ("neg",), 1, 9, 0.1, ("x", "y"), ("view",)),
+            Lacking("aten::b", 1, (), 5, 9, 0.2),
+        ),
+    )
+    two = Run("cpu", lacking=(Lacking("aten::a", 3, (), 1, 9, 0.1, ("y", "z")),))
     assert [(row.operator, row.cases) for row in merge([one, two]).lacking] == [("aten::b", 1), ("aten::a", 5)]
+    said = "3 op_db entries, 6 op_db cases, 1 step of 1 family"
+    assert removed(merge([one, two]).lacking) == said
+
+
+def test_a_form_that_is_lacking_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device needs the out= form and the overrideable form of what it has no kernel of its own for; a program calls
+    the operator, so that neither was known to be lacking when programs were drawn."""
+    monkeypatch.syspath_prepend(str(PLANTED))
+    profile = tmp_path / "foreign.toml"
+    profile.write_text(
+        """[target]
+kind = "device"
+name = "foreign"
+import = "foreign_device"
+call = "without_convolution"
+
+[[lacking]]
+operator = "aten::convolution_overrideable"
+steps = ["nn.functional.conv2d"]
+
+[[lacking]]
+operator = "aten::exp.out"
+opinfos = ["exp"]
+"""
+    )
+    with LocalPool(str(profile), Limits(), 1) as pool:
+        needing = pool.ask(needing_of, str(profile))
+    assert "aten::convolution" in needing
+    assert "aten::exp.out" in needing and "aten::exp" not in needing  # of this one the device has a kernel

@@ -217,9 +217,11 @@ class TestVanished:
         verdict = judge_program(self.PROGRAM, target)
         assert verdict.vanished and not verdict.passed
         shard = Shard(Plan("lost"), 0, 1)
-        assert confirmed(shard, 0, self.PROGRAM, verdict).kind == FLAKY
+        assert confirmed(shard, 0, 0, self.PROGRAM, verdict).kind == FLAKY
         steady = replace(verdict, bad_step=2, lazy_only=False)
-        assert confirmed(shard, 0, self.PROGRAM, steady).kind == FAIL  # since the second run is wrong, as the first was
+        assert (
+            confirmed(shard, 0, 0, self.PROGRAM, steady).kind == FAIL
+        )  # since the second run is wrong, as the first was
 
     def test_a_smaller_program_of_it_is_not_kept(self, monkeypatch):
         """The finding stays as it was drawn, with the step that it had."""

@@ -45,10 +45,10 @@ class TestMachine:
 
     def test_what_is_lacking(self) -> None:
         """The table of the page is in the summary too, its names as text; it was a sentence with two counts."""
-        rows = (Lacking("aten::a|b", 3, (), 4, 10, 0.25), Lacking("aten::c", 0, ("roll", "flip"), 0, 10))
+        rows = (Lacking("aten::a|b", 3, (), 4, 10, 0.25, ("a", "b")), Lacking("aten::c", 0, ("roll", "flip"), 0, 10))
         text = machine.markdown(run(result(), lacking=rows), None)
-        assert "| `aten::a b` | 3 |  | 4 of 10 programs, 25.0% of calls |" in text
-        assert "| `aten::c` |  | roll, flip | none of 10 programs |" in text
+        assert "| `aten::a b` | 2 | 3 |  | 4 of 10 programs, 25.0% of calls |" in text
+        assert "| `aten::c` |  |  | roll, flip | none of 10 programs |" in text
         many = tuple(Lacking(f"aten::{number}", 1) for number in range(machine.LISTED_FINDINGS + 2))
         assert "2 more operators are lacking." in machine.markdown(run(result(), lacking=many), None)
 

@@ -119,7 +119,7 @@ class TestLoading:
         setup = describe_target("device:cpu,import=pushes_modes,call=enable").script()
         text = from_op_db(Case("neg", "", "", "float32", "method", "as_sampled"), setup, 0, "a finding")
         own = own_part(text)
-        assert own.index("register()\n") < own.index("import op_db") < own.index("(DEVICE, load)")
+        assert own.index("import pushes_modes") < own.index("import op_db") < own.index("pushes_modes.enable()")
         done = run(text, tmp_path)
         assert done.returncode == 1, done.stderr
         assert "value of result" in done.stdout

@@ -31,4 +31,7 @@ class StepTable(Mapping[str, Op]):
 _ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, stateful.ROWS, edges.ROWS)
 OPS = StepTable({op.name: op for rows in _ROWS for op in rows})
 
+FAMILY_OF = {name: op.family for name, op in OPS.items()}
+"""The family of each step of the table."""
+
 FAMILIES: tuple[str, ...] = (*dict.fromkeys(op.family for op in OPS.values()), op_db.FAMILY)

@@ -1,0 +1,110 @@
+"""The steps behind a wrong step, as a program of its own.
+
+Defines `remainder`. A wrong step must not hide the faults of the steps behind it. The remainder starts from torch CPU's
+state after the wrong step: each tensor that a later step uses becomes an input with the same values, geometry and
+storage. If a tensor cannot be an input (it is part of an autograd graph, or lazily conjugated), the remainder is
+instead the whole program without the wrong step. A step that has no meaning there is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import torch
+
+from conformance.core.executor import StepFailed
+from conformance.core.moving import storage_key, whole_storage
+from conformance.program.execute import Broken, RunningProgram
+from conformance.program.model import Input, Program, ProgramError, Storage
+from conformance.program.reduce import without
+from conformance.program.shadow import Shadow
+from conformance.program.steps.op import StepError, dtype_name
+from conformance.program.steps.op import number as json_number
+
+LARGEST = 10_000
+"""Cells of a storage that are written down as values. A larger storage has no remainder from its state."""
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """A program of the steps behind a wrong step; `dropped` counts those that it leaves out."""
+
+    program: Program
+    dropped: int = 0
+
+
+def remainder(program: Program, step: int) -> Remainder | None:
+    """The remainder behind step `step`, counted from 1; None if no step behind it can be judged."""
+    behind = len(program.steps) - step
+    if not 0 < step < len(program.steps):
+        return None
+    rest = _from_state(program, step) or without(program, range(step - 1, step), {})
+    kept = _meaningful(rest)
+    earlier = len(rest.steps) - behind if len(rest.steps) > behind else 0
+    left = len(kept.steps) - earlier
+    return Remainder(kept, behind - left) if left > 0 else None
+
+
+def _from_state(program: Program, step: int) -> Program | None:
+    """The later steps on torch CPU's state after `step`; None if a tensor that they use cannot be an input."""
+    running = RunningProgram(program)
+    try:
+        for one in program.steps[:step]:
+            running.step(one)
+    except (StepFailed, StepError, RuntimeError):
+        return None
+    later = program.steps[step:]
+    wanted = {name for one in later for name in one.names()} & running.env.keys()
+    keys = {storage_key(running.env[name]) for name in wanted}
+    tensors = {name: tensor for name, tensor in running.env.items() if storage_key(tensor) in keys}
+    if not all(map(_can_be_input, tensors.values())):
+        return None
+    storages: dict[int, tuple[int, Storage]] = {}
+    inputs = []
+    for name, tensor in tensors.items():
+        key = storage_key(tensor)
+        if key not in storages:
+            storages[key] = len(storages), _storage(tensor)
+        geometry = tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
+        inputs.append(Input(name, storages[key][0], dtype_name(tensor.dtype), *geometry, tensor.requires_grad))
+    made = replace(program, storages=tuple(s for _, s in storages.values()), inputs=tuple(inputs), steps=later)
+    try:
+        made.with_steps(()).check()
+    except ProgramError:
+        return None
+    return made
+
+
+def _can_be_input(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+    leaf = tensor.is_leaf and tensor.grad is None
+    return plain and leaf and whole_storage(tensor.detach()).numel() <= LARGEST
+
+
+def _storage(tensor: torch.Tensor) -> Storage:
+    """The content of a tensor's storage, bit by bit: as numbers of its dtype where these have the same bits."""
+    flat = whole_storage(tensor.detach())
+    as_numbers = Storage(dtype_name(flat.dtype), flat.numel(), [json_number(value) for value in flat.tolist()])
+    data = flat.view(torch.uint8)
+    if flat.numel() * flat.element_size() == tensor.untyped_storage().nbytes() and torch.equal(
+        as_numbers.make().view(torch.uint8), data
+    ):
+        return as_numbers
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return Storage("uint8", whole.numel(), whole.tolist())
+
+
+def _meaningful(program: Program) -> Program:
+    """The program with those of its steps that have a meaning on torch CPU, and the errors that they raise there."""
+    shadow = Shadow(program)
+    for step in program.steps:
+        names: Collection[str] = step.names()
+        local = {name for inner in step.body for name in inner.out}
+        if any(name not in shadow.env and name not in local for name in names):
+            continue
+        try:
+            shadow.offer(replace(step, raises=None))
+        except (Broken, StepError):
+            break
+    return program.with_steps(tuple(shadow.steps))

@@ -1,0 +1,145 @@
+"""A toy Python device with three planted bugs: `device:toy,import=toy_device`.
+
+A tensor of the device lies on CPU memory under the dispatch key PrivateUse1, with real strides and storages. Each
+operator runs on CPU tensors over the same memory. `TOY_FAULTS` selects the faults by name, joined by commas; all of
+them by default.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+FAULTS = ("lost_copy_", "relu", "unfold")
+CPU, EXTENSION = 1, 12
+"""DLPack's device types."""
+
+_pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def chosen() -> frozenset[str]:
+    """The faults that `TOY_FAULTS` selects. Raises ValueError for an unknown name."""
+    names = os.environ.get("TOY_FAULTS", ",".join(FAULTS))
+    faults = frozenset(filter(None, names.split(",")))
+    if not faults <= {*FAULTS}:
+        raise ValueError(f"TOY_FAULTS={names}: choose from {', '.join(FAULTS)}")
+    return faults
+
+
+def relabelled(flat: torch.Tensor, device_type: int) -> torch.Tensor:
+    """A tensor over the same memory on another device. `flat` is contiguous and covers its storage."""
+    capsule = to_dlpack(flat.detach())
+    ctypes.c_int.from_address(_pointer(capsule, b"dltensor") + 8).value = device_type  # behind the data pointer
+    return from_dlpack(capsule)
+
+
+def laid_over(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view of `flat` with the dtype and geometry of `like`."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # views compute metadata only, on any device
+    with torch._C._AutoDispatchBelowAutograd():
+        if flat.dtype is not like.dtype:
+            flat = torch.ops.aten.view.dtype.redispatch(keys, flat, like.dtype)
+        geometry = like.size(), like.stride(), like.storage_offset()
+        return torch.ops.aten.as_strided.default.redispatch(keys, flat, *geometry)
+
+
+def covering(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view of the whole storage of a tensor."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return torch.ops.aten.as_strided.default.redispatch(keys, tensor.detach(), (count,), (1,), 0)
+
+
+class Call:
+    """One call on the device, with a CPU tensor for each storage among its arguments."""
+
+    def __init__(self) -> None:
+        self.flats: dict[int, torch.Tensor] = {}
+        """The flat CPU tensors, by the storages of the device."""
+        self.there: dict[int, torch.Tensor] = {}
+        """The flat device tensors, by the storages of the CPU tensors."""
+
+    def host(self, value: Any) -> Any:
+        """The CPU tensor of a device tensor, the CPU in place of the device, and any other value as it is."""
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if not isinstance(value, torch.Tensor) or value.device.type != "toy":
+            return value
+        key = value.untyped_storage()._cdata
+        if key not in self.flats:
+            there = covering(value)
+            self.flats[key] = here = relabelled(there, CPU)
+            self.there[here.untyped_storage()._cdata] = there
+        return laid_over(self.flats[key], value)
+
+    def back(self, value: Any) -> Any:
+        """The device tensor of a CPU tensor: over the storage of an argument, or a new one."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        there = self.there.get(value.untyped_storage()._cdata)
+        there = relabelled(covering(value), EXTENSION) if there is None else there
+        return laid_over(there, value)
+
+    def follow(self, there: Any, here: Any) -> None:
+        """Give a written tensor the geometry and memory that the operator gave to its CPU tensor, as `out=` does."""
+        if isinstance(there, (list, tuple)):
+            for pair in zip(there, here, strict=True):
+                self.follow(*pair)
+        elif isinstance(there, torch.Tensor) and (there.size(), there.stride()) != (here.size(), here.stride()):
+            made = self.back(here)
+            geometry = made.storage_offset(), made.size(), made.stride()
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+            with torch._C._AutoDispatchBelowAutograd():
+                set_ = torch.ops.aten.set_.source_Storage_storage_offset
+                set_.redispatch(keys, there, made.untyped_storage(), *geometry)
+
+
+def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on the CPU, with the chosen faults."""
+    faults, name, call = chosen(), op.overloadpacket.__name__, Call()
+    raw_args, raw_kwargs = tree_map(call.host, args), tree_map(call.host, kwargs)
+    if name == "_copy_from":  # every `copy_` from, to or within the device
+        source, destination = args[:2]
+        if not ("lost_copy_" in faults and source.device == destination.device and source.dim() == 2):
+            raw_args[1].copy_(raw_args[0])
+        return destination
+    if name == "resize_" and raw_args[0].numel() != torch.Size(args[1]).numel():
+        grown = torch.zeros(args[1], dtype=args[0].dtype)  # memory that DLPack lends cannot grow
+        count = min(grown.numel(), raw_args[0].numel())
+        grown.view(-1)[:count].copy_(raw_args[0].reshape(-1)[:count])
+        call.follow(args[0], grown)
+        return args[0]
+    numbers = any(isinstance(value, (bool, int, float, complex)) and isinstance(argument.type, torch.TensorType)
+                  for value, argument in zip(raw_args, op._schema.arguments))  # fmt: skip
+    # A number that torch had wrapped as a tensor arrives as a number again, for which another overload is meant.
+    result = (op.overloadpacket if numbers else op)(*raw_args, **raw_kwargs)
+    if name == "relu" and "relu" in faults:
+        result = torch.where(raw_args[0] < 0, raw_args[0] * 0.01, result).to(result.dtype)  # a leaky relu
+    if name == "unfold" and "unfold" in faults:
+        result = result.clone()  # a copy instead of a view
+    written = [*written_by(op, args, kwargs)]
+    for there, here in zip(written, written_by(op, raw_args, raw_kwargs), strict=True):
+        call.follow(there, here)
+    if isinstance(result, torch.Tensor) and written:
+        return written[0]
+    return tuple(written) if len(written) > 1 else tree_map(call.back, result)
+
+
+def written_by(op: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """The arguments that the operator writes, by its schema."""
+    for at, argument in enumerate(op._schema.arguments):
+        if argument.is_write:
+            yield args[at] if at < len(args) else kwargs[argument.name]
+
+
+_setup_privateuseone_for_python_backend("toy")
+_library = torch.library.Library("_", "IMPL")
+_library.fallback(kernel, "PrivateUse1")
