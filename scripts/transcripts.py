@@ -1,9 +1,9 @@
 """Run the commands of the documentation's transcripts again: `python scripts/transcripts.py [--write] [PAGE ...]`.
 
-A transcript is a `text` block whose first line begins with `$ `. The commands of a page run in one empty folder, in
-their order; a Python block is a file of that folder where `Saved as` and its name stand behind it. A line `...` stands
-for any lines, and times and rates mean nothing. `--write` puts what the commands print today into the page; where a
-transcript has a `...`, it prints the difference instead.
+A transcript is a `text` block that begins with `$ `. The commands of a page run in order, in one empty folder. A Python
+block with `Saved as` and a file name after it is a file in that folder. A line `...` matches any lines, and times and
+rates are ignored. `--write` replaces the output in the page; if a transcript has a line `...`, only the difference is
+printed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LIMIT = 300
 
 TIMES = ((re.compile(r"\d+(\.\d+)? programs/s"), "N programs/s"), (re.compile(r"(samples) in \d+ s$"), r"\1 in N s"))
 PROGRESS = re.compile(r"seed \d+: .* distinct$")
-"""A line that comes every five seconds."""
+"""Progress, one line every five seconds."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a transcript and what it printed: as the page says, and now."""
+    """A command of a transcript, with the output in the page and the output of this run."""
 
     words: str
     shown: tuple[str, ...]
@@ -42,19 +42,19 @@ class Command:
 
     @property
     def same(self) -> bool:
-        """Whether the page says what is printed, with any lines for `...`."""
+        """Whether both outputs agree; `...` matches any lines."""
         pattern = [r"(?:.*\n)*" if line == "..." else re.escape(f"{line}\n") for line in plain(self.shown)]
         return re.fullmatch("".join(pattern), "".join(f"{line}\n" for line in plain(self.printed))) is not None
 
     @property
     def difference(self) -> str:
-        """What was printed against what the page says."""
+        """The two outputs as a diff."""
         lines = difflib.unified_diff(plain(self.shown), plain(self.printed), "page", "printed", lineterm="")
         return "\n".join([f"$ {self.words}", *lines])
 
 
 def plain(lines: Sequence[str]) -> list[str]:
-    """The lines without times, empty lines and spaces at their ends, and without lines that come every five seconds."""
+    """The lines without times, empty lines, trailing spaces and progress."""
     kept = []
     for line in map(str.rstrip, lines):
         for pattern, instead in TIMES:
@@ -64,14 +64,14 @@ def plain(lines: Sequence[str]) -> list[str]:
 
 
 def transcripts(text: str) -> Iterator[re.Match[str]]:
-    """The blocks of a page that are transcripts, and those that are files for them."""
+    """Yield the transcripts of a page and the files for them."""
     for block in BLOCK.finditer(text):
         if (block[1] == "text" and block[2].startswith("$ ")) or (block[1] == "python" and block[3]):
             yield block
 
 
 def run(text: str) -> list[list[Command]]:
-    """The commands of each transcript of a page, run in their order in a folder of their own."""
+    """Run the transcripts of a page, in order, in an empty folder, and return the commands of each."""
     made = []
     with tempfile.TemporaryDirectory() as folder:
         for block in transcripts(text):
@@ -98,7 +98,7 @@ def _run(words: str, shown: Sequence[str], folder: str) -> Command:
 
 
 def renewed(text: str, made: Sequence[Sequence[Command]]) -> str:
-    """The page with what its commands print today, where it is not the same; transcripts with `...` stay."""
+    """Return the page with today's output in each transcript that differs and has no line `...`."""
     blocks = [block for block in transcripts(text) if block[1] == "text"]
     for block, commands in reversed(list(zip(blocks, made, strict=True))):
         if not all(one.same for one in commands) and not any("..." in one.shown for one in commands):
@@ -108,7 +108,7 @@ def renewed(text: str, made: Sequence[Sequence[Command]]) -> str:
 
 
 def main() -> int:
-    """Show what differs; 1 where something does."""
+    """Show the differences, and return 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="put what is printed today into the pages")
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
