@@ -259,8 +259,8 @@ FORMS = {
 
 
 def legend(*texts: str) -> str:
-    """Return one line with the explanation of each step name and layout class in these titles and signatures. The line is
-    empty if no name needs an explanation."""
+    """Return one line that explains each step name and layout class in these titles and signatures. The line is empty
+    if no name needs an explanation."""
     parts = (part for text in texts for part in text.removeprefix("flaky / ").split(" / "))
     return "; ".join(dict.fromkeys(told for part in parts for told in _explained(part)))
 
