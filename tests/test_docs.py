@@ -4,10 +4,17 @@ Blocks marked `py` need a device that the tests do not have, and are left out.""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from conformance.core import versions
+from conformance.core.sentences import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -64,6 +71,14 @@ class TestFindings:
         assert sorted(re.findall(r"\]\(#([^)]*)\)", contents)) == sorted(anchors)
 
 
+class TestLayoutClasses:
+    def test_each_is_explained_as_in_a_run(self):
+        """The table of docs/fuzzing.md and the line below a finding say the same."""
+        text = (ROOT / "docs" / "fuzzing.md").read_text().partition("| layout class | means |\n|---|---|\n")[2]
+        rows = re.findall(r"^\| `(.*?)` \| (.*?) \|$", text.partition("\n\n")[0], re.MULTILINE)
+        assert dict(rows) == LAYOUTS
+
+
 class TestReadme:
     def test_the_views_example_says_what_the_cpu_says(self, standalone):
         """The README's few lines about tiny print the same on the CPU."""
@@ -73,3 +88,59 @@ class TestReadme:
         tiny, cpu = standalone(block), standalone(on_cpu)
         assert (tiny.returncode, cpu.returncode) == (0, 0)
         assert cpu.stdout and tiny.stdout == cpu.stdout
+
+
+TORCH = re.search(r"^torch==(\d+\.\d+)", (ROOT / "requirements" / "constraints.txt").read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    """The script that runs transcripts again, as a module."""
+    spec = importlib.util.spec_from_file_location("transcripts", ROOT / "scripts" / "transcripts.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["transcripts"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["transcripts"]
+
+
+class TestTranscripts:
+    """`python scripts/transcripts.py --write` puts what is printed today into the pages."""
+
+    WITH = tuple(page for page in PAGES if re.search(r"^```text\n\$ ", page.read_text(), re.MULTILINE))
+
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize("page", WITH, ids=lambda page: page.name)
+    def test_is_what_is_printed(self, page: Path, script: ModuleType) -> None:
+        """Each command of a transcript prints what stands below it, but for times."""
+        if TORCH is None or not versions.holds(f"=={TORCH[1]}.*"):
+            pytest.skip(f"the transcripts are of the torch in requirements/constraints.txt, not {versions.installed()}")
+        made = [one for commands in script.run(page.read_text()) for one in commands]
+        assert made
+        assert "\n".join(one.difference for one in made if not one.same) == ""
+
+    def test_which_there_are(self) -> None:
+        """A page whose transcripts no longer begin with their command would not be run."""
+        assert [page.name for page in self.WITH] == ["compilers.md", "scripts.md", "start.md"]
+
+    @pytest.mark.parametrize(
+        ("shown", "printed", "same"),
+        [
+            (["a", "3 samples in 12 s"], ["a  ", "", "3 samples in 9 s"], True),
+            (["a", "...", "d"], ["a", "b", "c", "d"], True),
+            (["a", "...", "d"], ["a", "b", "c"], False),
+            (["a", "b"], ["a", "c"], False),
+            (["1.5 programs/s; x"], ["seed 0: 3/9 programs, 0 failing, 0 distinct", "9 programs/s; x"], True),
+        ],
+    )
+    def test_what_is_the_same(self, shown: list[str], printed: list[str], same: bool, script: ModuleType) -> None:
+        """Times, spaces at the ends of lines and progress mean nothing; three dots stand for any lines."""
+        assert script.Command("x", tuple(shown), tuple(printed)).same is same
+
+    def test_a_page_is_renewed(self, script: ModuleType) -> None:
+        """What is printed today takes the place of what the page says, and all else stays."""
+        file = "```python\nprint(1)\n```\n\nSaved as `one.py`:\n\n"
+        page = f"# a page\n\n{file}```text\n$ python one.py\n2\n```\n\nThe end.\n"
+        made = script.run(page)
+        assert [one.same for commands in made for one in commands] == [False]
+        assert script.renewed(page, made) == page.replace("\n2\n", "\n1\n")

@@ -6,6 +6,7 @@ import functools
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ class TestJobs:
     def test_the_pasted_job_is_short(self):
         """A backend author pastes about fifteen lines below the two that name the workflow."""
         assert len(PASTED.partition("jobs:\n")[2].splitlines()) <= 15
+
+    def test_the_packages_of_the_pasted_job(self):
+        """The page names what pip brings, no more and no less."""
+        text = (ROOT / "docs" / "ci.md").read_text().partition("pip brings, with")[2].partition(";")[0]
+        lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        names = [re.split("[<>=]", line)[0] for line in lines]
+        assert re.findall("`([^`]*)`", text) == ["conformance", *names]
 
     def test_needs_name_jobs(self):
         """A job waits for jobs that exist."""

@@ -32,9 +32,9 @@ def arbitrate(
     None is left when all of `found` are floating values, gradients or storages in which each element of the target
     agrees with the truth or with CPU by the very rule and tolerances of `compare`, and CPU is no nearer to the truth in
     its worst element. Nor is any left when each element lies, within the tolerances, between the
-    truth and what runs say that moved what is rounded on the way, `swayed`. Otherwise all are left, with both errors
-    beside them. The truth is first rounded to the dtype that was asked for, so that a value which overflows there must
-    overflow, and one that overflows only on the way must not.
+    truth and what runs say that moved what is rounded on the way, `swayed`. Otherwise all are left, and their details
+    have both errors where CPU's is not 0. The truth is first rounded to the dtype that was asked for: a value that
+    overflows there must overflow, and one that overflows only on the way must not.
     """
     judged = []
     for mismatch in found:
@@ -58,7 +58,9 @@ def arbitrate(
         neither = differing(right, got, False, rtol, atol) & differing(want, got, False, rtol, atol)
         agrees = not bool(neither.any())
         cpu, target = map(_in_tolerances, errors)
-        note = f"against the answer in float64, torch CPU is off by {cpu} and the target by {target}"
+        note = (
+            f"against the answer in float64, torch CPU is off by {cpu} and the target by {target}" if errors[0] else ""
+        )
         judged.append(
             (
                 (agrees and errors[1] <= errors[0]) or _between(right, got, mismatch, swayed, *allowed),
@@ -104,9 +106,7 @@ def subject(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None
 def _in_tolerances(error: float) -> str:
     """A multiple of the tolerance in words; infinite where a finite number should be nan or infinite, or the other way
     round."""
-    if error in (0, float("inf")):
-        return "nothing" if error == 0 else "an infinite amount"
-    return f"{error:.2g} times the tolerance"
+    return "an infinite amount" if error == float("inf") else f"{error:.2g} times the tolerance"
 
 
 def _error(right: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> float:

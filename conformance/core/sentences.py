@@ -1,9 +1,8 @@
 """Differences in words: one sentence for each oracle, and explanations of the names of steps and layout classes.
 
-Defines `sentence`, `headline` and `legend`. The key insight: a reader of a terminal, a page, a script or an issue has
-not read this package, so every headline is made here, by one function. The record of a difference, such as
-`alias of c: expected a, got c`, stays with its oracle; it is what the full comparison of a script prints. This module
-must not import torch.
+Defines `sentence`, `headline` and `legend`. The key insight: a newcomer reads terminals, pages, scripts and issues, so
+one function writes all headlines. The record of a difference, such as `alias of c: expected a, got c`, stays with its
+oracle; the full comparison of a script prints it. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from conformance.core.result import Result
 
 
 class Difference(Protocol):
-    """A `Mismatch` of the oracles, or the `Failure` that is made of one."""
+    """A `Mismatch` of the oracles, or its `Failure` in a result."""
 
     @property
     def oracle(self) -> str: ...
@@ -42,14 +41,14 @@ ELEMENTS = re.compile(
 
 
 def sentence(one: Difference) -> str:
-    """What should be so, and what is so on the target, without a full stop."""
+    """Return the sentence with the expected and the actual fact, without a full stop."""
     if not (one.expected or one.actual):
         return f"the {one.oracle} of {_named(one)} is wrong"
     return _SENTENCES.get(one.oracle, _other)(one)
 
 
 def headline(result: Result) -> str:
-    """The sentence on a result's first failure; without one, its outcome and reason."""
+    """Return the sentence for a result's first failure; without a failure, its outcome and reason."""
     return sentence(result.failures[0]) if result.failures else f"{result.outcome}: {result.reason}"
 
 
@@ -208,7 +207,6 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
 }
 
 LAYOUTS = {
-    "contiguous": "in row-major order, and fills its memory",
     "window": "contiguous, in a part of a larger memory",
     "permuted": "without gaps, in another order of dimensions",
     "gaps": "memory between its elements belongs to none of them",
@@ -219,7 +217,7 @@ LAYOUTS = {
     "0-d": "no dimension",
     "empty": "no elements",
 }
-"""The layout classes of signatures, by what is so of such a tensor."""
+"""Explanations of the layout classes but `contiguous`, by name."""
 
 FORMS = {
     "edge": "values at the edges: zeros of both signs, ties, infinities, nan",
@@ -257,12 +255,12 @@ FORMS = {
     "attribute": "read as op_db does, as an attribute",
     "op_db": "called as op_db does",
 }
-"""The last parts of the names of steps, by how the operator before them is called."""
+"""Explanations of how a step calls its operator, by the last part of the step's name."""
 
 
 def legend(*texts: str) -> str:
-    """Explanations of the names of steps and layout classes in titles and signatures, each once, joined to one line;
-    the empty string where no name needs one."""
+    """Return one line that explains each step name and layout class in these titles and signatures. The line is empty
+    if no name needs an explanation."""
     parts = (part for text in texts for part in text.removeprefix("flaky / ").split(" / "))
     return "; ".join(dict.fromkeys(told for part in parts for told in _explained(part)))
 

@@ -115,6 +115,18 @@ SUITES: Mapping[str, tuple[Selection, ...]] = {
 }
 
 
+HALVES = ("float16", "bfloat16")
+"""The dtypes of two bytes, of which the usual selections take the first that the target holds."""
+
+
+def usual(held: Collection[str] | None = None) -> tuple[Selection, ...]:
+    """The selections where the user chooses no dtypes: float32, and at fewer samples the dtypes whose kernels are
+    others. `held` are the dtypes that the target holds; None means all."""
+    half = [name for name in HALVES if held is None or name in held][:1]
+    more = [name for name in (*half, "int64", "bool") if held is None or name in held]
+    return (Selection(), *([Selection(dtypes=tuple(more), samples=6)] if more else []))
+
+
 def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[str]:
     """The names in a comma-separated list, or every known one for `all`. Raises UsageError for one that is unknown."""
     known = list(known)
@@ -162,7 +174,7 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options that choose cases, by argparse's `add_argument` or pytest's `addoption`."""
     add("--op", action="append", default=[], metavar="GLOB", help="only these ops; may be repeated")
     for name, usual, among in (
-        ("dtype", "float32", ()),
+        ("dtype", "float32; of fewer samples float16 or bfloat16, int64, bool", ()),
         ("variant", "forward", VARIANTS),
         ("layout", "as_sampled", LAYOUTS),
     ):
@@ -170,14 +182,15 @@ def add_options(add: Callable[..., Any]) -> None:
         listed += ["specials", "specials_backward"] * (among is VARIANTS)
         known = f"of {', '.join(listed)}" if among else "several"
         add(f"--{name}", action="append", metavar="A,B", help=f"{usual} (default), {known}, or all")
-    add("--samples", metavar="N|all", help="samples an op (default: 20, or what the suite says)")
+    add("--samples", metavar="N|all", help="samples an op (default: 20, and 6 in dtypes but float32; or as the suite)")
     add("--suite", help=f"a set of dtypes and variants by name: {', '.join(SUITES)}")
     add("--shard", default="1/1", metavar="i/n", help="only the i-th of n parts")
     add("--rerun-failures", type=int, default=0, metavar="N", help="run a failure again, up to N times")
 
 
-def asked(options: Any) -> tuple[Selection, ...]:
-    """What these options ask for: a suite, perhaps of fewer ops or samples, or one selection. Raises UsageError."""
+def asked(options: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:
+    """What these options ask for: a suite, perhaps of fewer ops or samples, else one selection of the dtypes that are
+    named, else the usual ones of a target that holds these dtypes. Raises UsageError."""
     samples, suite = options.samples, options.suite
     if samples not in (None, "all") and not (samples.isdigit() and int(samples) > 0):
         raise UsageError(f"--samples {samples!r} is neither a number above 0 nor 'all'")
@@ -190,7 +203,8 @@ def asked(options: Any) -> tuple[Selection, ...]:
                 raise UsageError(f"--suite {suite} chooses {name}s itself; leave out --suite or --{name}")
             changes[f"{name}s"] = tuple(chosen(",".join(words), known, name))
     if not suite:
-        return (replace(Selection(), **changes),)
+        selections = usual(held) if options.dtype is None else (Selection(),)
+        return tuple(replace(selection, **changes) for selection in selections)
     if suite not in SUITES:
         raise UsageError(f"unknown suite {suite!r}; choose from {', '.join(SUITES)}")
     return tuple(replace(selection, **changes) for selection in SUITES[suite])
@@ -208,10 +222,12 @@ def select(
     catalog: Sequence[Entry], selections: Sequence[Selection] = (Selection(),), shard: tuple[int, int] = (1, 1)
 ) -> list[Case]:
     """The cases that exist among those asked for, in op_db's order, each once. Raises UsageError when there is none."""
-    cases: dict[str, Case] = {}
+    cases: dict[Any, Case] = {}
     for selection in selections:
         for case in _cases(catalog, selection):
-            cases.setdefault(case.id, case)
+            # Error inputs choose their dtypes themselves: the first selection has them.
+            key = (case.name, case.variant, case.layout) if case.variant == "error_inputs" else case.id
+            cases.setdefault(key, case)
     if not cases:
         variants, dtypes = (
             ", ".join(dict.fromkeys(name for selection in selections for name in getattr(selection, part)))

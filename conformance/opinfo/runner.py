@@ -223,6 +223,8 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
     target, seen = resolve(options.target, chosen["limits"], chosen["place"], strict=BUDGET)
     if seen is not None:
         probe.show(console, profiles.identity(options.target), seen, profile.lacks if profile is not None else None)
+    held = profile.dtypes if profile is not None else None
+    chosen["selections"] = plan.asked(options, held if held is not None or seen is None else seen.dtypes)
     identity = {
         "target": options.target,
         "selection": list(map(str, chosen["selections"])),

@@ -21,7 +21,7 @@ from conformance.core.footprint import mebibytes
 from conformance.core.names import DTYPES, VARIANTS
 from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, summary_line
 from conformance.core.script import own_part
-from conformance.core.sentences import headline, legend, sentence
+from conformance.core.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.escape import escape_control_characters
@@ -273,6 +273,7 @@ def _coverage(drawn: Drawn) -> dict[str, Any]:
             for part, (noun, names) in enumerate((("family", families), ("layout class", layouts), ("dtype", dtypes)))
         ],
         "layouts": layouts,
+        "explained": LAYOUTS,
         "dtypes": dtypes,
         "families": families,
         "cells": drawn.cells,

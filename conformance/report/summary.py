@@ -12,6 +12,7 @@ from conformance.core.finding import MOVE
 from conformance.core.lacking import removed
 from conformance.core.result import UNEXPECTED, UNEXPLAINED, Outcome, Result, Run, counted
 from conformance.report.causes import causes_of
+from conformance.core.sentences import sentence
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def at_inputs(run: Run, stopped: Result) -> str:
     """What all programs do that fail in one way before their first step, with the first difference."""
     programs = run.drawn.compared if run.drawn else 0
     first = stopped.failures[0]
-    error = first.actual if first.oracle == "error" else f"{first.oracle} is {first.actual}"
-    said = " ".join(f"{error}: {first.detail}".removesuffix(": ").split())[:300]
+    told = f"{first.actual}: {first.detail}".removesuffix(": ") if first.oracle == "error" else sentence(first)
+    said = " ".join(told.split())[:300]
     every = f"All {programs:,} programs fail" if programs > 1 else "The one program fails"
     return f"{every} at {MOVE}, before the first step, so that nothing else was compared: {said}"
 

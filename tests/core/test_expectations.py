@@ -34,8 +34,8 @@ class TestMended:
         (passed,) = apply([result("add", Outcome.PASS)], load(path))
         assert (passed.outcome, passed.reason) == (
             Outcome.XPASS,
-            f"{path}, line 2 declares it, and it passed: delete or narrow that [[expect]] entry, or let the same command "
-            "with --update-expectations do so (its reason: so)",
+            f"{path}, line 2 declares it, and it passed: delete or narrow that [[expect]] entry, or let the same "
+            "command with --update-expectations do so (its reason: so)",
         )
 
 

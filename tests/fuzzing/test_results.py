@@ -139,7 +139,7 @@ class TestCampaign:
         assert "XFAIL saved\n     a known bug" in said
         assert "1 known finding in 1 program, declared in" in said
         assert self.fuzz(tmp_path, "cpu", *words) == 1
-        told = f"XPASS {tmp_path / 't.toml'}, line 1 declares it, and no program showed it: delete or narrow that [[finding]]"
+        told = f"{tmp_path / 't.toml'}, line 1 declares it, and no program showed it: delete or narrow that [[finding]]"
         assert told in capsys.readouterr().out
 
     def test_a_typo_stops_before_anything_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ class Command:
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = runner.main(arguments)
+            code = runner.main(self.narrow(arguments))
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     @property
@@ -41,7 +41,12 @@ class Command:
 
     @staticmethod
     def words(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "conformance.opinfo_runner", *arguments]
+        return [sys.executable, "-m", "conformance.opinfo_runner", *Command.narrow(arguments)]
+
+    @staticmethod
+    def narrow(arguments: tuple[str, ...]) -> list[str]:
+        """The words, with float32 alone where they leave the dtypes open: most tests need no other."""
+        return [*arguments, *([] if {"--dtype", "--suite", "--replay"} & {*arguments} else ["--dtype", "float32"])]
 
     def as_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`python -m conformance.opinfo_runner`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,29 @@ class TestPlan:
 
         with pytest.raises(errors.UsageError, match=text):
             plan.asked(parser().parse_args(words.split()))
+
+    def asked(self, words: str, held: tuple[str, ...] | None = None) -> list[tuple[tuple[str, ...], int | None]]:
+        from conformance.opinfo.runner import parser
+
+        return [(each.dtypes, each.samples) for each in plan.asked(parser().parse_args(words.split()), held)]
+
+    def test_the_usual_dtypes(self) -> None:
+        """A run of float32 alone missed a fault of float16; of what the target holds, the others take fewer samples."""
+        more = ("float16", "int64", "bool")
+        assert self.asked("") == [(("float32",), 20), (more, 6)]
+        assert self.asked("", ("float32", "bfloat16", "int64")) == [(("float32",), 20), (("bfloat16", "int64"), 6)]
+        assert self.asked("", ("float32",)) == [(("float32",), 20)]
+        assert self.asked("--samples 2") == [(("float32",), 2), (more, 2)]
+        assert self.asked("--dtype int8") == [(("int8",), 20)]
+        assert self.asked("--variant backward --op add") == [(("float32",), 20), (more, 6)]
+
+    def test_error_inputs_are_planned_once(self) -> None:
+        """They choose their dtypes themselves, so that each further selection named them again."""
+        entry = plan.Entry(
+            "add", "", "binary", frozenset({"float32", "int64"}), frozenset(), frozenset({"error_inputs"})
+        )
+        selections = [replace(each, variants=("error_inputs",)) for each in plan.usual()]
+        assert [case.dtype for case in plan.select([entry], selections)] == ["float32"]
 
     def test_fewer_ops_of_a_suite(self) -> None:
         """--op and --samples narrow every part of a suite."""

@@ -27,7 +27,8 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def items(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The suite with the plugin as an installed package has it."""
-    return run(tmp_path, "--pyargs", "conformance.opinfo", *(words if "--samples" in words else (*words, *SAMPLES)))
+    return run(tmp_path, "--pyargs", "conformance.opinfo", *(words if "--samples" in words else (*words, *SAMPLES)),
+               "--dtype", "float32")  # fmt: skip
 
 
 class TestItems:

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from conformance.core.drawn import Drawn
 from conformance.core.result import Failure, Outcome, Run
 from conformance.core.script import MARKER
+from conformance.core.sentences import LAYOUTS
 from conformance.report import html
 from tests.report.runs import HOSTILE, campaign, failed, found, result, run
 
@@ -192,6 +193,7 @@ class TestFuzzing:
     def test_coverage_shows_what_was_not_reached(self) -> None:
         """Every family, layout class and dtype that there is has its row or column. They once were those reached."""
         view = html.campaign_view(COVERED)
+        assert f'<th scope="col" title="{LAYOUTS["gaps"]}"><span>gaps</span>' in html.render(COVERED)
         assert view["layouts"] == ("contiguous", "gaps", "empty")
         assert view["missed"] == [("family", ["views"]), ("layout class", ["empty"]), ("dtype", ["int8"])]
         text = Page(html.render(COVERED)).text
