@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
 CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
@@ -101,6 +101,26 @@ class Finding:
             other = from_signature(signature, self.kind)
             parts = {name: getattr(other, name) for name in ("oracle", "step", "layout", "error")}
             yield dataclasses.replace(self, signature=signature, **parts)
+
+
+def gist(text: str) -> str:
+    """The first words of an error's text, without what differs from program to program; operators keep their names."""
+    text = re.sub(r"not implemented is never a pass: ", " ", text)
+    text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
+    words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
+    return " ".join(words[:9])
+
+
+def answers(differences: Iterable[Any]) -> frozenset[tuple[Any, ...]]:
+    """What mismatches, or failures of a case, say: the oracle, the tensor, the sample, and both answers. Of the text of
+    an error only the gist counts, since it may name what differs from run to run."""
+    return frozenset(
+        (
+            *(one.oracle, one.where, getattr(one, "sample", 0), one.expected, one.actual),
+            gist(one.detail) if one.oracle == "error" else one.detail,
+        )
+        for one in differences
+    )
 
 
 def cause_text(kind: str, wrong: str, op: str) -> str:

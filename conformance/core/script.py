@@ -223,7 +223,8 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         body += ["except Exception as error:", f"    print({label}, repr(error))"]
     yield from (" " * (8 if label == "name" and run == "program" else 4) + line for line in body)
     if pushes:
-        yield "futures.ThreadPoolExecutor().submit(show, 'cpu').result(), show(DEVICE)  # a thread has no modes of the device"
+        yield "futures.ThreadPoolExecutor().submit(show, 'cpu').result()  # a thread without the device's modes"
+        yield "show(DEVICE)"
 
 
 def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.core.drawn import AXES, Drawn
 from conformance.core.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, MOVE, PROPERTIES, TIMEOUT, from_signature
+from conformance.core.loading import describe_target
 from conformance.core.names import ORACLES, RUN_ORACLES
 from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.fuzzing.plan import HANGS
-from conformance.fuzzing.worker import Finding
+from conformance.fuzzing.worker import SAME, Finding
 from conformance.program.steps.table import FAMILIES, OPS
 
 if TYPE_CHECKING:
@@ -54,13 +55,18 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
     found = replace(from_signature(finding.group, finding.kind), **known)
     failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.mismatches]
-    failures = failures or [Failure(found.oracle, "the program", "an answer", DEATHS.get(finding.kind, "none"))]
+    failures = failures or [Failure(found.oracle, "the program", "an answer", _ended(finding))]
     first = Failure(**{**vars(failures[0]), "script": script})
     op = found.op or wrong or found.step or found.oracle
     family = OPS[op].family if op in OPS else "programs"
     outcome, told = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
     reason = _suspect(finding) if finding.kind == FLAKY else ""
     return Result(op, "", "program", found.layout, outcome, family=family, reason=reason, failures=told, finding=found)
+
+
+def _ended(finding: Finding) -> str:
+    """How the process of a finding without mismatches ended."""
+    return finding.said or DEATHS.get(finding.kind, "none")
 
 
 def _suspect(finding: Finding) -> str:
@@ -115,7 +121,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
 
 def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
     saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
-    return result_of(
+    result = result_of(
         group.finding,
         campaign.script(group),
         count=len(group.numbers),
@@ -126,6 +132,9 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         op=group.finding.op,
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
+    layers = describe_target(campaign.plan.target).without_backend
+    layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
+    return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
 
 
 def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:

@@ -29,14 +29,17 @@ MOST_SIGNATURES = 5
 def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console, where: str) -> None:
     """Print the findings, the worst first, and the totals behind `where`, the line that says how far it came."""
     groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
-    shown, stopped = 0, made.stopped_at_inputs
+    shown, stopped, headed = 0, made.stopped_at_inputs, False
     if stopped is not None:
         console.print(escape_control_characters(sentences.at_inputs(made, stopped)))
     for result in made.listed:
         found = result.finding
         group = groups.get(found.title()) if found else None
-        if found is None or result.outcome is Outcome.XFAIL:
+        if found is None or (result.outcome is Outcome.XFAIL and not result.layer):
             continue
+        if result.layer and not headed:
+            headed = True
+            console.rule(model.WITHOUT_BACKEND, characters="=")
         if group is None:
             console.rule(f"XPASS {found.signature}")
             console.print(escape_control_characters(result.reason))
@@ -45,8 +48,8 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
         seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
         if seen:
             console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
-        if result.reason:
-            console.print(escape_control_characters(result.reason))
+        if result.remark:
+            console.print(escape_control_characters(result.remark))
         if shown < MOST_SCRIPTS:
             console.print(own_part(running.script(group)))
         shown += 1

@@ -28,7 +28,9 @@ from conformance.core.finding import (
     MEMORY,
     MOVE,
     TIMEOUT,
+    answers,
     cause_text,
+    gist,
     with_signal_number,
 )
 from conformance.core.loading import describe_target
@@ -42,8 +44,8 @@ from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
 from conformance.program.steps.op import Json
-from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
-from conformance.run.messages import COMPILING, OutOfTime
+from conformance.program.verdict import Verdict, judge_program, leading, signature
+from conformance.run.messages import COMPILING, Death, Fate, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
 
 LONGEST_TRIAL = 30.0
@@ -331,7 +333,12 @@ def fails(spec: str, program: Program, limit: float) -> bool:
 def _alike(one: Mismatch, two: Mismatch) -> bool:
     if "error" not in (one.oracle, two.oracle):
         return one.oracle == two.oracle
-    return (one.oracle, one.expected, one.actual, gist(one)) == (two.oracle, two.expected, two.actual, gist(two))
+    return (one.oracle, one.expected, one.actual, gist(one.detail)) == (
+        two.oracle,
+        two.expected,
+        two.actual,
+        gist(two.detail),
+    )
 
 
 def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
@@ -343,17 +350,32 @@ def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
         return False
 
 
-def elsewhere(spec: str, program: Program, limit: float) -> str:
-    """What becomes of a program on a related target: `agrees`, `fails` with the oracle, or why it was not run."""
+SAME = "fails in the same way"
+"""Said of a related target on which each difference of a finding is the same, with the same answers."""
+
+
+def elsewhere(spec: str, finding: Finding, limit: float) -> str:
+    """The result of a finding's program on a related target: `agrees`, `fails` with the oracle, or why not run."""
+    program = finding.program
     try:
         with at_most(limit):
             verdict = judge_program(program, loaded(spec), locate=False, watch=watching(program))
     except UnitTimeout:
-        return "runs too long"
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
     except TargetError as error:
         return f"cannot be used: {error}"
     except ProgramError as error:
         return f"cannot be judged: {error}"
     if verdict.unsupported:
         return f"leaves out {verdict.unsupported}"
-    return f"fails ({verdict.mismatches[0].oracle})" if verdict.mismatches else "agrees"
+    if not verdict.mismatches:
+        return "agrees"
+    same = finding.kind == FAIL and answers(finding.mismatches) <= answers(verdict.mismatches)
+    return f"{SAME if same else 'fails'} ({verdict.mismatches[0].oracle})"
+
+
+def died_elsewhere(finding: Finding, death: Death) -> str:
+    """The same where a worker of the related target died of the program."""
+    if death.fate is Fate.TIMEOUT:
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
+    return f"{SAME if finding.kind == CRASH and finding.said == death.said else 'fails'} (crash)"

@@ -9,12 +9,12 @@ and the last step of the first that is wrong is the first bad step.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.core.executor import Executor, Watch
+from conformance.core.finding import gist
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Capture, Target
@@ -215,7 +215,7 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
 def signature(program: Program, verdict: Verdict) -> Signature:
     """The group that a failure belongs to."""
     first = verdict.cause or leading(verdict.mismatches)
-    said = gist(first) if first.oracle == "error" else ""
+    said = gist(first.detail) if first.oracle == "error" else ""
     error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""
     if verdict.bad_step == 0:
         return Signature(first.oracle, "the move of the inputs", error=error)
@@ -233,11 +233,3 @@ def signature(program: Program, verdict: Verdict) -> Signature:
         shadow.step(earlier)
     names = [name for name in step.names() if name in shadow.env]
     return Signature(first.oracle, step.op, layout_class(shadow.env[names[0]]) if names else "")
-
-
-def gist(error: Mismatch) -> str:
-    """The first words of an error's text, without what differs from program to program; operators keep their names."""
-    text = re.sub(r"not implemented is never a pass: ", " ", error.detail)
-    text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
-    words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
-    return " ".join(words[:9])

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from conformance.core.accuracy import shown
 from conformance.core.footprint import mebibytes
-from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
+from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, counted, summary_line
 from conformance.report import summary
 from conformance.report.compare import Diff
 from conformance.report.escape import escape_control_characters
@@ -117,7 +117,8 @@ def _milliseconds(moment: str) -> int:
 
 
 def _headline(result: Result) -> str:
-    return f"{result.failures[0]}"[:300] if result.failures else f"{result.outcome}: {result.reason}"
+    lost = "" if result.alone in ("", SHOWS) else f" (does not reproduce alone: {result.alone[:200]})"
+    return f"{result.failures[0]}"[:300] + lost if result.failures else f"{result.outcome}: {result.reason}"
 
 
 def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
@@ -137,6 +138,8 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
         campaign=campaign,
         verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),
         listed=LISTED_FINDINGS,
+        heading=WITHOUT_BACKEND.capitalize(),
+        excused=[result for result in run.cases if result.layer],
         counts=Counter(str(result.outcome) for result in run.cases),
         facts=summary.facts(run),
         changes=changes,
