@@ -204,7 +204,9 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'
         yield "    with mode:"
     elif pushes:
-        yield "def show(on):\n    global device; device = on" if uses_device(bug.program) else "def show(device):"
+        yield (
+            "def print_on(on):\n    global device; device = on" if uses_device(bug.program) else "def print_on(device):"
+        )
     else:
         yield 'for device in "cpu", DEVICE:'
     whole, by_set = _of_all(bug, mismatch), "by_set" not in options
@@ -223,8 +225,8 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         body += ["except Exception as error:", f"    print({label}, repr(error))"]
     yield from (" " * (8 if label == "name" and run == "program" else 4) + line for line in body)
     if pushes:
-        yield "futures.ThreadPoolExecutor().submit(show, 'cpu').result()  # a thread without the device's modes"
-        yield "show(DEVICE)"
+        yield "futures.ThreadPoolExecutor().submit(print_on, 'cpu').result()  # a thread without the device's modes"
+        yield "print_on(DEVICE)"
 
 
 def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
