@@ -98,12 +98,13 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         console.print(escape(fact), highlight=False)
     for result in made.unexpected:
         if result.alone not in ("", SHOWS):
-            console.print(escape(f"{result.id}: {result.remark}"), highlight=False)
+            console.print(escape(f"{result.id}: {result.remark}"), highlight=False, soft_wrap=True)
     excused = [result for result in made.cases if result.layer]
     if excused:
         console.rule(WITHOUT_BACKEND)
         for result in excused:
-            console.print(escape(f"{result.outcome} {result.id} ({', '.join(result.oracles)}): {result.layer}"))
+            said = f"{result.outcome} {result.id} ({', '.join(result.oracles)}): {result.layer}"
+            console.print(escape(said), highlight=False, soft_wrap=True)
         console.rule()
     fallen = made.fallbacks()
     if fallen:
