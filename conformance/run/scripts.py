@@ -29,7 +29,7 @@ from conformance.run import stop
 from conformance.run.messages import exit_in_words
 
 BUDGET = 300.0
-"""Seconds in which a run begins to run scripts, unless the user gives another number."""
+"""Seconds after which a run starts no further script, unless the user gives another number."""
 
 STARTING = 30.0
 """Seconds that a script may take beyond the limit of a program or a case, for the import of torch and of the device."""
@@ -38,7 +38,7 @@ UNSEEN = ("kernels", "harness", "skip", "memory")
 """Oracles of headlines that no script can show: it counts no kernels, and its memory is not limited."""
 
 REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
-"""The beginning of a line by which a script reports a difference (`oracles.Mismatch`)."""
+"""The beginning of a line that reports a difference (`oracles.Mismatch`)."""
 
 MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
 """Reported differences that are kept of a script, the characters of a line, and the last lines that are kept."""
@@ -56,7 +56,7 @@ class Ended:
 
 def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
     """Run the script of each result that is listed and not declared, `jobs` at a time, and note in the result whether
-    it shows its headline. After so many `seconds` no script is begun; the run's notes say how many were left out."""
+    it shows its headline. After `seconds` no further script starts, and the run's notes count the scripts left out."""
     chosen = [result for result in sorted(run.results, key=_first) if _has_script(result)]
     if not chosen or not seconds:
         return
@@ -130,8 +130,8 @@ def _reports(line: str, headline: Failure) -> bool:
 
 
 def run_alone(script: str, limit: float, ending: Callable[[], bool] = lambda: False) -> Ended:
-    """Run a script as `python FILE` in a process of its own, in the current folder. At the limit, or where `ending`
-    says so, the process and its children are killed."""
+    """Run a script as `python FILE` in a separate process, in the current folder. At the limit, or if `ending` says so,
+    the process and its children are killed."""
     with tempfile.TemporaryDirectory(prefix="conformance-script-") as folder:
         path = Path(folder) / "script.py"
         path.write_text(script, encoding="utf-8")
