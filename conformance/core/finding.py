@@ -19,6 +19,9 @@ CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
 KINDS = (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID)
 """The kinds that the first word of a signature tells."""
 
+ALSO = " (also without the backend)"
+"""The end of the title of a finding that PyTorch shows without the backend: the backend's own is another finding."""
+
 MOVE = "the move of the inputs"
 """Where a program goes wrong that fails before its first step."""
 
@@ -70,7 +73,8 @@ class Finding:
     known. `signature` is what that program was seen as, `signatures` what others were.
     `count` is how many programs showed it, 0 for a declared finding that did not show; `first` the smallest number of a
     drawn one, `saved` the names of saved ones. `program` is the number and `steps` the length of its smallest program.
-    `elsewhere` says what becomes of it on each related target, which tells whose bug it is."""
+    `elsewhere` says what becomes of it on each related target, which tells whose bug it is. `layer` is the target
+    without the backend under test that is wrong in the same way on each of the programs; empty if there is none."""
 
     signature: str
     kind: str = FAIL
@@ -88,11 +92,12 @@ class Finding:
     property: str = ""
     op: str = ""
     signatures: tuple[str, ...] = ()
+    layer: str = ""
     WRITTEN: ClassVar = ("kind", "count")
 
     def title(self) -> str:
-        """Its cause where one is known, else its signature."""
-        return cause_text(self.kind, self.property, self.op) or self.signature
+        """Its cause where one is known, else its signature; and whether it is one without the backend, too."""
+        return (cause_text(self.kind, self.property, self.op) or self.signature) + ALSO * bool(self.layer)
 
     def seen_as(self) -> Iterator[Finding]:
         """It with the parts of each of its signatures, its own first."""
@@ -155,6 +160,7 @@ def from_signature(signature: str, kind: str = "") -> Finding:
 
 def from_title(text: str) -> Finding:
     """A finding of this title, which may be a signature, or a cause as `cause_text` writes it."""
+    text = text.removesuffix(ALSO)
     made, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
     is_cause = len(words) == 2 and words[0] in PROPERTIES
     return dataclasses.replace(made, property=words[0], op=words[1]) if is_cause else made

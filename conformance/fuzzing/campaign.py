@@ -314,7 +314,8 @@ class Campaign:
     def add(self, finding: Finding) -> None:
         """Put a finding into its group, and on disk when it is the first there. The group's own is the one of the
         lowest number, in whatever order they come."""
-        group = next((one for one in self.groups if finding.group in one.found_as), None)
+        alike = (one for one in self.groups if one.finding.layer == finding.layer)
+        group = next((one for one in alike if finding.group in one.found_as), None)
         if group is None:
             group = Group(finding, {finding.number}, {finding.group})
             self.groups.append(group)

@@ -130,10 +130,12 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         elsewhere=dict(group.elsewhere),
         property=group.finding.property,
         op=group.finding.op,
+        layer=group.finding.layer,
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
     layers = describe_target(campaign.plan.target).without_backend
     layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
+    layer = layer if group.finding.layer or group.finding.kind in (CRASH, TIMEOUT) else ""
     return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
 
 

@@ -13,13 +13,14 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conformance.core.errors import TargetError, UserError
 from conformance.core.executor import Watch
 from conformance.core.finding import (
+    ALSO,
     CRASH,
     FAIL,
     FLAKY,
@@ -36,6 +37,7 @@ from conformance.core.finding import (
 from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
+from conformance.core.target import Target
 from conformance.fuzzing.drawing import Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
@@ -61,7 +63,8 @@ class Finding:
 
     `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
     harness, which failed while it judged the program; of these no cause is known. `before` is the program that the same
-    worker had run before, and `said` how the process ended, where it did."""
+    worker had run before, and `said` how the process ended, where it did. `layer` is a target without the backend under
+    test on which each mismatch is the same; empty if there is none."""
 
     kind: str
     seed: int
@@ -74,10 +77,12 @@ class Finding:
     op: str = ""
     before: int | None = None
     said: str = ""
+    layer: str = ""
 
     def cause(self) -> str:
         """The property that is wrong and the op that is to blame; the empty string where they are not known."""
-        return cause_text(self.kind, self.property, self.op)
+        cause = cause_text(self.kind, self.property, self.op)
+        return cause + ALSO * bool(self.layer and cause)
 
     def death(self) -> str:
         """How and where the process ended; the empty string where none did."""
@@ -100,6 +105,7 @@ class Finding:
             "op": self.op,
             "before": self.before,
             "said": self.said,
+            "layer": self.layer,
             "first_bad_step": self.step,
             "mismatches": [vars(mismatch) for mismatch in self.mismatches],
             "program": self.program.to_json(),
@@ -110,7 +116,7 @@ class Finding:
         """The finding that `to_json` wrote."""
         kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        cause = {name: data[name] for name in ("property", "op", "before", "said") if name in data}
+        cause = {name: data[name] for name in ("property", "op", "before", "said", "layer") if name in data}
         program, step = Program.from_json(data["program"]), data["first_bad_step"]
         return cls(kind, seed, number, group, program, mismatches, step, **cause)
 
@@ -245,6 +251,8 @@ def confirmed(shard: Shard, number: int, program: Program, verdict: Verdict) -> 
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
     found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
+    with unit(json.dumps({"number": number, "program": program.to_json()})):
+        found = replace(found, layer=_unexplained(loaded(shard.plan.target), program, verdict.mismatches)[1])
     return found.flaky() if verdict.vanished or _judged(shard, number, program, locate=False).passed else found
 
 
@@ -254,6 +262,18 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
     word, beginning = kind.lower(), program.with_steps(program.steps[:step])
     return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
+
+
+def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
+    """Those of the mismatches that the target shows and PyTorch does not without the backend, and the target without
+    the backend that shows all of them, if there is one. Without such targets, all mismatches."""
+    for spec in target.without_backend if wrong else ():
+        there = answers(judge_program(program, loaded(spec), locate=False, watch=watching(program)).mismatches)
+        left = [one for one in wrong if not answers([one]) <= there]
+        if not left:
+            return [], spec
+        wrong = left
+    return wrong, ""
 
 
 def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
@@ -277,7 +297,8 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
     """The failure on a smaller program that is wrong in the same way, with its group worked out anew. From `until` on,
     in seconds since the epoch, no smaller one is tried.
 
-    What comes after the first bad step may be wrong for reasons of its own, so it goes first."""
+    What comes after the first bad step may be wrong for other reasons, so it goes first. A smaller program of a finding
+    that PyTorch shows without the backend, too, has to be such a one, and of one that it does not show, none."""
     target = loaded(spec)
 
     def verdict_of(candidate: Program) -> Verdict:
@@ -287,15 +308,19 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
         except UnitTimeout:
             return Verdict()
 
-    program, wrong = finding.program, finding.mismatches
+    def own(candidate: Program, wrong: Sequence[Mismatch]) -> Sequence[Mismatch]:
+        left, layer = _unexplained(target, candidate, wrong)
+        return (wrong if layer else ()) if finding.layer else left
+
+    program, wrong = finding.program, own(finding.program, finding.mismatches) or finding.mismatches
     if finding.step:
         beginning = program.with_steps(program.steps[: finding.step])
-        cut = verdict_of(beginning)
-        program, wrong = (beginning, cut.mismatches) if cut.mismatches else (program, wrong)
+        cut = own(beginning, verdict_of(beginning).mismatches)
+        program, wrong = (beginning, cut) if cut else (program, wrong)
     first = leading(wrong)
 
     def fails(candidate: Program) -> bool:
-        mismatches = verdict_of(candidate).mismatches
+        mismatches = own(candidate, verdict_of(candidate).mismatches)
         return bool(mismatches) and _alike(first, leading(mismatches))
 
     small = reduce_until(program, fails, trials, until)
@@ -304,7 +329,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
         return finding
 
     def wrong_at_all(other: Program) -> bool:
-        return bool(verdict_of(other).mismatches)
+        return bool(own(other, verdict_of(other).mismatches))
 
     plain = plainer(small, verdict, wrong_at_all)
     if plain is not None:

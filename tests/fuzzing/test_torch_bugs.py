@@ -98,7 +98,7 @@ class TestRun:
     """What a run says of them."""
 
     def campaign(self, **options: bool) -> Campaign:
-        of_torch, own = found(OF_TORCH), found(OWN, 1)
+        of_torch, own = replace(found(OF_TORCH), layer="compile:aot_eager"), found(OWN, 1)
         groups = [
             Group(of_torch, {0, 2}, {"value / a"}, True, {"compile:eager": "agrees", "compile:aot_eager": SAME}),
             Group(own, {1}, {"value / c"}, True, {"compile:eager": "agrees", "compile:aot_eager": "agrees"}),
@@ -155,3 +155,19 @@ class TestCampaign:
         assert len(expectations.findings(known)) == 2
         assert main([*words, "--expectations", str(known)]) == 0
         assert model.load(tmp_path / "reports" / "fuzz.json").counts() == {"XFAIL": 2}
+
+    @pytest.mark.timeout(300)
+    def test_bugs_of_one_cause_are_two_findings(self, tmp_path: Path) -> None:
+        """The backend loses what `add_` writes, which PyTorch does to a 0-d float64 only. Both have one cause, so
+        they were one finding, of which one program is kept."""
+        large = replace(VECTOR, storage=0, size=(3, 1), stride=(1, 1))
+        write = Program((STORAGES[1],), (large,), (Step("add_", (tensor("b"), 1)),))
+        (tmp_path / "corpus").mkdir()
+        for name, program in (("own", write), ("torch", OF_TORCH)):
+            (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))
+        words = ["--target", "compile:loses_add_,import=tests.planted.lying_compilers", "--programs", "0"]
+        words += ["--corpus", str(tmp_path / "corpus"), "--reports", str(tmp_path), "--check-scripts", "0"]
+        assert main(words) == 1
+        own, of_torch = model.load(tmp_path / "fuzz.json").listed
+        assert (own.id, own.outcome, own.layer) == ("program::value / add_", Outcome.FAIL, "")
+        assert (of_torch.id, of_torch.outcome) == ("program::value / add_ (also without the backend)", Outcome.XFAIL)
