@@ -187,7 +187,7 @@ def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[
             oracles = tuple(o for o in result.oracles if entry.declares(o))
             kept.append(replace(_for(result, oracles, entry.reason), issue=entry.issue, torch=entry.torch))
     for result in results.values():
-        if result.outcome not in model.BROKEN:
+        if result.outcome not in model.BROKEN or (result.layer and result.outcome is Outcome.XFAIL):
             continue
         oracles = tuple(o for o in result.oracles if not any(e.covers(result) and e.declares(o) for e in kept))
         if oracles:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
 CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
 KINDS = (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID)
 """The kinds that the first word of a signature tells."""
+
+ALSO = " (also without the backend)"
+"""The end of the title of a finding that PyTorch shows without the backend: the backend's own is another finding."""
 
 MOVE = "the move of the inputs"
 """Where a program goes wrong that fails before its first step."""
@@ -70,9 +73,11 @@ class Finding:
     known. `signature` is what that program was seen as, `signatures` what others were.
     `count` is how many programs showed it, 0 for a declared finding that did not show; `first` the smallest number of a
     drawn one, `saved` the names of saved ones. `program` is the number and `steps` the length of its smallest program.
-    `elsewhere` says what becomes of it on each related target, which tells whose bug it is. `pattern` is its common
-    form with findings of other operators (`core/patterns.py`). `shrunk` is false while its program is as it was drawn.
-    `masked` counts the programs with steps behind this difference that could not be judged."""
+    `elsewhere` says what becomes of it on each related target, which tells whose bug it is. `layer` is the target
+    without the backend under test that is wrong in the same way on each of the programs; empty if there is none.
+    `pattern` is its common form with findings of other operators (`core/patterns.py`). `shrunk` is false while its
+    program is as it was drawn. `masked` counts the programs with steps behind this difference that could not be judged.
+    """
 
     signature: str
     kind: str = FAIL
@@ -93,11 +98,12 @@ class Finding:
     pattern: str = ""
     shrunk: bool = True
     masked: int = 0
+    layer: str = ""
     WRITTEN: ClassVar = ("kind", "count")
 
     def title(self) -> str:
-        """Its cause where one is known, else its signature."""
-        return cause_text(self.kind, self.property, self.op) or self.signature
+        """Its cause where one is known, else its signature; and whether it is one without the backend, too."""
+        return (cause_text(self.kind, self.property, self.op) or self.signature) + ALSO * bool(self.layer)
 
     def seen_as(self) -> Iterator[Finding]:
         """It with the parts of each of its signatures, its own first."""
@@ -106,6 +112,26 @@ class Finding:
             other = from_signature(signature, self.kind)
             parts = {name: getattr(other, name) for name in ("oracle", "step", "layout", "error")}
             yield dataclasses.replace(self, signature=signature, **parts)
+
+
+def gist(text: str) -> str:
+    """The first words of an error's text, without what differs from program to program; operators keep their names."""
+    text = re.sub(r"not implemented is never a pass: ", " ", text)
+    text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
+    words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
+    return " ".join(words[:9])
+
+
+def answers(differences: Iterable[Any]) -> frozenset[tuple[Any, ...]]:
+    """What mismatches, or failures of a case, say: the oracle, the tensor, the sample, and both answers. Of the text of
+    an error only the gist counts, since it may name what differs from run to run."""
+    return frozenset(
+        (
+            *(one.oracle, one.where, getattr(one, "sample", 0), one.expected, one.actual),
+            gist(one.detail) if one.oracle == "error" else one.detail,
+        )
+        for one in differences
+    )
 
 
 def cause_text(kind: str, wrong: str, op: str) -> str:
@@ -140,6 +166,7 @@ def from_signature(signature: str, kind: str = "") -> Finding:
 
 def from_title(text: str) -> Finding:
     """A finding of this title, which may be a signature, or a cause as `cause_text` writes it."""
+    text = text.removesuffix(ALSO)
     made, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
     is_cause = len(words) == 2 and words[0] in PROPERTIES
     return dataclasses.replace(made, property=words[0], op=words[1]) if is_cause else made

@@ -96,7 +96,7 @@ def apply(run: Run, entries: Sequence[KnownFinding], file: Path | str) -> Run:
         found = [known for known in entries if result.finding and known.covers(result.finding)]
         met.update(found)
         if found:
-            result = result.replace(outcome=Outcome.XFAIL, reason=reasons(found))
+            result = result.replace(outcome=Outcome.XFAIL, reason=reasons(found), layer="")
         results.append(result)
     unmet = [known for known in entries if known not in met and known.due(run)]
     changes = {"expectations": str(file)} if met or unmet else {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from conformance.core.finding import gist
 from conformance.core.sentences import ELEMENTS, Difference
 
 COPIES = "results are copies instead of views"
@@ -26,8 +27,6 @@ NOT_SHRUNK = "not shrunk: {}"
 
 _MODULES = re.compile(r"^(?:torch\.|ops\.aten\.|nn\.functional\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)")
 _REFLECTED = re.compile(r"^__[ri]?(\w+?)__$")
-_OPERATOR = re.compile(r"'\w+::(\w+)[.\w]*'")
-_WORDS = re.compile(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+")
 
 
 def base_operator(name: str) -> str:
@@ -113,13 +112,6 @@ def _error(one: Difference, wrong: str, base: str) -> str:
     if wrong == "missing error":
         return f"accepts what torch refuses with {one.expected}"
     return f"raises {one.actual} instead of {one.expected}"
-
-
-def gist(text: str) -> str:
-    """The first words of an error's text, without numbers and quoted names, which differ from case to case; operators
-    keep their names."""
-    text = _OPERATOR.sub(r" \1 ", text.replace("not implemented is never a pass: ", " "))
-    return " ".join(_WORDS.sub(" ", text).split()[:9])
 
 
 _OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {

@@ -24,13 +24,17 @@ from conformance.core.accuracy import ACCURACY, Accuracy
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
-from conformance.core.finding import MOVE, Finding, property_of, severity_of
+from conformance.core.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.core.footprint import SIZES, Footprint
 from conformance.core.lacking import Lacking
 from conformance.core.names import without_features
 
 SCHEMA = 2
 KIND = "conformance"
+SHOWS = "shows its headline"
+"""Said of a script that was run in a fresh process and shows what the result says."""
+WITHOUT_BACKEND = "also fails without your backend"
+"""The heading of what fails in the same way on PyTorch's own compiler backends."""
 UNEXPLAINED = "not yet explained: "
 """How the reason of an entry begins that a command wrote, until its reader writes a better one."""
 
@@ -123,6 +127,9 @@ class Result(Named):
     those that did not at all are not compared. None where the target does not compile.
     `accuracy` is what was measured of its errors, where they were: of the answer that is off most. `footprint` is what
     it took, where that was measured.
+    `alone` says of the script of the first failure whether it shows its headline in a fresh process: SHOWS, or the
+    reason why not; empty if the script was not run. `layer` is the target without the backend under test that fails in
+    the same way; empty if there is none.
     """
 
     op: str
@@ -155,6 +162,27 @@ class Result(Named):
     finding: Finding | None = None
     accuracy: Accuracy | None = None
     footprint: Footprint | None = None
+    alone: str = ""
+    layer: str = ""
+
+    @property
+    def remark(self) -> str:
+        """The reason and, of a script that does not show its headline, a sentence about it."""
+        lost = f"does not reproduce alone: {self.alone}" if self.alone not in ("", SHOWS) else ""
+        return "; ".join(filter(None, (self.reason, lost)))
+
+    def without_backend(self, layer: str, fails: bool) -> Result:
+        """This failure, which fails in the same way on `layer`: PyTorch's own, and no failure of the run unless it
+        `fails`."""
+        outcome = self.outcome if fails else Outcome.XFAIL
+        return self.replace(layer=layer, outcome=outcome, reason=f"{WITHOUT_BACKEND}, on {layer}")
+
+    def fails_as(self, other: Result) -> bool:
+        """Whether the case fails in the same way as in another run: in as many samples, and with the same answers in
+        the first sample of each oracle."""
+        compared = self.failures and not {"skip", "harness"} & {*self.oracles}
+        same = (self.outcome, self.failed) == (other.outcome, other.failed)
+        return bool(compared) and same and answers(self.failures) == answers(other.failures)
 
     @property
     def oracles(self) -> tuple[str, ...]:
@@ -175,8 +203,9 @@ class Result(Named):
         return self.replace(outcome=Outcome.FLAKY, reason=reason)
 
 
-def severity(result: Result) -> tuple[int, int, str]:
-    """The order in which findings are listed: that of `finding.SEVERITY`; then the most programs first."""
+def severity(result: Result) -> tuple[bool, bool, int, int, str]:
+    """The order in which findings are listed: that of `finding.SEVERITY`; then the most programs first. Findings of
+    PyTorch itself come after the others, and at the end the findings whose script does not show its headline."""
     finding = result.finding
     seen = [property_of(one.oracle, one.expected, one.actual, one.detail) for one in result.failures]
     if finding and finding.property:
@@ -184,7 +213,8 @@ def severity(result: Result) -> tuple[int, int, str]:
     elif finding and finding.oracle != "error":
         seen = [property_of(finding.oracle, "", "")]
     ranks = [severity_of(wrong) for wrong in seen]
-    return min(ranks, default=severity_of("")), -finding.count if finding else 0, result.id
+    rank = min(ranks, default=severity_of("")), -finding.count if finding else 0, result.id
+    return bool(result.layer), result.alone not in ("", SHOWS), *rank
 
 
 def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrupted: int = 0) -> int:

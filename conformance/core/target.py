@@ -82,6 +82,9 @@ class Target:
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
     to say whose bug it is."""
+    without_backend: tuple[str, ...] = ()
+    """Specs of targets that take the same path without the backend under test. A finding that fails there in the same
+    way is PyTorch's own, and does not fail a run."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -31,7 +31,7 @@ from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
 from conformance.report.live import Log, Sample
-from conformance.run.messages import Fate, OutOfTime, PoolLost, WorkerDied
+from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.run.place import LOCAL, Place
 
 PROGRESS = 5
@@ -154,13 +154,13 @@ class Campaign:
             for group in self.ranked():
                 if relative in group.elsewhere or not group.finding.program.inputs or self._late():
                     continue
-                program, limit = group.finding.program, plan.limit
+                finding, limit = group.finding, plan.limit
                 try:
-                    answer = workers.ask(worker.elsewhere, relative, program, limit, seconds=longest, until=until)
+                    answer = workers.ask(worker.elsewhere, relative, finding, limit, seconds=longest, until=until)
                 except OutOfTime:
                     return
                 except WorkerDied as died:
-                    answer = "runs too long" if died.death.fate is Fate.TIMEOUT else "fails (crash)"
+                    answer = worker.died_elsewhere(finding, died.death)
                 group.elsewhere[relative] = answer
                 self._save(group)
 
@@ -334,7 +334,8 @@ class Campaign:
     def add(self, finding: Finding) -> None:
         """Put a finding into its group, and on disk when it is the first there. The group's own is the one of the
         lowest number, in whatever order they come."""
-        group = next((one for one in self.groups if finding.group in one.found_as), None)
+        alike = (one for one in self.groups if one.finding.layer == finding.layer)
+        group = next((one for one in alike if finding.group in one.found_as), None)
         if group is None:
             group = Group(finding, {finding.number}, {finding.group})
             self.groups.append(group)

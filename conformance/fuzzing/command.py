@@ -39,7 +39,7 @@ from conformance.program.unsupported import held, unsupported_steps
 from conformance.report import __main__ as report
 from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
-from conformance.run import stop
+from conformance.run import scripts, stop
 from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
@@ -92,7 +92,9 @@ def _campaign_on(given: argparse.Namespace, limits: Limits, place: Place) -> int
     expected = expectations_file(given)
     given.target, seen = resolve(given.target, limits, place, strict=min(BUDGET, seconds / 10), seconds=seconds)
     record = (given.kernels or BASELINE) if given.record_kernels else None
-    return campaign(plan_of(given), record, given.baseline, expected, given.update_expectations, seen, place)
+    usual = min(scripts.BUDGET, seconds / 10)
+    checking = usual if given.check_scripts is None else given.check_scripts
+    return campaign(plan_of(given), record, given.baseline, expected, given.update_expectations, seen, place, checking)
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -144,6 +146,10 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--expectations", type=Path, metavar="FILE", help=known)
     update = "declare the findings of this run in that file, knowingly"
     add("--update-expectations", action="store_true", help=update)
+    torchs = "fail also for what fails in the same way on compile:eager or compile:aot_eager, without the backend"
+    add("--fail-on-torch-bugs", action="store_true", help=torchs)
+    alone = f"in which scripts are run before they are listed, 0 for none (default: {scripts.BUDGET:g})"
+    add("--check-scripts", type=seconds, metavar="SECONDS", help=alone)
     add("--families", action="store_true", help="list the step families")
     return parser
 
@@ -157,6 +163,11 @@ def natural(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative: give 0 or more")
     return number
+
+
+def seconds(text: str) -> float:
+    """A number, 0 or more."""
+    return 0.0 if text == "0" else positive(text)
 
 
 def positive(text: str) -> float:
@@ -231,6 +242,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
         record=given.record_kernels,
         part=given.shard,
         compile_limit=given.compile_limit,
+        fail_on_torch_bugs=given.fail_on_torch_bugs,
     )
 
 
@@ -242,10 +254,11 @@ def campaign(
     update: bool,
     seen: Probe | None,
     place: Place = LOCAL,
+    checking: float = scripts.BUDGET,
 ) -> int:
     """Run a campaign, write its report, and its kernels to `record`, and print its findings; `update` declares them in
-    the file `expected`; `seen` is what a probe of the device showed. Raises ReportError for files that are damaged,
-    before anything is run."""
+    the file `expected`; `seen` is what a probe of the device showed; their scripts are run for at most `checking`
+    seconds. Raises ReportError for files that are damaged, before anything is run."""
     baseline = model.load(baseline_file) if baseline_file else None
     known = expectations.findings(expected)
     refuse(known_findings.check(known, parts(), expected))
@@ -277,6 +290,8 @@ def campaign(
         console.print("\n".join(map(escape_control_characters, done)))
     made = with_counts(running, known_findings.apply(made, known, expected))
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
+    if not interrupted:
+        scripts.confirm(made, plan.limit, checking, plan.jobs)
     made.lacking = profile.table({}, FAMILY_OF, running.result.removed()) if profile else ()
     report.write(made, plan.reports, baseline)
     if record is not None and not interrupted:

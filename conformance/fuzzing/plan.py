@@ -54,6 +54,8 @@ class Plan:
     record: bool = False
     part: tuple[int, int] = (1, 1)
     compile_limit: float = COMPILE_LIMIT
+    fail_on_torch_bugs: bool = False
+    """Whether a finding that also fails without the backend under test fails the run."""
 
     @property
     def failures(self) -> Path:

@@ -26,12 +26,13 @@ from conformance.core.finding import (
     TIMEOUT,
     from_signature,
 )
+from conformance.core.loading import describe_target
 from conformance.core.names import ORACLES, RUN_ORACLES
 from conformance.core.patterns import NOT_SHRUNK
 from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.fuzzing.plan import HANGS
-from conformance.fuzzing.worker import Finding
+from conformance.fuzzing.worker import SAME, Finding
 from conformance.program.steps.table import FAMILIES, OPS
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
     found = replace(from_signature(finding.group, finding.kind), **known)
     failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.mismatches]
-    if not failures:
-        said = finding.said or DEATHS.get(finding.kind, "gave no answer")
-        failures = [Failure(found.oracle, finding.op or "the program", "an answer", said)]
+    failures = failures or [Failure(found.oracle, finding.op or "the program", "an answer", _ended(finding))]
     known_cause = found.shrunk or finding.precise
     found = replace(found, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property))
     first = Failure(**{**vars(failures[0]), "script": script})
@@ -78,6 +77,11 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     outcome, told = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
     reason = _suspect(finding) if finding.kind == FLAKY else ""
     return Result(op, "", "program", found.layout, outcome, family=family, reason=reason, failures=told, finding=found)
+
+
+def _ended(finding: Finding) -> str:
+    """How the process of a finding without mismatches ended."""
+    return finding.said or DEATHS.get(finding.kind, "none")
 
 
 def _suspect(finding: Finding) -> str:
@@ -150,7 +154,7 @@ def with_counts(campaign: Campaign, run: Run) -> Run:
 
 def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
     saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
-    return result_of(
+    result = result_of(
         group.finding,
         campaign.script(group),
         count=len(group.numbers),
@@ -161,8 +165,13 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         op=group.finding.op,
         shrunk=group.shrunk or group.finding.kind in (INVALID, HARNESS),
         masked=len(group.masked),
+        layer=group.finding.layer,
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
+    layers = describe_target(campaign.plan.target).without_backend
+    layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
+    layer = layer if group.finding.layer or group.finding.kind in (CRASH, TIMEOUT) else ""
+    return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
 
 
 def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:

@@ -7,6 +7,7 @@ page and of the terminal sees the same. Nothing here draws or runs a program.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from conformance.fuzzing.campaign import Campaign, Group
 from conformance.fuzzing.results import undefined
 from conformance.report import compare, lacking, machine
 from conformance.report import summary as sentences
-from conformance.report.causes import causes_of
+from conformance.report.causes import Cause, causes_of
 from conformance.report.escape import escape_control_characters
 
 MOST_SCRIPTS = 5
@@ -41,19 +42,14 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
         if result.outcome is Outcome.XPASS and result.finding is not None:
             console.rule(f"XPASS {result.finding.signature}")
             console.print(escape_control_characters(result.reason))
-    causes = causes_of(result for result in made.listed if result.outcome is not Outcome.XFAIL)
-    for shown, cause in enumerate(causes):
-        members = [(result, groups[result.finding.title()]) for result in cause.results if result.finding is not None]
-        programs = len({number for _, group in members for number in group.numbers})
-        kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
-        console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
-        _example(console, *members[0], running, scripted=shown < MOST_SCRIPTS)
-        for _, group in members[1 : MOST_NAMED + 1]:
-            console.print(
-                f"also:   {group.finding.op} in {counted(len(group.numbers), 'program')}: {running.path(group)}"
-            )
-        if members[MOST_NAMED + 1 :]:
-            console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
+    own = [result for result in made.listed if not result.layer and result.outcome is not Outcome.XFAIL]
+    of_torch = [result for result in made.listed if result.layer]
+    for heading, results in ("", own), (model.WITHOUT_BACKEND, of_torch):
+        if heading and results:
+            console.rule(heading, characters="=")
+        for shown, cause in enumerate(causes_of(results)):
+            members = [(one, groups[one.finding.title()]) for one in cause.results if one.finding is not None]
+            _cause(console, cause, members, running, scripted=shown < MOST_SCRIPTS)
     done, drawn = running.result, made.drawn
     kernels = (
         f"kernels {done.kernels} (torch CPU's ops and transfers: {done.allowed}; programs compared with the "
@@ -78,6 +74,20 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
     console.print(model.summary_line(made))
 
 
+def _cause(
+    console: Console, cause: Cause, members: Sequence[tuple[Result, Group]], running: Campaign, scripted: bool
+) -> None:
+    """Print one cause: its smallest finding whole, and where the scripts of some others are."""
+    programs = len({number for _, group in members for number in group.numbers})
+    kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
+    console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
+    _example(console, *members[0], running, scripted)
+    for _, group in members[1 : MOST_NAMED + 1]:
+        console.print(f"also:   {group.finding.op} in {counted(len(group.numbers), 'program')}: {running.path(group)}")
+    if members[MOST_NAMED + 1 :]:
+        console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
+
+
 def _example(console: Console, result: Result, group: Group, running: Campaign, scripted: bool) -> None:
     """Print one finding: its script or its sentence, and how to run it again."""
     found = result.finding
@@ -85,8 +95,8 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
     seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
     if seen:
         console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
-    if result.reason:
-        console.print(escape_control_characters(result.reason))
+    if result.remark:
+        console.print(escape_control_characters(result.remark))
     if not found.shrunk:
         console.print("not shrunk: --minutes was over before the turn of this finding; --minimize shrinks its program")
     if told := legend(found.title(), *seen):

@@ -13,7 +13,7 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +21,7 @@ from typing import ClassVar
 from conformance.core.errors import TargetError, UserError
 from conformance.core.executor import Watch
 from conformance.core.finding import (
+    ALSO,
     CRASH,
     FAIL,
     FLAKY,
@@ -29,7 +30,9 @@ from conformance.core.finding import (
     MEMORY,
     MOVE,
     TIMEOUT,
+    answers,
     cause_text,
+    gist,
     property_of,
     with_signal_number,
 )
@@ -38,6 +41,7 @@ from conformance.core.loading import describe_target
 from conformance.core.observation import out_of_memory
 from conformance.core.oracles import Mismatch
 from conformance.core.patterns import pattern_of
+from conformance.core.target import Target
 from conformance.fuzzing.drawing import Drawing, Tally
 from conformance.fuzzing.kernel_baseline import read_baseline
 from conformance.fuzzing.plan import Shard
@@ -48,8 +52,8 @@ from conformance.program.reduce import reduce_program
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import Verdict, gist, judge_program, leading, signature
-from conformance.run.messages import COMPILING, OutOfTime
+from conformance.program.verdict import Verdict, judge_program, leading, signature
+from conformance.run.messages import COMPILING, Death, Fate, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
 
 PRECISE = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
@@ -71,9 +75,10 @@ class Finding:
 
     `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
     harness, which failed while it judged the program; of these no cause is known. `before` is the program that the same
-    worker had run before, and `said` how the process ended, where it did. `part` is 0 for a program as it was drawn,
-    and n for the remainder behind its n-th difference; `unjudged` counts the steps behind this difference that could
-    not be judged: they are masked by it."""
+    worker had run before, and `said` how the process ended, where it did. `layer` is a target without the backend under
+    test on which each mismatch is the same; empty if there is none. `part` is 0 for a program as it was drawn, and n
+    for the remainder behind its n-th difference; `unjudged` counts the steps behind this difference that could not be
+    judged: they are masked by it."""
 
     kind: str
     seed: int
@@ -88,10 +93,12 @@ class Finding:
     said: str = ""
     part: int = 0
     unjudged: int = 0
+    layer: str = ""
 
     def cause(self) -> str:
         """The property that is wrong and the op that is to blame; the empty string where they are not known."""
-        return cause_text(self.kind, self.property, self.op)
+        cause = cause_text(self.kind, self.property, self.op)
+        return cause + ALSO * bool(self.layer and cause)
 
     @functools.cached_property
     def precise(self) -> bool:
@@ -143,6 +150,7 @@ class Finding:
             "said": self.said,
             "part": self.part,
             "unjudged": self.unjudged,
+            "layer": self.layer,
             "first_bad_step": self.step,
             "mismatches": [vars(mismatch) for mismatch in self.mismatches],
             "program": self.program.to_json(),
@@ -153,7 +161,7 @@ class Finding:
         """The finding that `to_json` wrote."""
         kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        names = ("property", "op", "before", "said", "part", "unjudged")
+        names = ("property", "op", "before", "said", "part", "unjudged", "layer")
         cause = {name: data[name] for name in names if name in data}
         program, step = Program.from_json(data["program"]), data["first_bad_step"]
         return cls(kind, seed, number, group, program, mismatches, step, **cause)
@@ -346,6 +354,8 @@ def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: V
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
     found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
+    with unit(json.dumps({"number": number, "part": part, "program": program.to_json()})):
+        found = replace(found, layer=_unexplained(loaded(shard.plan.target), program, verdict.mismatches)[1])
     if verdict.vanished:
         return found.flaky()
     if (shard.plan.target, group) not in _Ran.confirmed:
@@ -361,6 +371,18 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
     word, beginning = kind.lower(), program.with_steps(program.steps[:step])
     return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
+
+
+def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
+    """Those of the mismatches that the target shows and PyTorch does not without the backend, and the target without
+    the backend that shows all of them, if there is one. Without such targets, all mismatches."""
+    for spec in target.without_backend if wrong else ():
+        there = answers(judge_program(program, loaded(spec), locate=False, watch=watching(program)).mismatches)
+        left = [one for one in wrong if not answers([one]) <= there]
+        if not left:
+            return [], spec
+        wrong = left
+    return wrong, ""
 
 
 def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
@@ -384,7 +406,8 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
     """The failure on a smaller program that is wrong in the same way, with its group worked out anew. From `until` on,
     in seconds since the epoch, no smaller one is tried.
 
-    What comes after the first bad step may be wrong for reasons of its own, so it goes first."""
+    What comes after the first bad step may be wrong for other reasons, so it goes first. A smaller program of a finding
+    that PyTorch shows without the backend, too, has to be such a one, and of one that it does not show, none."""
     target = loaded(spec)
 
     def verdict_of(candidate: Program) -> Verdict:
@@ -394,15 +417,19 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
         except UnitTimeout:
             return Verdict()
 
-    program, wrong = finding.program, finding.mismatches
+    def own(candidate: Program, wrong: Sequence[Mismatch]) -> Sequence[Mismatch]:
+        left, layer = _unexplained(target, candidate, wrong)
+        return (wrong if layer else ()) if finding.layer else left
+
+    program, wrong = finding.program, own(finding.program, finding.mismatches) or finding.mismatches
     if finding.step:
         beginning = program.with_steps(program.steps[: finding.step])
-        cut = verdict_of(beginning)
-        program, wrong = (beginning, cut.mismatches) if cut.mismatches else (program, wrong)
+        cut = own(beginning, verdict_of(beginning).mismatches)
+        program, wrong = (beginning, cut) if cut else (program, wrong)
     first = leading(wrong)
 
     def fails(candidate: Program) -> bool:
-        mismatches = verdict_of(candidate).mismatches
+        mismatches = own(candidate, verdict_of(candidate).mismatches)
         return bool(mismatches) and _alike(first, leading(mismatches))
 
     small = reduce_until(program, fails, trials, until)
@@ -411,7 +438,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
         return finding
 
     def wrong_at_all(other: Program) -> bool:
-        return bool(verdict_of(other).mismatches)
+        return bool(own(other, verdict_of(other).mismatches))
 
     plain = plainer(small, verdict, wrong_at_all)
     if plain is not None:
@@ -440,7 +467,12 @@ def fails(spec: str, program: Program, limit: float) -> bool:
 def _alike(one: Mismatch, two: Mismatch) -> bool:
     if "error" not in (one.oracle, two.oracle):
         return one.oracle == two.oracle
-    return (one.oracle, one.expected, one.actual, gist(one)) == (two.oracle, two.expected, two.actual, gist(two))
+    return (one.oracle, one.expected, one.actual, gist(one.detail)) == (
+        two.oracle,
+        two.expected,
+        two.actual,
+        gist(two.detail),
+    )
 
 
 def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
@@ -452,17 +484,32 @@ def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
         return False
 
 
-def elsewhere(spec: str, program: Program, limit: float) -> str:
-    """What becomes of a program on a related target: `agrees`, `fails` with the oracle, or why it was not run."""
+SAME = "fails in the same way"
+"""Said of a related target on which each difference of a finding is the same, with the same answers."""
+
+
+def elsewhere(spec: str, finding: Finding, limit: float) -> str:
+    """The result of a finding's program on a related target: `agrees`, `fails` with the oracle, or why not run."""
+    program = finding.program
     try:
         with at_most(limit):
             verdict = judge_program(program, loaded(spec), locate=False, watch=watching(program))
     except UnitTimeout:
-        return "runs too long"
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
     except TargetError as error:
         return f"cannot be used: {error}"
     except ProgramError as error:
         return f"cannot be judged: {error}"
     if verdict.unsupported:
         return f"leaves out {verdict.unsupported}"
-    return f"fails ({verdict.mismatches[0].oracle})" if verdict.mismatches else "agrees"
+    if not verdict.mismatches:
+        return "agrees"
+    same = finding.kind == FAIL and answers(finding.mismatches) <= answers(verdict.mismatches)
+    return f"{SAME if same else 'fails'} ({verdict.mismatches[0].oracle})"
+
+
+def died_elsewhere(finding: Finding, death: Death) -> str:
+    """The same where a worker of the related target died of the program."""
+    if death.fate is Fate.TIMEOUT:
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
+    return f"{SAME if finding.kind == CRASH and finding.said == death.said else 'fails'} (crash)"

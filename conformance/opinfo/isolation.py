@@ -34,6 +34,7 @@ class Cases(PlacedPool):
         super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.opinfo.case"])
         self.setup = "DEVICE = 'cpu'"
         self.lacks = frozenset[str]()
+        self.without_backend: tuple[str, ...] = ()
         self.loops: list[float] = []
 
     def catalog(self, variants: Collection[str] = (), beside: bool = False) -> tuple[list[Entry], dict[str, str]]:
@@ -42,7 +43,7 @@ class Cases(PlacedPool):
         try:
             with self.place.loading(self.target, self.limits):
                 self.ask(os.getpid)
-            entries, environment, self.setup, self.lacks = self.ask(
+            entries, environment, self.setup, self.lacks, self.without_backend = self.ask(
                 worker.catalog, self.target, frozenset(variants), beside
             )
         except WorkerDied as died:

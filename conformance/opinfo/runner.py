@@ -39,7 +39,7 @@ from conformance.report import __main__ as report
 from conformance.report import budgets, compare, history, probe
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
-from conformance.run import stop
+from conformance.run import scripts, stop
 from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
@@ -67,6 +67,7 @@ def run(
     times: Mapping[str, float] = MappingProxyType({}),
     finished: Sequence[Result] = (),
     lacking: bool = False,
+    fail_on_torch_bugs: bool = False,
     place: Place = LOCAL,
     listed: Callable[[Sequence[plan.Entry]], None] = lambda catalog: None,
     started: Callable[[Run, int], None] = lambda run, planned: None,
@@ -78,9 +79,10 @@ def run(
     `variants` are those asked for by name, which the target must be able to show; others are left out where it cannot.
     `times` are seconds of cases in an earlier run, by id, so that the longest can begin first; `finished` are results
     that an interrupted run left, whose cases do not run again. Cases of what the target's profile declares lacking run
-    only with `lacking`. `listed` is told the entries of op_db, `started` the run and the number of its cases, `ended`
-    each new result, and `found` each result as the expectations declare it. Raises UsageError for names that nothing
-    has and TargetError for a target that cannot be loaded.
+    only with `lacking`. What fails in the same way on a target of `without_backend` is PyTorch's own, and fails the run
+    only with `fail_on_torch_bugs`. `listed` is told the entries of op_db, `started` the run and the number of its
+    cases, `ended` each new result, and `found` each result as the expectations declare it. Raises UsageError for names
+    that nothing has and TargetError for a target that cannot be loaded.
     """
     begin = time.monotonic()
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -117,11 +119,22 @@ def run(
             if failed:
                 made.complete = len(made.results) == len(chosen)
                 made.notes.append("stopped at the first failure")
-                return made
-            for _ in range(reruns):
+            for _ in range(0 if failed else reruns):
                 flaky = {result.id for result in cases.run(again) if result.outcome is Outcome.PASS}
                 made.results = [result.flaky() if result.id in flaky else result for result in made.results]
                 again = [case for case in again if case.id not in flaky]
+        for layer in cases.without_backend:
+            failing = [chosen[result.id] for result in made.results if result.outcome in RERUN and not result.layer]
+            with (
+                Cases(layer, limits, min(jobs, len(failing)), place) if failing else contextlib.nullcontext() as others
+            ):
+                there = {result.id: result for result in others.run(failing)} if others else {}
+            made.results = [
+                result.without_backend(layer, fail_on_torch_bugs)
+                if result.id in there and result.fails_as(there[result.id])
+                else result
+                for result in made.results
+            ]
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, stop.signal_number()
     except TargetError as error:
@@ -161,6 +174,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
     made.add_argument("--resume", action="store_true", help="go on where the same run in --reports stopped")
     made.add_argument("--stop-at-first-failure", action="store_true", help="end with the first undeclared failure")
+    torchs = "fail also for what fails in the same way on compile:eager or compile:aot_eager, without the backend"
+    made.add_argument("--fail-on-torch-bugs", action="store_true", help=torchs)
+    alone = f"seconds in which scripts are run before they are listed, 0 for none (default: {scripts.BUDGET:g})"
+    made.add_argument("--check-scripts", type=float, default=scripts.BUDGET, metavar="S", help=alone)
     made.add_argument("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
     made.add_argument("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
     made.add_argument(
@@ -258,6 +275,8 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
             print("\n".join(map(escape_control_characters, expectations.declare(made, expected_file))))
             made.results = expectations.accept(made.results, expectations.expected(expected_file))
         made.expectations = str(expected_file) if expected_file.exists() else ""
+        if made.complete:
+            scripts.confirm(made, options.timeout, options.check_scripts, options.jobs)
         changes = compare.diff(baseline, made) if baseline else None
         _write(made, options.reports, baseline)
         journal.complete = made.complete
@@ -288,6 +307,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         ("--compile-limit", options.compile_limit, 0.001),
         ("--memory", options.memory, 0.25),
         ("--rerun-failures", options.rerun_failures, 0),
+        ("--check-scripts", options.check_scripts, 0),
     ):
         if not value >= least:
             raise UsageError(f"{name} must be at least {least}, and is {value}")
@@ -299,6 +319,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
         "shard": plan.parse_shard(options.shard),
         "variants": _by_name(options),
         "reruns": options.rerun_failures,
+        "fail_on_torch_bugs": options.fail_on_torch_bugs,
         "place": place_of(options),
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from conformance.core.names import DIFFERENTIATED, ORACLES, SPECIALS_BACKWARD, TIERS
-from conformance.core.script import Bug, carried, judged, render
+from conformance.core.script import Bug, carried, defined, judged, render
 from conformance.opinfo.plan import ADDING_UP, Case, takes_specials
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ AROUND = {
     **dict.fromkeys(SPECIALS_BACKWARD, "gradients"),
 }
 """The function that makes the call, by variant."""
+
+UNSEEDED = """from torch.testing._internal import common_methods_invocations as invocations
+
+invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # which no compiler traces
+"""
+"""Makes the entries of op_db that set a seed call their op itself, as the harness does (`torch_compat`)."""
 
 
 def from_op_db(
@@ -81,7 +87,8 @@ def from_op_db(
     ]
     draw = (
         "import itertools\n"
-        "from torch.testing._internal.common_methods_invocations import op_db\n\n"
+        "from torch.testing._internal.common_methods_invocations import op_db\n"
+        f"{UNSEEDED * ('transform' in defined(setup))}\n"
         f"op = [op for op in op_db if (op.name, op.variant_test_name) == {(case.op, name)!r}]"
         f"[{int(number) - 1 if number else 0}]\n"
         f"sample = next(itertools.islice({drawn}, {index}, None))"

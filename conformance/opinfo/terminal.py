@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from conformance.core.lacking import DECLARED
-from conformance.core.result import UNEXPECTED, Outcome, Result, Run, summary_line
+from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, summary_line
 from conformance.core.sentences import headline
 from conformance.report import compare, lacking, machine
 from conformance.report.escape import escape_control_characters
@@ -100,6 +100,16 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         console.print(escape(f"XPASS {declared.op}: {declared.reason}"), highlight=False)
     for fact in [*facts(made), *(made.notes if made.complete else ())]:
         console.print(escape(fact), highlight=False)
+    for result in made.unexpected:
+        if result.alone not in ("", SHOWS):
+            console.print(escape(f"{result.id}: {result.remark}"), highlight=False, soft_wrap=True)
+    excused = [result for result in made.cases if result.layer]
+    if excused:
+        console.rule(WITHOUT_BACKEND)
+        for result in excused:
+            said = f"{result.outcome} {result.id} ({', '.join(result.oracles)}): {result.layer}"
+            console.print(escape(said), highlight=False, soft_wrap=True)
+        console.rule()
     fallen = made.fallbacks()
     if fallen:
         names = ", ".join(f"{name} ({count})" for name, count in fallen.most_common())

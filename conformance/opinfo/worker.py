@@ -23,10 +23,10 @@ CALIBRATE_EVERY = 20
 
 def catalog(
     target: str, variants: Collection[str] = (), beside: bool = False
-) -> tuple[list[Entry], dict[str, str], str, frozenset[str]]:
+) -> tuple[list[Entry], dict[str, str], str, frozenset[str], tuple[str, ...]]:
     """op_db, and with `beside` the entries beside it, without the variants that the target cannot show; the target's
-    environment; the lines that a script needs to use it; and the features that it lacks. Raises TargetError, also where
-    the target cannot show one of `variants`, asked for by name."""
+    environment; the lines that a script needs to use it; the features that it lacks; and its `without_backend`. Raises
+    TargetError, also where the target cannot show one of `variants`, asked for by name."""
     under_test = loaded(target)
     left_out = under_test.unsupported_variants
     refused = [variant for variant in VARIANTS if variant in variants and variant in left_out]
@@ -45,7 +45,7 @@ def catalog(
         "seed": f"{seeding.SEED}",
     }
     shown = [replace(entry, variants=entry.variants - left_out) for entry in op_db.entries(beside)]
-    return shown, environment, under_test.script(), under_test.lacks
+    return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend
 
 
 def run(target: str, case: Case) -> tuple[Result, float]:

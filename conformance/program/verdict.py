@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformance.core import patterns
 from conformance.core.executor import Executor, Watch
+from conformance.core.finding import gist
 from conformance.core.observation import Observation
 from conformance.core.oracles import Mismatch, compare
 from conformance.core.target import Capture, Target
@@ -215,7 +215,7 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
 def signature(program: Program, verdict: Verdict) -> Signature:
     """The group that a failure belongs to."""
     first = verdict.cause or leading(verdict.mismatches)
-    said = gist(first) if first.oracle == "error" else ""
+    said = gist(first.detail) if first.oracle == "error" else ""
     error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""
     if verdict.bad_step == 0:
         return Signature(first.oracle, "the move of the inputs", error=error)
@@ -233,8 +233,3 @@ def signature(program: Program, verdict: Verdict) -> Signature:
         shadow.step(earlier)
     names = [name for name in step.names() if name in shadow.env]
     return Signature(first.oracle, step.op, layout_class(shadow.env[names[0]]) if names else "")
-
-
-def gist(error: Mismatch) -> str:
-    """The first words of an error's text, as `patterns.gist` has them."""
-    return patterns.gist(error.detail)

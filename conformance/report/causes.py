@@ -84,6 +84,7 @@ def _size(result: Result) -> tuple[int, int, str]:
     return 1, len(result.failures[0].call) if result.failures else 0, result.id
 
 
-def _rank(results: Sequence[Result]) -> tuple[int, int, str]:
-    worst = min(map(severity, results))
-    return worst[0], -sum(result.finding.count if result.finding else 1 for result in results), worst[2]
+def _rank(results: Sequence[Result]) -> tuple[object, ...]:
+    """The rank of the worst result, then the most programs and cases first."""
+    *worst, _, name = min(map(severity, results))
+    return *worst, -sum(result.finding.count if result.finding else 1 for result in results), name

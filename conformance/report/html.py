@@ -19,7 +19,7 @@ from conformance.core.accuracy import shown
 from conformance.core.drawn import AXES, Drawn
 from conformance.core.footprint import mebibytes
 from conformance.core.names import DTYPES, VARIANTS
-from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run, summary_line
+from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.core.script import own_part
 from conformance.core.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
@@ -65,13 +65,13 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     """What the page's script needs: rows by column, strings by number, details of the rows that have any."""
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
     order = {outcome: rank for rank, outcome in enumerate(Outcome)}
-    results = sorted(run.cases, key=lambda result: (order[result.outcome], result.id))
+    results = sorted(run.cases, key=lambda result: (order[result.outcome], result.alone not in ("", SHOWS), result.id))
     rows = []
     for r in results:
         texts = (r.name, r.family, r.dtype, r.variant, r.layout)
         counts = (r.samples, r.skipped, r.failed, r.kernels, _kernels_before(before.get(r.id), r), r.eager, r.fallback)
         more = (r.arbitrated, r.host, *(getattr(r, name) for name in summary.COMPILED))
-        said = (names(", ".join(r.oracles)), names(r.reason))
+        said = (names(", ".join(r.oracles)), names(r.remark))
         rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, *more])
     return {
         "rows": rows,
@@ -151,6 +151,9 @@ def render(
         over=_worse_than_eager(cases),
         arbitrated=sum(bool(result.arbitrated) for result in cases.results),
         compiled=summary.compiled(cases),
+        excused=[result for result in cases.results if result.layer],
+        without_backend=WITHOUT_BACKEND.capitalize(),
+        scripts=[] if run.drawn else summary.scripts(run),
         heat=heat_map(cases.results),
         difference=difference or (diff(baseline, run) if baseline else None),
         kinds=KINDS,
@@ -237,8 +240,9 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         facts["programs compared with the baseline"] = f"{drawn.kernels_compared:,}"
     return {
         "facts": facts,
-        "known": [*summary.known(campaign), *summary.masked(campaign)],
-        "findings": campaign.listed,
+        "findings": [result for result in campaign.listed if not result.layer],
+        "of_torch": [result for result in campaign.listed if result.layer],
+        "facts_below": [*summary.scripts(campaign), *summary.known(campaign), *summary.masked(campaign)],
         "at_inputs": summary.at_inputs(campaign, stopped) if stopped else "",
         "headline": headline,
         "opened": OPENED,

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from conformance.core.accuracy import shown
 from conformance.core.footprint import mebibytes
-from conformance.core.result import UNEXPECTED, Outcome, Result, Run, counted, summary_line
+from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, counted, summary_line
 from conformance.core.sentences import headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff
@@ -122,7 +122,8 @@ def _milliseconds(moment: str) -> int:
 
 
 def _headline(result: Result) -> str:
-    return headline(result)[:300]
+    lost = "" if result.alone in ("", SHOWS) else f" (does not reproduce alone: {result.alone[:200]})"
+    return headline(result)[:300] + lost
 
 
 def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
@@ -147,6 +148,8 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
         legend=legend(*(result.finding.title() for result in campaign.listed[:LISTED_FINDINGS] if result.finding))
         if campaign
         else "",
+        heading=WITHOUT_BACKEND.capitalize(),
+        excused=[result for result in run.cases if result.layer],
         counts=Counter(str(result.outcome) for result in run.cases),
         facts=summary.facts(run),
         changes=changes,

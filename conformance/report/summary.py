@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from conformance.core.finding import MOVE
 from conformance.core.lacking import removed
-from conformance.core.result import UNEXPECTED, UNEXPLAINED, Outcome, Result, Run, counted
-from conformance.report.causes import causes_of
+from conformance.core.result import SHOWS, UNEXPECTED, UNEXPLAINED, WITHOUT_BACKEND, Outcome, Result, Run, counted
 from conformance.core.sentences import sentence
+from conformance.report.causes import causes_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def _on_cases(run: Run) -> Verdict:
     if bad:
         return Verdict(False, f"{bad:,} of {len(cases):,} cases do not do what torch CPU does.", "cases")
     passed = sum(result.outcome is Outcome.PASS for result in cases)
-    sentence = f"All {passed:,} cases that were compared do what torch CPU does, or fail as declared."
+    tail = "".join(f"; {part}" for part in without_backend(run) if "case" in part)
+    sentence = f"All {passed:,} cases that were compared do what torch CPU does, or fail as declared{tail}."
     return Verdict(True, sentence, "cases")
 
 
@@ -57,7 +58,7 @@ def _on_programs(run: Run) -> Verdict:
         return Verdict(False, at_inputs(run, stopped), "fuzz")
     new = [result for result in findings if result.finding and result.finding.count and result.outcome in UNEXPECTED]
     gone = sum(result.outcome is Outcome.XPASS for result in findings)
-    tail = "".join(f"; {part}" for part in known(run))
+    tail = "".join(f"; {part}" for part in (*known(run), *without_backend(run)))
     sentences = []
     if new:
         distinct = counted(len(causes_of(new)), "distinct cause")
@@ -88,9 +89,9 @@ def at_inputs(run: Run, stopped: Result) -> str:
 
 def known(run: Run) -> list[str]:
     """`3 known findings in 12 programs, declared in FILE`, or nothing."""
-    found = [result.finding for result in run.findings if result.outcome is Outcome.XFAIL and result.finding]
+    found = sum(result.outcome is Outcome.XFAIL and not result.layer for result in run.findings)
     programs = counted(run.known_programs, "program")
-    return [f"{counted(len(found), 'known finding')} in {programs}, declared in {run.expectations}"] if found else []
+    return [f"{counted(found, 'known finding')} in {programs}, declared in {run.expectations}"] if found else []
 
 
 MASKED = 0.1
@@ -113,14 +114,31 @@ def masked(run: Run) -> list[str]:
 
 def known_cases(run: Run) -> list[str]:
     """`3 known failures, declared in FILE`, or nothing."""
-    failures = sum(result.outcome is Outcome.XFAIL for result in run.cases)
+    failures = sum(result.outcome is Outcome.XFAIL and not result.layer for result in run.cases)
     where = f", declared in {run.expectations}" if run.expectations else ""
     return [f"{counted(failures, 'known failure')}{where}"] if failures else []
 
 
+def scripts(run: Run) -> list[str]:
+    """`3 of 3 scripts show their headline`, or nothing if no script was run."""
+    said = [result.alone for result in run.results if result.alone]
+    verb = "show their headline" if len(said) > 1 else "shows its headline"
+    return [f"{said.count(SHOWS)} of {counted(len(said), 'script')} {verb}"] if said else []
+
+
+def without_backend(run: Run) -> list[str]:
+    """`2 findings also fail without your backend`, or nothing."""
+    cases, found = (sum(bool(result.layer) for result in each) for each in (run.cases, run.findings))
+    counts = [(cases, "case"), (found, "finding")]
+    singular = WITHOUT_BACKEND.replace("fails", "fail")
+    return [
+        f"{counted(number, noun)} {singular if number > 1 else WITHOUT_BACKEND}" for number, noun in counts if number
+    ]
+
+
 def facts(run: Run) -> list[str]:
     """What a reader should know beside the verdict and the counts, one sentence each without its full stop."""
-    lines = known_cases(run)
+    lines = [*scripts(run), *without_backend(run), *known_cases(run)]
     if run.arbitrated:
         cases = sum(bool(result.arbitrated) for result in run.results)
         lines.append(

@@ -9,6 +9,7 @@ has no code generator."""
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -20,6 +21,9 @@ from conformance.core.errors import TargetError
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, nearest
 from conformance.core.registration import options, register, setup
 from conformance.core.target import Capture, Target
+
+LAYERS = ("eager", "aot_eager")
+"""Backends of torch that run a graph as it is: after Dynamo alone, and after Dynamo and AOTAutograd."""
 
 FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
 
@@ -51,6 +55,15 @@ class CompileTarget(Target):
         self.module, self.function = given.get("import", ""), given.get("call", "")
         self.dynamic = given.get("dynamic") == "yes"
         self._seen = Capture()
+        every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS
+        self.siblings = tuple(f"compile:{name}{',dynamic=yes' * self.dynamic}" for name in every)
+        self.without_backend = () if self.of_torch else self.siblings
+
+    @property
+    def of_torch(self) -> bool:
+        """Whether the backend is one of torch's own, of whose findings none is excused: the layer is only named."""
+        there = importlib.metadata.entry_points(group="torch_dynamo_backends")
+        return not self.module and self.backend not in {entry.name for entry in there}
 
     def prepare(self) -> None:
         """Import what registers the backend, find the backend, and compile one function with it. Raises TargetError."""

@@ -37,7 +37,7 @@ FAULTS = (
     "comparison gives uint8",
     "item ignores the offset",
 )
-"""Twenty faults that are found soon when they are alone, none of which is planted in operators that another one calls."""
+"""Twenty faults that are found soon when they are alone. None is planted in operators that another one calls."""
 
 QUICK = (
     ("diagonal is stale", "every third write is lost"),

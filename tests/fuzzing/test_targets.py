@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from conformance.core.errors import TargetError
+from conformance.core.finding import INVALID
 from conformance.core.loading import describe_target, load_target
 from conformance.fuzzing.command import main
 from conformance.fuzzing.drawing import Drawing, Tally
-from conformance.fuzzing.worker import elsewhere
+from conformance.fuzzing.worker import Finding, elsewhere
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step
 from tests.fuzzing.saved import fuzz_result
@@ -42,7 +43,8 @@ class TestRenderers:
             (Input("a", 0, "float32", (2,), (1,)),),
             (Step("neg", ({"t": "a"},), raises="RuntimeError"),),
         )
-        assert elsewhere("cpu", wrong, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
+        invalid = Finding(INVALID, 0, 0, "invalid / neg", wrong)
+        assert elsewhere("cpu", invalid, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
 
     def test_a_finding_is_run_on_its_relatives(self, tmp_path, monkeypatch):
         """The JSON says that the related target agrees, and the other fails."""
@@ -79,7 +81,7 @@ class TestRenderers:
         assert main([*words, "--reports", str(tmp_path)]) == 1
         [found] = fuzz_result(tmp_path)["findings"]
         assert found["elsewhere"]["cpu"] == "agrees"
-        assert found["elsewhere"]["mutant:flip forgets the last dim"] == "fails (value)"
+        assert found["elsewhere"]["mutant:flip forgets the last dim"] == "fails in the same way (value)"
         assert found["elsewhere"]["mutant:nonsense"].startswith("cannot be used: there is no fault")
 
 

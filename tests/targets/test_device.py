@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from conformance.core.loading import describe_target, load_target
+from conformance.core.oracles import Mismatch
 from conformance.core.probe import trial
 from conformance.core.script import own_part
 from conformance.opinfo.plan import Case
@@ -19,6 +21,7 @@ from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
 from tests.program.test_script import own_lines
 
+GUARDED = Path(__file__).parent.parent / "planted" / "guarded_device.py"
 PUSHES_MODES = """
 import torch
 from torch.overrides import TorchFunctionMode
@@ -123,3 +126,29 @@ class TestLoading:
         done = run(text, tmp_path)
         assert done.returncode == 1, done.stderr
         assert "value of result" in done.stdout
+
+
+class TestBackward:
+    """Autograd counts the devices before the first `backward` of a process."""
+
+    WRITTEN = Program(
+        (Storage("float32", 3),),
+        (Input("a", 0, "float32", (3,), (1,), requires_grad=True),),
+        (
+            Step("mul.grad", (tensor("a"), 2), out=("b",)),
+            Step("backward", (tensor("b"), {"tensor": [1.0, 1.0, 1.0], "dtype": "float32"})),
+        ),
+    )
+
+    def test_the_device_is_there_before(self, tmp_path, monkeypatch):
+        """The script let torch CPU go backward before the device was there, and then died on the device:
+        `device_ready_queues_ INTERNAL ASSERT FAILED`."""
+        wrong = Mismatch("grad", "grad of a", "[2.0, 2.0, 2.0]", "[3.0, 3.0, 3.0]", "3 of 3 elements differ")
+        target = describe_target("device:guarded,import=guarded_device,without=storages+set_+as_strided+data_ptr")
+        text = script(self.WRITTEN, target, [wrong], bad_step=1)
+        (tmp_path / "guarded_device.py").write_text(GUARDED.read_text())
+        done = run(text, tmp_path)
+        assert "INTERNAL ASSERT" not in done.stdout + done.stderr
+        assert done.stdout.splitlines()[:2] == ["cpu [2.0, 2.0, 2.0]", "guarded [3.0, 3.0, 3.0]"], done.stderr
+        assert "grad of grad of a: expected [2.0, 2.0, 2.0], got [3.0, 3.0, 3.0]" in done.stdout
+        assert done.returncode == 1

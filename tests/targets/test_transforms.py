@@ -38,6 +38,16 @@ WRITE_THROUGH_A_VIEW = Program(
     ),
 )
 RAISES = Program(STORAGES, (A,), (Step("view.count", (tensor("a"), 7), raises="RuntimeError"),))
+VIEW_WITH_GAPS = Program(
+    (Storage("float32", 22),),
+    (Input("a", 0, "float32", (2, 2), (18, 3)),),
+    (Step("view.error", (tensor("a"), [-1]), raises="RuntimeError"),),
+)
+FILLS_A_VIEW = Program(
+    (Storage("float32", 5),),
+    (Input("b", 0, "float32", (2, 2), (2, 1), 1),),
+    (Step("fill_diagonal_", (tensor("b"), 0)),),
+)
 ERRS = Program(
     STORAGES,
     (A,),
@@ -141,6 +151,31 @@ class TestWhole:
         ]
         assert "value of a: expected [1.0, 1.0, 3.0, 3.0, 5.0], got [1.0, 0.0, 3.0, 0.0, 5.0]" in said.stdout
         assert "stride of" not in said.stdout
+
+    def test_a_name_is_returned_once(self):
+        """A name that two steps make was a key of the result twice."""
+        twice = Program(STORAGES, (A,), tuple(Step("mul", (tensor("a"), 2), out=("b",)) for _ in range(2)))
+        assert source(twice, also=["a"]).endswith("return {'b': b, 'a': a}\n")
+
+    def test_a_script_tells_errors_as_the_harness_does(self, tmp_path, standalone):
+        """Dynamo wraps the error of a step in one of its own, and that of a backend in another: the script took the
+        wrong one for the answer, and ended with 0."""
+        path, target = tmp_path / "script.py", load_target("compile:aot_eager")
+        found = judge_program(VIEW_WITH_GAPS, target).mismatches
+        assert [(one.oracle, one.expected, one.actual) for one in found] == [("error", "RuntimeError", "ValueError")]
+        path.write_text(script(VIEW_WITH_GAPS, target, found, bad_step=1))
+        said = standalone(path)
+        assert said.returncode == 1, said.stdout + said.stderr
+        assert "\nerror of step 1: expected RuntimeError, got ValueError (" in said.stdout
+
+    def test_a_script_of_a_compiler_logs_nothing(self, tmp_path, standalone):
+        """Dynamo's log of a call that fails stood between the answers; the error's own is told, not its wrapper."""
+        path, target = tmp_path / "script.py", load_target("compile:aot_eager")
+        found = judge_program(FILLS_A_VIEW, target).mismatches
+        path.write_text(script(FILLS_A_VIEW, target, found, bad_step=1))
+        said = standalone(path)
+        assert "\nerror of the whole run: expected no error, got RuntimeError (" in said.stdout
+        assert "torch/_subclasses" not in said.stdout + said.stderr
 
     def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path, standalone):
         """The error, and not each of the CPU's answers beside a nothing."""

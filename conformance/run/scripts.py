@@ -1,0 +1,182 @@
+"""Scripts of findings, each run in a fresh process before a run lists it: does it show its headline without the run?
+
+Defines `confirm`, for the findings of drawn programs and for cases of op_db. A script shows its headline if it ends
+with exit code 1 and reports the same oracle on the same tensor, or if its process ends in the way that the headline
+says. A script may hang or print without end, so its process has a limit of time, and only the lines that decide are
+kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conformance.core.finding import HARNESS, INVALID, gist
+from conformance.core.result import SHOWS, UNEXPECTED, Failure, Outcome, Result, Run, counted
+from conformance.run import stop
+from conformance.run.messages import exit_in_words
+
+BUDGET = 300.0
+"""Seconds after which a run starts no further script, unless the user gives another number."""
+
+STARTING = 30.0
+"""Seconds that a script may take beyond the limit of a program or a case, for the import of torch and of the device."""
+
+UNSEEN = ("kernels", "harness", "skip", "memory")
+"""Oracles of headlines that no script can show: it counts no kernels, and its memory is not limited."""
+
+REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
+"""The beginning of a line that reports a difference (`oracles.Mismatch`)."""
+
+MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
+"""Reported differences that are kept of a script, the characters of a line, and the last lines that are kept."""
+
+
+@dataclass
+class Ended:
+    """The end of a script's process: its exit code, None where the time was over, the differences that it reported, and
+    the last lines that it printed."""
+
+    code: int | None
+    reported: list[str]
+    last: deque[str]
+
+
+def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
+    """Run the script of each result that is listed and not declared, `jobs` at a time, and note in the result whether
+    it shows its headline. After `seconds` no further script starts, and the run's notes count the scripts left out."""
+    chosen = [result for result in sorted(run.results, key=_first) if _has_script(result)]
+    if not chosen or not seconds:
+        return
+    known: dict[str, str] = {}
+    ending, until = threading.Event(), time.monotonic() + seconds
+
+    def shown(result: Result) -> tuple[str, str]:
+        if ending.is_set() or time.monotonic() >= until:
+            return result.id, ""
+        return result.id, said_of(result, run_alone(result.failures[0].script, limit + STARTING, ending.is_set), limit)
+
+    with ThreadPoolExecutor(min(jobs, len(chosen))) as pool:
+        left: set[Future[tuple[str, str]]] = {pool.submit(shown, result) for result in chosen}
+        try:
+            while left:
+                done, left = wait(left, 0.5, FIRST_COMPLETED)
+                known |= dict(each.result() for each in done)
+                stop.check()
+        except KeyboardInterrupt:
+            run.interrupted, run.complete = stop.signal_number(), False
+        finally:
+            ending.set()
+    run.results = [replace(result, alone=known.get(result.id, "")) for result in run.results]
+    late = len(chosen) - sum(bool(said) for said in known.values())
+    if late:
+        run.notes.append(f"{counted(late, 'script')} not run, since the time was over: give --check-scripts more")
+
+
+def _first(result: Result) -> tuple[bool, str]:
+    return result.outcome not in UNEXPECTED, result.id
+
+
+def _has_script(result: Result) -> bool:
+    if not (result.outcome in UNEXPECTED or result.layer) or result.outcome is Outcome.XPASS or not result.failures:
+        return False
+    kind = result.finding.kind if result.finding else ""
+    first = result.failures[0]
+    return bool(first.script) and first.oracle not in UNSEEN and kind not in (INVALID, HARNESS)
+
+
+def said_of(result: Result, ended: Ended, limit: float) -> str:
+    """SHOWS where the end of a script is that of its headline, else the reason in words."""
+    first = result.failures[0]
+    dies, hangs = first.oracle == "crash", first.oracle == "timeout"
+    if ended.code is None:
+        return SHOWS if hangs else f"it runs longer than {limit + STARTING:g} s"
+    if dies and exit_in_words(ended.code) in first.actual:
+        return SHOWS
+    if ended.code == 1 and not (dies or hangs) and any(_reports(line, first) for line in ended.reported):
+        return SHOWS
+    if ended.code == 0:
+        return "it finds no difference"
+    if ended.code < 0:
+        return f"it {exit_in_words(ended.code)}"
+    if ended.code == 1 and ended.reported:
+        return f"it reports another difference: {ended.reported[0][:200]}"
+    said = ended.last[-1][:200] if ended.last else "nothing is printed"
+    return f"it ends with exit code {ended.code}: {said}"
+
+
+def _reports(line: str, headline: Failure) -> bool:
+    """Whether a line reports the headline: the oracle and the tensor; of an error its types and the words of its text
+    as well, since one error is not another."""
+    where = headline.where.partition(" (")[0]
+    if not line.startswith(f"{headline.oracle} of {where}: expected "):
+        return False
+    if headline.oracle != "error":
+        return True
+    ends = f"error of {where}: expected {headline.expected}, got {headline.actual}"
+    return line.startswith(ends) and gist(line[len(ends) :]) == gist(headline.detail)
+
+
+def run_alone(script: str, limit: float, ending: Callable[[], bool] = lambda: False) -> Ended:
+    """Run a script as `python FILE` in a separate process, in the current folder. At the limit, or if `ending` says so,
+    the process and its children are killed."""
+    with tempfile.TemporaryDirectory(prefix="conformance-script-") as folder:
+        path = Path(folder) / "script.py"
+        path.write_text(script, encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        over, done = threading.Event(), threading.Event()
+        watcher = threading.Thread(target=_watch, args=(process, time.monotonic() + limit, ending, over, done))
+        watcher.start()
+        ended = Ended(None, [], deque(maxlen=LAST))
+        assert process.stdout is not None
+        while raw := process.stdout.readline(LONGEST_LINE):
+            line = raw.decode("utf-8", "replace").strip()
+            if REPORTED.match(line) and len(ended.reported) < MOST_LINES:
+                ended.reported.append(line)
+            if line:
+                ended.last.append(line)
+        code = process.wait()
+        done.set()
+        watcher.join()
+        _kill(process)  # its children, which may have outlived it
+        ended.code = None if over.is_set() else code
+        return ended
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    until: float,
+    ending: Callable[[], bool],
+    over: threading.Event,
+    done: threading.Event,
+) -> None:
+    while not done.wait(0.1):
+        if process.poll() is not None:
+            break
+        if time.monotonic() >= until or ending():
+            over.set()
+            break
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
