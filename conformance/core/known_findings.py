@@ -17,16 +17,20 @@ from typing import Any, ClassVar
 from conformance.core.declared import Entry, reasons, twice, unexplained
 from conformance.core.errors import ReportError
 from conformance.core.names import nearest
+from conformance.core.patterns import NOT_SHRUNK
 from conformance.core.result import RERUN, Finding, Outcome, Result, Run
 
-PARTS = ("property", "op", "oracle", "step", "layout", "error", "kind", "first_wrong_step")
+PARTS = ("property", "op", "pattern", "oracle", "step", "layout", "error", "kind", "first_wrong_step")
 """What an entry matches by, each a glob."""
+TOGETHER = 3
+"""Operators that show one pattern, from which on `update` writes one entry for all of them."""
 KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
 
 
 @dataclass(frozen=True)
 class KnownFinding(Entry):
-    """Findings whose cause matches the globs `property` and `op`, and one of whose signatures the others: `oracle`,
+    """Findings whose cause matches the globs `property` and `op`, whose `pattern` matches, which is the common form of
+    one bug in many operators, and one of whose signatures matches the others: `oracle`,
     `step` and `layout` as a signature has them, the `error`'s type and text, the `kind`, and the op of the
     `first_wrong_step`, which a signature may leave out.
 
@@ -36,6 +40,7 @@ class KnownFinding(Entry):
     reason: str
     property: str = "*"
     op: str = "*"
+    pattern: str = "*"
     oracle: str = "*"
     step: str = "*"
     layout: str = "*"
@@ -113,20 +118,33 @@ def _unmet(known: KnownFinding) -> Result:
 def update(entries: Sequence[KnownFinding], run: Run, reason: str = "") -> tuple[list[KnownFinding], list[str]]:
     """The entries with the run's findings added and those without a finding taken out, and what was done in words.
 
-    Flaky findings and faults of the harness are not added: declare a flaky one by hand."""
+    Findings of one pattern in several operators are one entry. Flaky findings, findings whose cause is not known since
+    they are not shrunk, and faults of the harness are not added: declare a flaky one by hand."""
     known = apply(run, entries, "").results
     kept = [one for one in entries if not one.due(run) or any(r.finding and one.covers(r.finding) for r in run.results)]
     done = [f"removed: {one}, which no program showed" for one in entries if one not in kept]
+    fresh: dict[str, list[tuple[Result, Finding]]] = {}
     for result in known:
         finding = result.finding
         if finding and finding.count and finding.kind in KINDS and result.outcome in RERUN:
-            kept.append(_for(result, finding, run, reason))
-            done.append(f"added: {finding.title()}")
+            if finding.pattern.startswith(NOT_SHRUNK.format("")):
+                done.append(f"not added: {finding.title()}, whose cause is not known until it is shrunk")
+                continue
+            drawn = finding.first is not None and finding.pattern
+            fresh.setdefault(finding.pattern if drawn else finding.title(), []).append((result, finding))
+    for members in fresh.values():
+        together = len({finding.op for _, finding in members}) >= TOGETHER
+        if together:
+            members = [min(members, key=lambda pair: pair[1].first or 0)]
+        for result, finding in members:
+            kept.append(_for(result, finding, run, reason, ("pattern",) if together else ()))
+            done.append(f"added: {finding.pattern if together else finding.title()}")
     return kept, done
 
 
-def _for(result: Result, finding: Finding, run: Run, reason: str) -> KnownFinding:
-    names = ("property", "op", "kind") if finding.property else ("oracle", "step", "layout", "error", "kind")
+def _for(result: Result, finding: Finding, run: Run, reason: str, names: Sequence[str] = ()) -> KnownFinding:
+    usual = ("property", "op", "kind") if finding.property else ("oracle", "step", "layout", "error", "kind")
+    names = names or usual
     parts: dict[str, Any] = {name: _literal(text) for name in names if (text := getattr(finding, name))}
     reason = reason or unexplained(result)
     if finding.first is None:

@@ -44,6 +44,10 @@ SHRINKING = 0.2
 """The part of `--minutes` that is kept for shrinking, once there is something to shrink; and of the workers of a pool
 that shrinks as it finds, those that do so while programs are left to draw: none of four."""
 
+MEANWHILE, LONGEST_TURN = 0.4, 30.0
+"""The share of `--minutes` so far that shrinking takes while programs are left to draw, and the most seconds that one
+finding takes then."""
+
 PATIENCE = 1.0
 """Seconds between two times that what was taken over is brought to disk. What is not yet lies there as it was found."""
 
@@ -79,6 +83,8 @@ class Campaign:
     began_at: float = field(default_factory=time.time)
     running: int = 0
     """The shards that workers have."""
+    shrinking: float = 0.0
+    """Seconds that were spent on shrinking while programs were left to draw."""
     running_seconds: float = 0.0
     earlier_seconds: float = 0.0
     unfinished: dict[int, Shard] = field(default_factory=dict)
@@ -109,14 +115,15 @@ class Campaign:
             self.environment = workers.load()
             self._note_progress()
             self.began, self.began_at = time.monotonic(), time.time()
-            try:
-                self._run_shards(workers, apart)
-            finally:
-                self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
-                self._take_found()
-                self._note_progress()
             with FreshWorkers(*limits, plan.compile_limit, replace(self.place, address=LOCAL.address)) as fresh:
-                self._shrink_all(apart or Beside(workers, fresh, plan.trials), apart)
+                shrinker = apart or Beside(workers, fresh, plan.trials)
+                try:
+                    self._run_shards(workers, shrinker, apart)
+                finally:
+                    self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
+                    self._take_found()
+                    self._note_progress()
+                self._shrink_all(shrinker, apart)
         for relative in describe_target(self.plan.target).siblings:
             if not self._late():
                 self._compare(relative)
@@ -200,7 +207,19 @@ class Campaign:
     def _late(self) -> bool:
         return time.time() >= self._deadline()
 
-    def _run_shards(self, workers: Workers, apart: Apart | None) -> None:
+    def _shrink_meanwhile(self, shrinker: Shrinker) -> None:
+        """Make findings small while programs are left to draw, for their share of a limited time. What was drawn
+        without a limit is shrunk at the end, in an order that depends on nothing that a pool does."""
+        while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
+            waiting = (group for group in self.ranked() if not (group.shrunk or self._unshrinkable(group)))
+            group = next((group for group in waiting if not self._enough_of(group)), None)
+            if group is None:
+                return
+            begin = time.monotonic()
+            self._shrink(shrinker, group, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
+            self.shrinking += time.monotonic() - begin
+
+    def _run_shards(self, workers: Workers, shrinker: Shrinker, apart: Apart | None) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
         redrawn = 0
         log = Log(self.plan.reports, profiles.identity(self.plan.target), afresh=not self.plan.resume)
@@ -241,6 +260,8 @@ class Campaign:
             self._take(result)  # first, since what was found may be enough
             if apart is not None and aside:
                 self._shrink_ahead(apart, aside)
+            elif apart is None:
+                self._shrink_meanwhile(shrinker)
             begin()
             self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
             if time.monotonic() - self._noted >= PATIENCE:
@@ -353,20 +374,20 @@ class Campaign:
     def _unshrinkable(self, group: Group) -> bool:
         return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
 
-    def _shrink(self, shrinker: Shrinker, group: Group) -> None:
+    def _shrink(self, shrinker: Shrinker, group: Group, until: float | None = None) -> None:
         """Make a group's program small, so that its cause is known, and put it to the group of that cause, if there is
         one; what is of a new cause has to fail in a fresh worker, too."""
-        finding = group.finding
+        finding, until = group.finding, self._deadline() if until is None else until
         if self._unshrinkable(group):
             return
         same = self._of_cause(finding) if finding.precise else None
         small = finding
         if same is None:
             try:
-                small = shrinker.shrink(finding, self._deadline())
+                small = shrinker.shrink(finding, until)
                 same = self._of_cause(small)
-                if same is None and small.kind == FAIL and not self._late():
-                    small = shrinker.confirm(finding, small, self._deadline())
+                if same is None and small.kind == FAIL and time.time() < until:
+                    small = shrinker.confirm(finding, small, until)
                     same = self._of_cause(small)
             except PoolLost:
                 raise

@@ -273,7 +273,7 @@ def campaign(
         limits = Limits(unit=plan.limit, memory=plan.memory)
         there, notes = trial.contradictions(plan.target, limits, seconds, seen, place)
         spent += time.monotonic() - begin
-    left = max(plan.minutes - spent / 60, 0.0) if plan.minutes is not None else None
+    left = max(plan.minutes - (spent + checking) / 60, 0.0) if plan.minutes is not None else None
     running, interrupted = Campaign(replace(plan, minutes=left), place=place), 0
     try:
         run_shown(running, console)
@@ -281,8 +281,6 @@ def campaign(
         interrupted = stop.signal_number()
     running.plan = plan
     made = run_of(running, interrupted)
-    probing = seen.seconds if seen is not None else 0.0
-    made.seconds = round(running.earlier_seconds + probing + time.monotonic() - begin, 2)
     made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
         known, done = known_findings.update(known, made)
@@ -292,6 +290,8 @@ def campaign(
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
     if not interrupted:
         scripts.confirm(made, plan.limit, checking, plan.jobs)
+    probing = seen.seconds if seen is not None else 0.0
+    made.seconds = round(running.earlier_seconds + probing + time.monotonic() - begin, 2)
     made.lacking = profile.table({}, FAMILY_OF, running.result.removed()) if profile else ()
     report.write(made, plan.reports, baseline)
     if record is not None and not interrupted:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from conformance.core import result as model
+from conformance.core.patterns import NOT_SHRUNK
 from conformance.core.result import Outcome, Result, Run, counted
 from conformance.core.script import own_part
 from conformance.core.sentences import headline, legend
@@ -98,7 +99,9 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
     if result.remark:
         console.print(escape_control_characters(result.remark))
     if not found.shrunk:
-        console.print("not shrunk: --minutes was over before the turn of this finding; --minimize shrinks its program")
+        late = "--minutes was over before its turn; --minimize makes it small"
+        why = late if found.pattern.startswith(NOT_SHRUNK.format("")) else "smaller findings have the same pattern"
+        console.print(f"not shrunk: {why}")
     if told := legend(found.title(), *seen):
         console.print(f"where {told}")
     console.print(own_part(running.script(group)) if scripted else escape_control_characters(headline(result)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from conformance.core.finding import MOVE
 from conformance.core.lacking import removed
+from conformance.core.patterns import NOT_SHRUNK
 from conformance.core.result import SHOWS, UNEXPECTED, UNEXPLAINED, WITHOUT_BACKEND, Outcome, Result, Run, counted
 from conformance.core.sentences import sentence
 from conformance.report.causes import causes_of
@@ -139,6 +140,9 @@ def without_backend(run: Run) -> list[str]:
 def facts(run: Run) -> list[str]:
     """What a reader should know beside the verdict and the counts, one sentence each without its full stop."""
     lines = [*scripts(run), *without_backend(run), *known_cases(run)]
+    unshrunk = sum(r.finding.pattern.startswith(NOT_SHRUNK.format("")) for r in run.findings if r.finding)
+    if unshrunk:
+        lines.append(f"{counted(unshrunk, 'finding')} not shrunk, since the time was over: give more --minutes")
     if run.arbitrated:
         cases = sum(bool(result.arbitrated) for result in run.results)
         lines.append(
