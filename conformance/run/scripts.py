@@ -40,6 +40,9 @@ UNSEEN = ("kernels", "harness", "skip", "memory")
 REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
 """The beginning of a line that reports a difference (`oracles.Mismatch`)."""
 
+WHOLE = "the whole run"
+"""Where a script reports an error that no step expects."""
+
 MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
 """Reported differences that are kept of a script, the characters of a line, and the last lines that are kept."""
 
@@ -118,15 +121,18 @@ def said_of(result: Result, ended: Ended, limit: float) -> str:
 
 
 def _reports(line: str, headline: Failure) -> bool:
-    """Whether a line reports the headline: the oracle and the tensor; of an error its types and the words of its text
-    as well, since one error is not another."""
-    where = headline.where.partition(" (")[0]
-    if not line.startswith(f"{headline.oracle} of {where}: expected "):
-        return False
+    """Whether a line reports the headline: the oracle and the tensor. Of an error its types and the words of its text
+    have to be the same, too, since one error is not another; an error that no step expects ends the whole run of a
+    script, in whichever step it comes."""
+    places = [headline.where.partition(" (")[0]]
     if headline.oracle != "error":
-        return True
-    ends = f"error of {where}: expected {headline.expected}, got {headline.actual}"
-    return line.startswith(ends) and gist(line[len(ends) :]) == gist(headline.detail)
+        return line.startswith(f"{headline.oracle} of {places[0]}: expected ")
+    places += [WHOLE] if headline.expected == "no error" else []
+    for where in places:
+        ends = f"error of {where}: expected {headline.expected}, got {headline.actual}"
+        if line.startswith(ends) and gist(line[len(ends) :]) == gist(headline.detail):
+            return True
+    return False
 
 
 def run_alone(script: str, limit: float, ending: Callable[[], bool] = lambda: False) -> Ended:
