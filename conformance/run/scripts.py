@@ -59,12 +59,14 @@ class Ended:
 
 def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
     """Run the script of each result that is listed and not declared, `jobs` at a time, and note in the result whether
-    it shows its headline. After `seconds` no further script starts, and the run's notes count the scripts left out."""
+    it shows its headline. After `seconds` no further script starts, and the run's notes count the scripts left out. The
+    time of the run includes that of its scripts."""
     chosen = [result for result in sorted(run.results, key=_first) if _has_script(result)]
     if not chosen or not seconds:
         return
     known: dict[str, str] = {}
-    ending, until = threading.Event(), time.monotonic() + seconds
+    ending, began = threading.Event(), time.monotonic()
+    until = began + seconds
 
     def shown(result: Result) -> tuple[str, str]:
         if ending.is_set() or time.monotonic() >= until:
@@ -82,6 +84,7 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
             run.interrupted, run.complete = stop.signal_number(), False
         finally:
             ending.set()
+    run.seconds += time.monotonic() - began
     run.results = [replace(result, alone=known.get(result.id, "")) for result in run.results]
     late = len(chosen) - sum(bool(said) for said in known.values())
     if late:
