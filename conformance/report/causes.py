@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from conformance.core.finding import property_of
 from conformance.core.patterns import base_operator, pattern_of
-from conformance.core.result import BROKEN, Outcome, Result, counted, severity
+from conformance.core.result import BROKEN, SHOWS, Outcome, Result, counted, severity
 
 NAMED = 12
 """Operators of a cause that are named in one line."""
@@ -77,11 +77,13 @@ def causes_of(results: Iterable[Result]) -> list[Cause]:
     return sorted(made, key=lambda cause: _rank(cause.results))
 
 
-def _size(result: Result) -> tuple[int, int, str]:
-    """Programs before cases, since they are shrunk; then the fewest steps, then the shortest script."""
+def _size(result: Result) -> tuple[bool, int, int, str]:
+    """Results whose script shows them come first. Programs come before cases, since they are shrunk; then the fewest
+    steps, then the shortest script."""
+    lost = result.alone not in ("", SHOWS)
     if result.finding is not None:
-        return 0 if result.finding.shrunk else 2, result.finding.steps or 0, result.id
-    return 1, len(result.failures[0].call) if result.failures else 0, result.id
+        return lost, 0 if result.finding.shrunk else 2, result.finding.steps or 0, result.id
+    return lost, 1, len(result.failures[0].call) if result.failures else 0, result.id
 
 
 def _rank(results: Sequence[Result]) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ WORDS = {
     Outcome.CRASH: "ended its process or ran out of memory",
     Outcome.TIMEOUT: "gave no answer in time",
     Outcome.XPASS: "declared to fail, but passed",
-    Outcome.XFAIL: "known: fails as declared",
+    Outcome.XFAIL: "known: fails as declared, or also without the backend",
     Outcome.FLAKY: "failed, then passed when run again",
     Outcome.SKIP: "could not be compared",
 }

@@ -40,6 +40,9 @@ UNSEEN = ("kernels", "harness", "skip", "memory")
 REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
 """The beginning of a line that reports a difference (`oracles.Mismatch`)."""
 
+WHOLE = "the whole run"
+"""Where a script reports an error that no step expects."""
+
 MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
 """Reported differences that are kept of a script, the characters of a line, and the last lines that are kept."""
 
@@ -56,12 +59,14 @@ class Ended:
 
 def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
     """Run the script of each result that is listed and not declared, `jobs` at a time, and note in the result whether
-    it shows its headline. After `seconds` no further script starts, and the run's notes count the scripts left out."""
+    it shows its headline. After `seconds` no further script starts, and the run's notes count the scripts left out. The
+    time of the run includes that of its scripts."""
     chosen = [result for result in sorted(run.results, key=_first) if _has_script(result)]
     if not chosen or not seconds:
         return
     known: dict[str, str] = {}
-    ending, until = threading.Event(), time.monotonic() + seconds
+    ending, began = threading.Event(), time.monotonic()
+    until = began + seconds
 
     def shown(result: Result) -> tuple[str, str]:
         if ending.is_set() or time.monotonic() >= until:
@@ -79,6 +84,7 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
             run.interrupted, run.complete = stop.signal_number(), False
         finally:
             ending.set()
+    run.seconds += time.monotonic() - began
     run.results = [replace(result, alone=known.get(result.id, "")) for result in run.results]
     late = len(chosen) - sum(bool(said) for said in known.values())
     if late:
@@ -118,15 +124,18 @@ def said_of(result: Result, ended: Ended, limit: float) -> str:
 
 
 def _reports(line: str, headline: Failure) -> bool:
-    """Whether a line reports the headline: the oracle and the tensor; of an error its types and the words of its text
-    as well, since one error is not another."""
-    where = headline.where.partition(" (")[0]
-    if not line.startswith(f"{headline.oracle} of {where}: expected "):
-        return False
+    """Whether a line reports the headline: the oracle and the tensor. Of an error its types and the words of its text
+    have to be the same, too, since one error is not another; an error that no step expects ends the whole run of a
+    script, in whichever step it comes."""
+    places = [headline.where.partition(" (")[0]]
     if headline.oracle != "error":
-        return True
-    ends = f"error of {where}: expected {headline.expected}, got {headline.actual}"
-    return line.startswith(ends) and gist(line[len(ends) :]) == gist(headline.detail)
+        return line.startswith(f"{headline.oracle} of {places[0]}: expected ")
+    places += [WHOLE] if headline.expected == "no error" else []
+    for where in places:
+        ends = f"error of {where}: expected {headline.expected}, got {headline.actual}"
+        if line.startswith(ends) and gist(line[len(ends) :]) == gist(headline.detail):
+            return True
+    return False
 
 
 def run_alone(script: str, limit: float, ending: Callable[[], bool] = lambda: False) -> Ended:

@@ -56,6 +56,13 @@ class TestSaidOf:
         assert said(script, "error", "step 1", detail="sizes do not match at dimension 3", **parts) != SHOWS
         assert said(script, "error", "step 1", detail="7 <= device.index() INTERNAL ASSERT FAILED", **parts) == SHOWS
 
+    def test_an_error_that_no_step_expects(self) -> None:
+        """A device runs step by step, and says which step raised; its script runs all of them as one function."""
+        script = SAID.format(ASSERTION.replace("step 1", "the whole run"), 1)
+        detail = "7 <= device.index() INTERNAL ASSERT FAILED"
+        assert said(script, "error", "step 1", expected="no error", actual="RuntimeError", detail=detail) == SHOWS
+        assert said(script, "error", "step 1", expected="TypeError", actual="RuntimeError", detail=detail) != SHOWS
+
     def test_of_a_death(self) -> None:
         """The process has to end of the same signal."""
         dies = {"expected": "an answer", "actual": "killed its process with SIGSEGV"}
