@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import xml.etree.ElementTree as ElementTree
@@ -12,9 +13,11 @@ import jsonschema
 import pytest
 
 from conformance.core import result as model
+from conformance.core.accuracy import Accuracy
 from conformance.core.drawn import Drawn
+from conformance.core.footprint import Footprint
 from conformance.core.lacking import Lacking
-from conformance.core.result import Outcome, Run
+from conformance.core.result import Failure, Finding, Outcome, Result, Run
 from conformance.report import machine
 from tests.report.runs import campaign, failed, found, result, run
 
@@ -100,12 +103,14 @@ class TestSchemas:
         """A run with every outcome and every field."""
         rest = (result(f"op{outcome}", outcome, kernels=3, eager=4, native=1, decomposed=0) for outcome in Outcome)
         full = result("all", compiled=1, partly_compiled=2, not_compiled=3, host=1, hosts={"item": 1}, scheduled=3)
-        known = found(first=4, saved=("a",), elsewhere={"b": "c"})
+        known = found(first=4, saved=("a",), elsewhere={"b": "c"}, pattern="value of add", shrunk=False, masked=2)
         made = run(*hostile.results, *rest, full, known, seconds=1.5, calibration=0.01, command="it", notes=["a note"])
         made.budgets, made.interrupted, made.expectations = {"mlp": {"kernels": 3}}, 2, "tiny.toml"
         words: dict[str, Any] = dict.fromkeys(("families", "layouts", "dtypes", "corpus"), ("a",))
-        counts = dict.fromkeys(("steps", "kernels", "kernels_allowed", "kernels_compared", "arbitrated"), 3)
-        tallies: dict[str, Any] = {"unsupported": {"a": 1}, "avoided": {"b": 2}, "cells": {("a", "b", "c"): 3}}
+        counts: dict[str, Any] = dict.fromkeys(("steps", "kernels", "kernels_allowed", "kernels_compared"), 3)
+        counts |= dict.fromkeys(("arbitrated", "failing", "known", "masked"), 3)
+        tallies: dict[str, Any] = {"unsupported": {"a": 1}, "avoided": {"b": 2}, "entries": {"add|method|gaps|bool": 1}}
+        tallies["cells"] = {("a", "b", "c"): 3}
         made.drawn = Drawn((0,), 300, options="--steps 1..2", **counts, **words, **tallies)
         return made
 
@@ -124,6 +129,27 @@ class TestSchemas:
             data = json.loads(dumps(self.every(hostile)))
             spoil(data)["unheard of"] = 1
             assert not validator.is_valid(data)
+
+
+WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": Drawn, "lacking": Lacking,
+           "accuracy": Accuracy, "footprint": Footprint}  # fmt: skip
+"""The dataclasses of a result file, by the definition of the schema that describes them."""
+
+
+class TestFields:
+    """Each field of a dataclass that is written is a property of the schema, and each property is a field."""
+
+    SCHEMA = json.loads(SCHEMAS["ours"][0].read_text())
+
+    @pytest.mark.parametrize("name", WRITTEN)
+    def test_a_definition_has_the_fields_of_its_dataclass(self, name: str) -> None:
+        fields = {field.name for field in dataclasses.fields(WRITTEN[name])}
+        assert self.SCHEMA["definitions"][name]["properties"].keys() == fields
+
+    def test_a_run_has_the_fields_of_its_dataclass(self) -> None:
+        """The version, the kind and the totals come from the writer."""
+        fields = {field.name for field in dataclasses.fields(Run)}
+        assert self.SCHEMA["properties"].keys() == fields | {"schema", "kind", "totals"}
 
 
 class TestCtrf:
