@@ -90,8 +90,8 @@ def _strides(text: str) -> list[int]:
 
 
 def _contiguity(one: Difference, wrong: str, base: str) -> str:
-    lost = {*one.actual.split()} - {*one.expected.split()}
-    return DENSE if "contiguous" in lost else f"contiguity flags of {base}"
+    gained = {*one.actual.split()} - {*one.expected.split()}
+    return DENSE if "contiguous" in gained else f"contiguity flags of {base}"
 
 
 def _offset(one: Difference, wrong: str, base: str) -> str:
