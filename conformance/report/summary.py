@@ -109,7 +109,8 @@ def masked(run: Run) -> list[str]:
     by = [(f.masked, f.title()) for r in run.findings if (f := r.finding) and f.masked and r.outcome is Outcome.XFAIL]
     named = ", ".join(f"{title} ({count})" for count, title in sorted(by, reverse=True))
     share = drawn.masked / max(drawn.compared, 1)
-    text = f"{counted(drawn.masked, 'program')} ({share:.0%}) have steps that known findings mask: {named}"
+    have = "has" if drawn.masked == 1 else "have"
+    text = f"{counted(drawn.masked, 'program')} ({share:.0%}) {have} steps that known findings mask: {named}"
     if share <= MASKED:
         return [text]
     return [f"warning: {text}; new faults in these steps stay unseen, so mend or narrow the declared ones"]

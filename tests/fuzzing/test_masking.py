@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import warnings
 from pathlib import Path
 
 import pytest
 
+from conformance.core import result as model
 from conformance.core.loading import load_target
+from conformance.fuzzing.command import main
 from conformance.fuzzing.plan import Plan, Shard
 from conformance.fuzzing.worker import Finding, run_shard
-from conformance.program.model import Program
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
+from conformance.report.summary import masked
 from tests.planted.pairs import Pair
 
 FAULTS = (
@@ -124,3 +129,82 @@ class TestParts:
         shard = Shard(Plan("mutant:view is stale", reports=tmp_path), 0, 20, "named")
         findings = run_shard(shard).findings
         assert {shard.found(one.number, one.part) for one in findings} == {*(tmp_path / "failures").glob("found-*")}
+
+
+LIAR = "class:tests.planted.liars.ValueDevice"
+"""torch CPU whose `neg` and `mul` are off by one: of the two, a finding names the plainer `neg`."""
+
+MASKED = Program(
+    (Storage("float32", 6),),
+    (Input("a", 0, "float32", (6,), (1,), requires_grad=True),),
+    (Step("mul", (tensor("a"), 2), out=("b",)), Step("sin", (tensor("b"),), out=("c",))),
+)
+"""A program whose second step needs the wrong result of the first, which no input can stand for: it has a graph."""
+
+JUDGED = Program(MASKED.storages, (Input("a", 0, "float32", (6,), (1,)),), MASKED.steps)
+"""The same without a graph: the second step is judged on torch CPU's result."""
+
+RIGHT = JUDGED.with_steps((Step("abs", (tensor("a"),), out=("b",)),))
+
+
+class TestWarning:
+    """A run prints how many programs have steps that known findings mask, and above 10 % it warns."""
+
+    @pytest.fixture
+    def lines(self, tmp_path, capsys):
+        def lines(*programs: Program, declare: bool = True) -> list[str]:
+            """What a campaign on these saved programs prints of masked steps."""
+            corpus = tmp_path / "corpus"
+            corpus.mkdir()
+            for number, one in enumerate(programs):
+                (corpus / f"{number:02}.json").write_text(dump(one))
+            words = ["--target", LIAR, "--programs", "0", "--corpus", str(corpus), "--reports", str(tmp_path)]
+            declaring = ["--expectations", str(tmp_path / "known.toml"), "--update-expectations"]
+            assert main([*words, "--check-scripts", "0", *(declaring if declare else [])]) == (0 if declare else 1)
+            run = model.load(tmp_path / "fuzz.json")
+            said = [line for line in capsys.readouterr().out.splitlines() if "mask" in line]
+            page = html.unescape((tmp_path / "fuzz.html").read_text())
+            assert all(line in page for line in said)
+            assert said == masked(run)
+            return said
+
+        return lines
+
+    def test_more_than_a_tenth(self, lines):
+        [line] = lines(MASKED, MASKED, *[RIGHT] * 8)
+        assert line == (
+            "warning: 2 programs (20%) have steps that known findings mask: value / neg (2); new faults in these "
+            "steps stay unseen, so mend or narrow the declared ones"
+        )
+
+    def test_a_tenth(self, lines):
+        assert lines(MASKED, JUDGED, *[RIGHT] * 8) == [
+            "1 program (10%) has steps that known findings mask: value / neg (1)"
+        ]
+
+    def test_what_is_judged_behind_a_difference_is_not_masked(self, lines):
+        assert lines(JUDGED, JUDGED) == []
+
+    def test_only_what_is_declared_masks(self, lines):
+        """An undeclared finding fails the run: there is no green run that hides anything."""
+        assert lines(MASKED, MASKED, declare=False) == []
+
+
+CRASHING = "class:tests.planted.planted.PlantedTarget"
+"""torch CPU whose `atan` ends the process, and whose `add` is off by one."""
+
+
+class TestCrash:
+    def test_a_crash_hides_no_wrong_value_behind_it(self, tmp_path):
+        """The worker that runs the program after the crash begins behind the step that crashed."""
+        (tmp_path / "corpus").mkdir()
+        steps = (Step("atan", (tensor("a"),), out=("b",)), Step("add", (tensor("b"), 1), out=("c",)))
+        (tmp_path / "corpus" / "one.json").write_text(dump(JUDGED.with_steps(steps)))
+        words = ["--target", CRASHING, "--programs", "0", "--corpus", str(tmp_path / "corpus"), "--check-scripts", "0"]
+        assert main([*words, "--reports", str(tmp_path)]) == 1
+        run = model.load(tmp_path / "fuzz.json")
+        assert [(one.finding.title(), one.finding.masked) for one in run.findings] == [
+            ("crash / atan", 0),
+            ("value / add", 0),
+        ]
+        assert run.drawn.programs == run.drawn.failing == 1
