@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import html
+import io
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from conformance.core.errors import TargetError
 from conformance.core.finding import CRASH, FAIL, TIMEOUT
+from conformance.core.known_findings import update
+from conformance.core.oracles import Mismatch
 from conformance.core.probed import Answer, Probe, Row
+from conformance.core.result import Run
 from conformance.fuzzing import command, isolation, worker
-from conformance.fuzzing.campaign import Campaign, Group
+from conformance.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
 from conformance.fuzzing.command import main
+from conformance.fuzzing.drawing import Drawing
 from conformance.fuzzing.isolation import Workers
 from conformance.fuzzing.plan import Plan
 from conformance.fuzzing.results import run_of
+from conformance.fuzzing.terminal import summarize
 from conformance.fuzzing.worker import Finding
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
+from conformance.report import __main__ as report
+from conformance.report.causes import causes_of
 from conformance.run import probe as run_probe
 from conformance.run.messages import Limits, OutOfTime, Pool
 
@@ -238,3 +249,130 @@ class TestMinutes:
         assert clock.now == campaign.began_at + 60
         assert slow.asked == [clock.now] * 2
         assert [group.elsewhere for group in campaign.groups] == [{"cpu": "agrees"}, {}, {}]
+
+
+class Shrinking:
+    """Makes every finding small in `seconds` of a clock, and notes until when it may take."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds, self.given = clock, seconds, list[float]()
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        self.given.append(until - self.clock.now)
+        self.clock.now += self.seconds
+        return replace(finding, group=f"value / {finding.op}", program=finding.program.with_steps(()))
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        return small
+
+
+class TestShrinkingMeanwhile:
+    """With `--minutes`, findings are made small while programs are drawn: of 241 findings of one campaign 211 were left
+    as they were drawn, since shrinking came last."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(worker.time, name, clock.time)
+        return clock
+
+    @staticmethod
+    def running(clock: Clock, folder: Path, findings: int, minutes: float | None, drawn: float) -> Campaign:
+        """A campaign with so many findings that has drawn programs for so many seconds."""
+        campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
+        (folder / "failures").mkdir()
+        for number in range(findings):
+            made = Finding(FAIL, 0, number, f"group {number}", program(NEG), (), 1, "value", f"op{number}")
+            campaign.groups.append(Group(made, {number}, {made.group}))
+        clock.now += drawn
+        return campaign
+
+    def small(self, campaign: Campaign) -> int:
+        return sum(group.shrunk for group in campaign.groups)
+
+    def test_it_takes_its_share(self, clock: Clock, tmp_path: Path) -> None:
+        """Findings are shrunk until their share of the time so far is used, and then programs are drawn again."""
+        campaign, shrinker = self.running(clock, tmp_path, 50, 60.0, drawn=100.0), Shrinking(clock, 10.0)
+        campaign._shrink_meanwhile(shrinker)
+        first = self.small(campaign)
+        assert campaign.shrinking == 10.0 * first
+        assert campaign.shrinking >= MEANWHILE * (clock.now - campaign.began) > campaign.shrinking - 10.0
+        campaign._shrink_meanwhile(shrinker)
+        assert self.small(campaign) == first
+        clock.now += 100.0
+        campaign._shrink_meanwhile(shrinker)
+        assert self.small(campaign) > first
+
+    def test_one_finding_has_its_turn(self, clock: Clock, tmp_path: Path) -> None:
+        """And never more than is left of the time for drawing."""
+        campaign, shrinker = self.running(clock, tmp_path, 1, 10.0, drawn=100.0), Shrinking(clock, 1.0)
+        campaign._shrink_meanwhile(shrinker)
+        assert shrinker.given == [LONGEST_TURN]
+        campaign.groups[0].shrunk, clock.now = False, campaign._drawing_deadline() - 5.0
+        campaign._shrink_meanwhile(shrinker)
+        assert shrinker.given == [LONGEST_TURN, 5.0]
+
+    def test_all_of_them_and_no_more(self, clock: Clock, tmp_path: Path) -> None:
+        """It goes back to drawing when nothing is left to shrink."""
+        campaign, shrinker = self.running(clock, tmp_path, 3, 60.0, drawn=1000.0), Shrinking(clock, 1.0)
+        campaign._shrink_meanwhile(shrinker)
+        assert (self.small(campaign), len(shrinker.given)) == (3, 3)
+
+    def test_without_a_limit_it_comes_last(self, clock: Clock, tmp_path: Path) -> None:
+        """Then which finding is the first of its cause depends on nothing that a pool does."""
+        campaign, shrinker = self.running(clock, tmp_path, 3, None, drawn=1000.0), Shrinking(clock, 1.0)
+        campaign._shrink_meanwhile(shrinker)
+        assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
+
+    def test_a_campaign_shrinks_between_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After each shard whose findings were taken over."""
+        seen: list[int] = []
+        monkeypatch.setattr(Campaign, "_shrink_meanwhile", lambda self, shrinker: seen.append(self.result.done))
+        plan = Plan("cpu", minutes=5.0, programs=60, drawing=Drawing(without=("op_db",)), reports=tmp_path)
+        Campaign(plan).run()
+        assert seen == [20, 40, 60]
+
+
+class TestNotShrunk:
+    """A finding that time did not suffice for is marked wherever it is listed."""
+
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> tuple[Campaign, Run]:
+        campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
+        (tmp_path / "failures").mkdir()
+        wrong = (Mismatch("value", "b", "1.0", "2.0"),)
+        for number, op in enumerate(("neg", "exp", "abs", "sin")):
+            finding = Finding(FAIL, 0, number, f"value / {op}", program(NEG, EXP), wrong, 1, "value", op)
+            campaign.groups.append(Group(finding, {number}, {finding.group}, shrunk=op == "sin"))
+        campaign.result.done = 4
+        return campaign, run_of(campaign)
+
+    def test_its_cause_is_not_known(self, made: tuple[Campaign, Run]) -> None:
+        """So it is grouped by what is wrong alone, apart from what is small; no operator is blamed."""
+        _, run = made
+        assert [cause.pattern for cause in causes_of(run.results)] == ["not shrunk: value", "value of sin"]
+        assert {one.finding.shrunk for one in run.results if one.finding and one.finding.op != "sin"} == {False}
+
+    def test_the_terminal_says_so(self, made: tuple[Campaign, Run]) -> None:
+        campaign, run = made
+        console = Console(record=True, width=200, file=io.StringIO())
+        summarize(campaign, run, None, console, "seed 0")
+        said = console.export_text()
+        assert "not shrunk: value: 3 operators" in said
+        assert "not shrunk: --minutes was over before its turn; --minimize makes it small" in said
+        assert "3 findings not shrunk, since the time was over: give more --minutes" in said
+
+    def test_page_and_summary_say_so(self, made: tuple[Campaign, Run], tmp_path: Path) -> None:
+        """Of three findings each, and of the shrunk one not."""
+        _, run = made
+        report.write(run, tmp_path, None)
+        page, text = (html.unescape((tmp_path / name).read_text()) for name in ("fuzz.html", "fuzz-summary.md"))
+        assert page.count(", not shrunk") == text.count("FAIL, not shrunk") == 3
+        assert "3 findings not shrunk, since the time was over: give more --minutes" in text
+
+    def test_it_is_not_declared(self, made: tuple[Campaign, Run]) -> None:
+        """`--update-expectations` declares what is small, and says why it leaves the others."""
+        entries, done = update([], made[1])
+        assert [str(entry) for entry in entries] == ["value / sin / FAIL"]
+        assert sum(line.startswith("not added: ") for line in done) == 3
