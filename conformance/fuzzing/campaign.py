@@ -441,6 +441,10 @@ class Campaign:
         write_atomic(self.path(group, ".json"), json.dumps(found, indent=1))
         write_atomic(self.path(group), self.script(group))
 
+    def listed(self, group: Group) -> bool:
+        """Whether the group's script is listed: not where smaller findings of the same pattern stand for it."""
+        return group.shrunk or not self._enough_of(group)
+
     def again(self, group: Group) -> str:
         """The command that runs the group's program again."""
         return again(self.path(group, ".json"))

@@ -84,7 +84,8 @@ def _cause(
     console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
     _example(console, *members[0], running, scripted)
     for _, group in members[1 : MOST_NAMED + 1]:
-        console.print(f"also:   {group.finding.op} in {counted(len(group.numbers), 'program')}: {running.path(group)}")
+        file = running.path(group, ".py" if running.listed(group) else ".json")
+        console.print(f"also:   {group.finding.op} in {counted(len(group.numbers), 'program')}: {file}")
     if members[MOST_NAMED + 1 :]:
         console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
 

@@ -21,6 +21,7 @@ from conformance.core.lacking import DECLARED
 from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, summary_line
 from conformance.core.sentences import headline
 from conformance.report import compare, lacking, machine
+from conformance.report.causes import causes_of
 from conformance.report.escape import escape_control_characters
 from conformance.report.summary import facts
 
@@ -87,6 +88,24 @@ def progress(console: Console) -> Iterator[Watched]:
         yield watched
 
 
+MOST_CAUSES = 20
+"""Causes that are listed in the terminal; the others are on the page."""
+
+
+def _show_causes(console: Console, made: Run) -> None:
+    """The causes of the failures, the worst first, each with its smallest example."""
+    causes = causes_of(result for result in made.results if result.outcome in UNEXPECTED and not result.layer)
+    if not causes:
+        return
+    table = Table("cause", "cases", "operators", "smallest example", title="Failures by cause")
+    for cause in causes[:MOST_CAUSES]:
+        texts = cause.pattern, str(len(cause.results)), cause.named, cause.results[0].id
+        table.add_row(*(escape(escape_control_characters(text)) for text in texts))
+    console.print(table)
+    if causes[MOST_CAUSES:]:
+        console.print(f"and {len(causes) - MOST_CAUSES} more causes, on the page", highlight=False)
+
+
 def summarize(console: Console, made: Run, changes: compare.Diff | None, folder: Path) -> None:
     """What a run found, the count of tests alone on the last line; what is wrong with the run itself goes to stderr."""
     counts = made.counts()
@@ -95,6 +114,7 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         table.add_row(f"[{_STYLE[word]}]{word}", str(counts[word]))
     console.print(table)
     console.print(f"{escape(made.title)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
+    _show_causes(console, made)
     lacking.show(console, made.lacking)
     for declared in (result for result in made.results if result.variant == DECLARED):
         console.print(escape(f"XPASS {declared.op}: {declared.reason}"), highlight=False)

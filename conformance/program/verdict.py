@@ -193,11 +193,29 @@ def first_bad_step(
 def first_bad_beginning(
     program: Program, target: Target, watch: Watch = lambda number, builds: None
 ) -> tuple[int, Mismatch] | None:
-    """The number of steps in the shortest beginning of the program that is wrong when nothing is observed before its
-    end, and how; None when the failure is gone."""
-    executor = Executor(target)
-    beginnings = (program.with_steps(program.steps[:number]) for number in range(1, len(program.steps) + 1))
-    return _first_wrong(program, target, (executor.run(ProgramSubject(one), watch=watch).last for one in beginnings))
+    """The number of steps in a beginning of the program that is wrong when nothing is observed before its end, while
+    the beginning without its last step is right; and how it is wrong. None when the failure is gone.
+
+    Bisected, since each beginning is compiled anew. It is the shortest wrong one unless a later step hides the
+    difference again."""
+    executor, shadow = Executor(target), Shadow(program)
+    expected = []
+    for step in program.steps:
+        shadow.step(step)
+        expected.append(Reference(shadow.observe(), shadow.exact_names(), shadow))
+
+    def wrong(number: int) -> Mismatch | None:
+        beginning = program.with_steps(program.steps[:number])
+        actual = executor.run(ProgramSubject(beginning), watch=watch).last
+        return _difference(beginning, target, expected[number - 1], actual)
+
+    right, bad = 0, len(program.steps)
+    how = wrong(bad) if bad else None
+    while how is not None and bad - right > 1:
+        middle = (right + bad) // 2
+        found = wrong(middle)
+        right, bad, how = (middle, bad, how) if found is None else (right, middle, found)
+    return None if how is None else (bad, how)
 
 
 def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) -> tuple[int, Mismatch] | None:
@@ -205,11 +223,16 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
     for number, (step, actual) in enumerate(zip(program.steps, seen, strict=False), 1):
         shadow.step(step)
         expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
-        beginning = program.with_steps(program.steps[:number])
-        wrong = differences(beginning, expected, actual, target.oracles - {"kernels"}).mismatches
-        if wrong:
-            return number, leading(wrong)
+        wrong = _difference(program.with_steps(program.steps[:number]), target, expected, actual)
+        if wrong is not None:
+            return number, wrong
     return None
+
+
+def _difference(program: Program, target: Target, expected: Reference, actual: Observation) -> Mismatch | None:
+    """The difference that tells most of the cause, kernels left out; None where there is none."""
+    wrong = differences(program, expected, actual, target.oracles - {"kernels"}).mismatches
+    return leading(wrong) if wrong else None
 
 
 def signature(program: Program, verdict: Verdict) -> Signature:

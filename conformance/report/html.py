@@ -23,6 +23,7 @@ from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Failure,
 from conformance.core.script import own_part
 from conformance.core.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
+from conformance.report.causes import causes_of
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
@@ -165,6 +166,8 @@ def render(
         campaign=campaign,
         fuzz=campaign_view(campaign) if campaign else None,
         verdicts=verdicts,
+        causes=causes_of(result for each in (run, fuzz) if each for result in each.results if _undeclared(result)),
+        headline=headline,
         trends=trends,
         measured=measured,
         shown=shown,
@@ -225,7 +228,7 @@ def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> di
 
 def campaign_view(campaign: Run) -> dict[str, Any]:
     """What the page shows of a campaign: plain facts, findings, what was not run and why, and its coverage."""
-    drawn, findings, stopped = campaign.drawn or Drawn(), campaign.findings, campaign.stopped_at_inputs
+    drawn, stopped = campaign.drawn or Drawn(), campaign.stopped_at_inputs
     facts: dict[str, Any] = {
         "programs": f"{drawn.programs:,}",
         "failing programs": f"{campaign.failing_programs:,}",
@@ -241,6 +244,8 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
     return {
         "facts": facts,
         "findings": [result for result in campaign.listed if not result.layer],
+        "causes": causes_of(result for result in campaign.listed if _undeclared(result)),
+        "others": [result for result in campaign.listed if not (result.layer or _undeclared(result))],
         "of_torch": [result for result in campaign.listed if result.layer],
         "facts_below": [*summary.scripts(campaign), *summary.known(campaign), *summary.masked(campaign)],
         "at_inputs": summary.at_inputs(campaign, stopped) if stopped else "",
@@ -248,7 +253,6 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         "opened": OPENED,
         "legend": legend,
         "own_part": own_part,
-        "distinct": sum(bool(result.finding and result.finding.count) for result in findings),
         "unexpected": UNEXPECTED,
         "not_run": {
             "Programs not run, since the target leaves out": Counter(drawn.unsupported).most_common(),
@@ -284,6 +288,11 @@ def _coverage(drawn: Drawn) -> dict[str, Any]:
         "by_layout": by_layout,
         "step": _step,
     }
+
+
+def _undeclared(result: Result) -> bool:
+    """Whether a result is a failure that is neither declared nor PyTorch's own."""
+    return result.outcome in UNEXPECTED and result.outcome is not Outcome.XPASS and not result.layer
 
 
 def _step(count: int, counts: Mapping[Any, int]) -> int:
