@@ -459,7 +459,7 @@ class Campaign:
         ]
         notes += [f"With: {versions}"] if versions else []
         target = describe_target(self.plan.target)
-        return script(finding.program, target, finding.mismatches, notes, finding.step, finding.death())
+        return script(finding.program, target, finding.told, notes, finding.step, finding.death())
 
 
 def _joined(one: Group, two: Group) -> Group:

@@ -156,8 +156,8 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
     named = given.minimize or target_of(path) == given.target  # the file says itself on which target
     notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else given.target)}"]
     target = describe_target(given.target)
-    text = script(finding.program, target, finding.mismatches, notes, finding.step, finding.death())
-    told = [*map(sentence, finding.mismatches[:1]), *map(str, finding.mismatches)]
+    text = script(finding.program, target, finding.told, notes, finding.step, finding.death())
+    told = [*map(sentence, finding.told[:1]), *map(str, finding.told)]
     about = told or [finding.death() or finding.group]
     return Replayed(str(path), given.target, steps, finding.kind, about, text)
 

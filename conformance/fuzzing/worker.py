@@ -114,6 +114,12 @@ class Finding:
         of_property = (one for one in self.mismatches if property_of(*self._seen(one)) == self.property)
         return next(of_property, self.mismatches[0])
 
+    @functools.cached_property
+    def told(self) -> tuple[Mismatch, ...]:
+        """The differences as they are reported: the one that has the property of the cause comes first."""
+        first = self.difference
+        return (first, *(one for one in self.mismatches if one is not first)) if self.mismatches else ()
+
     @staticmethod
     def _seen(one: Mismatch) -> tuple[str, str, str, str]:
         return one.oracle, one.expected, one.actual, one.detail

@@ -1,0 +1,99 @@
+"""Campaigns on the toy backends of `tests/planted`: which planted faults are found, alone and together, and how listed.
+
+    python benchmarks/planted_backends.py [--programs 200] [--seed 0] [--tree DIR ...] [--only toy_compiler|toy_device]
+
+A fault counts as found if a saved program fails with this fault alone and passes without any. A finding is a listed
+result, a cause an entry of the report. `--tree` names checkouts to compare, such as one of an earlier version; each
+campaign runs in the checkout's own code, and all saved programs are judged by this one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+PLANTED = ROOT / "tests" / "planted"
+sys.path[:0] = [str(ROOT), str(PLANTED)]
+
+from conformance.core.loading import load_target  # noqa: E402 - of this checkout, with the planted modules
+from conformance.core.result import load  # noqa: E402
+from conformance.program.model import ProgramError, read_program  # noqa: E402
+from conformance.program.verdict import judge_program  # noqa: E402
+from conformance.report.causes import causes_of  # noqa: E402
+
+BACKENDS = {
+    "toy_compiler": ("compile:toy,import=toy_compiler", ("copies", "lost_add_", "relu", "mul", "half")),
+    "toy_device": ("device:toy,import=toy_device", ("lost_copy_", "relu", "unfold")),
+}
+
+
+def campaign(tree: Path, spec: str, faults: str, given: argparse.Namespace, reports: Path) -> float:
+    """Run a campaign with these faults in a checkout; return its seconds."""
+    environment = os.environ | {"TOY_FAULTS": faults, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLANTED)}
+    words = ["--target", spec, "--seed", str(given.seed), "--programs", str(given.programs), "--reports", str(reports)]
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "conformance.fuzz", *words]
+    subprocess.run(command, cwd=tree, env=environment, check=False, stdout=subprocess.DEVNULL)
+    return time.monotonic() - begin
+
+
+def judged(target: Any, path: Path, faults: str) -> bool:
+    """Whether a saved program fails on the backend with these faults."""
+    os.environ["TOY_FAULTS"] = faults
+    try:
+        return bool(judge_program(read_program(path), target, locate=False).mismatches)
+    except ProgramError:
+        return False
+
+
+def found(target: Any, reports: Path, faults: tuple[str, ...]) -> list[str]:
+    """The faults that a saved program shows by itself."""
+    seen = set[str]()
+    for path in sorted((reports / "failures").glob("*.json")):
+        if json.loads(path.read_text())["kind"] == "FAIL" and not judged(target, path, ""):
+            seen |= {fault for fault in faults if fault not in seen and judged(target, path, fault)}
+    return [fault for fault in faults if fault in seen]
+
+
+def main() -> None:
+    """Run the campaigns and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tree", type=Path, action="append", help="a checkout (default: this one)")
+    parser.add_argument("--only", choices=BACKENDS, help="one of the backends")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    table = Table("checkout", "backend", "planted", "found", "programs", "findings", "causes", "seconds")
+    for backend, (spec, faults) in BACKENDS.items():
+        if given.only not in (None, backend):
+            continue
+        target = load_target(spec)
+        for planted in (*((fault,) for fault in faults), faults):
+            for tree in given.tree or [ROOT]:
+                with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+                    reports = Path(folder)
+                    seconds = campaign(tree, spec, ",".join(planted), given, reports)
+                    run, shown = load(reports / "fuzz.json"), found(target, reports, planted)
+                    listed = [one for one in run.findings if one.outcome != "XFAIL"]
+                    drawn = str(run.drawn.programs) if run.drawn else ""
+                    names = "all" if planted == faults else planted[0]
+                    counts = drawn, str(len(listed)), str(len(causes_of(listed))), f"{seconds:.0f}"
+                    table.add_row(tree.name, backend, names, f"{len(shown)} of {len(planted)}", *counts)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
