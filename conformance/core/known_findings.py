@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from conformance.core.declared import Entry, reasons, twice, unexplained
 from conformance.core.errors import ReportError
 from conformance.core.names import nearest
-from conformance.core.patterns import NOT_SHRUNK
+from conformance.core.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.core.result import RERUN, Finding, Outcome, Result, Run
 
 PARTS = ("property", "op", "pattern", "oracle", "step", "layout", "error", "kind", "first_wrong_step")
@@ -133,7 +133,8 @@ def update(entries: Sequence[KnownFinding], run: Run, reason: str = "") -> tuple
             drawn = finding.first is not None and finding.pattern
             fresh.setdefault(finding.pattern if drawn else finding.title(), []).append((result, finding))
     for members in fresh.values():
-        together = len({finding.op for _, finding in members}) >= TOGETHER
+        several = len({finding.op for _, finding in members}) >= TOGETHER
+        together = several and members[0][1].pattern not in NOT_ONE_BUG
         if together:
             members = [min(members, key=lambda pair: pair[1].first or 0)]
         for result, finding in members:

@@ -9,6 +9,7 @@ must not import torch.
 
 from __future__ import annotations
 
+import cmath
 import re
 from collections.abc import Callable, Mapping
 
@@ -21,10 +22,26 @@ OTHER_MEMORY = "results share memory with the wrong tensor"
 UNSEEN_WRITES = "writes through a view and its base do not see each other"
 DENSE = "results are laid out densely where torch keeps strides, gaps or an offset"
 NAN_LOST = "nan becomes a number"
+NAN_MADE = "a number becomes nan"
+OVERFLOW = "a number becomes infinite"
 ZERO_SIGN = "the sign of zero is lost"
+BITS_READ = "a number becomes subnormal, as if its bits were those of another dtype"
+LESS_PRECISE = "values are less precise"
+PERMUTED = "strides are permuted"
+NOT_RESIZED = "out= has another shape"
 NOT_SHRUNK = "not shrunk: {}"
 """The pattern of findings whose programs are not small yet, so that their cause is not known."""
 
+NEARLY = 0.05
+"""The relative distance up to which a wrong value is called less precise: a few units in the last place of bfloat16."""
+SUBNORMAL = 1e-37
+"""Positive numbers below this are subnormal in float32, or nearly so."""
+
+NOT_ONE_BUG = frozenset({NAN_LOST, NAN_MADE, OVERFLOW, ZERO_SIGN, BITS_READ, LESS_PRECISE})
+"""Patterns that different bugs may share: reports list them together, and each operator is declared by itself."""
+
+_OUT = re.compile(r"^op_db\.out:|\.out$")
+_PREFIX = re.compile(r"^(?:\w+[.])*\w+(?:\(\))?: ")
 _MODULES = re.compile(r"^(?:torch\.|ops\.aten\.|nn\.functional\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)")
 _REFLECTED = re.compile(r"^__[ri]?(\w+?)__$")
 
@@ -49,6 +66,8 @@ def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> s
         return f"{wrong} in {base}"
     if wrong == "aliasing" and one.oracle in ("value", "storage") and is_view:
         return UNSEEN_WRITES
+    if _OUT.search(op) and (one.oracle == "shape" or wrong == "error"):
+        return NOT_RESIZED if one.oracle == "shape" else f"out= raises {one.actual}"
     return _OF_ORACLE.get(one.oracle, _by_operator)(one, wrong, base)
 
 
@@ -63,13 +82,37 @@ def _alias(one: Difference, wrong: str, base: str) -> str:
 
 
 def _value(one: Difference, wrong: str, base: str) -> str:
+    return _kind_of(one) or _by_operator(one, wrong, base)
+
+
+def _kind_of(one: Difference) -> str:
+    """The pattern of the first numbers that differ; empty where it is the operator's own."""
     found = ELEMENTS.match(one.detail)
     expected, actual = (found[4], found[5]) if found and found[4] else (one.expected, one.actual)
-    if expected == "nan" and actual != "nan":
-        return NAN_LOST
-    if {expected, actual} == {"0.0", "-0.0"}:
-        return ZERO_SIGN
-    return _by_operator(one, wrong, base)
+    return ZERO_SIGN if {expected, actual} == {"0.0", "-0.0"} else _kind(_number(expected), _number(actual))
+
+
+def _number(text: str) -> complex | None:
+    try:
+        return complex(text.strip("()"))
+    except ValueError:
+        return None
+
+
+def _kind(expected: complex | None, actual: complex | None) -> str:
+    """The pattern of two numbers that several operators share; empty if there is none."""
+    if expected is None or actual is None:
+        return ""
+    if cmath.isnan(expected) != cmath.isnan(actual):
+        return NAN_LOST if cmath.isnan(expected) else NAN_MADE
+    if cmath.isnan(expected):
+        return ""
+    if cmath.isinf(expected) or cmath.isinf(actual):
+        return OVERFLOW if not cmath.isinf(expected) else ""
+    if 0 < abs(actual) < SUBNORMAL < abs(expected):
+        return BITS_READ
+    distance = abs(expected - actual)
+    return LESS_PRECISE if expected and 0 < distance <= NEARLY * abs(expected) else ""
 
 
 def _dtype(one: Difference, wrong: str, base: str) -> str:
@@ -80,8 +123,10 @@ def _dtype(one: Difference, wrong: str, base: str) -> str:
 def _stride(one: Difference, wrong: str, base: str) -> str:
     expected, actual = (_strides(side) for side in (one.expected, one.actual))
     falls = sorted(actual, reverse=True) == actual and 0 not in actual
-    gapless = min((step for step in actual if step), default=1) < min((step for step in expected if step), default=1)
-    dense = (falls and sorted(expected, reverse=True) != expected) or gapless or (0 in expected and 0 not in actual)
+    if sorted(expected) == sorted(actual) and not falls:
+        return PERMUTED
+    shorter = len(expected) == len(actual) and all(0 < here <= there for here, there in zip(actual, expected))
+    dense = (falls and sorted(expected, reverse=True) != expected) or shorter or (0 in expected and 0 not in actual)
     return DENSE if dense else f"strides of {base}"
 
 
@@ -94,6 +139,10 @@ def _contiguity(one: Difference, wrong: str, base: str) -> str:
     return DENSE if "contiguous" in gained else f"contiguity flags of {base}"
 
 
+def _shape(one: Difference, wrong: str, base: str) -> str:
+    return f"shape of {base}"
+
+
 def _offset(one: Difference, wrong: str, base: str) -> str:
     return DENSE if one.actual == "0" else f"storage offset of {base}"
 
@@ -101,14 +150,15 @@ def _offset(one: Difference, wrong: str, base: str) -> str:
 def _grad(one: Difference, wrong: str, base: str) -> str:
     if one.detail == "requires_grad":
         return f"requires_grad is {one.actual} instead of {one.expected}"
-    return f"gradient of {base}"
+    return _kind_of(one) or f"gradient of {base}"
 
 
 def _error(one: Difference, wrong: str, base: str) -> str:
     if wrong == "not implemented":
         return "operators are not implemented"
     if wrong == "error":
-        return f"raises {one.actual}: {gist(one.detail)}" if gist(one.detail) else f"raises {one.actual}"
+        text = gist(_PREFIX.sub("", one.detail))  # the name of the operator, which many texts begin with
+        return f"raises {one.actual}: {text}" if text else f"raises {one.actual}"
     if wrong == "missing error":
         return f"accepts what torch refuses with {one.expected}"
     return f"raises {one.actual} instead of {one.expected}"
@@ -118,6 +168,7 @@ _OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {
     "alias": _alias,
     "value": _value,
     "dtype": _dtype,
+    "shape": _shape,
     "stride": _stride,
     "contiguity": _contiguity,
     "storage_offset": _offset,

@@ -65,7 +65,15 @@ RULES = [
     (elements("0.0", "-0.0"), patterns.ZERO_SIGN),
     (elements("-0.0", "0.0"), patterns.ZERO_SIGN),
     (elements("nan", "nan"), "value of add"),
-    (elements("0.0", "nan"), "value of add"),
+    (elements("0.0", "nan"), patterns.NAN_MADE),
+    (elements("709.78", "inf"), patterns.OVERFLOW),
+    (elements("inf", "709.78"), "value of add"),
+    (elements("1.0", "1.401298464324817e-45"), patterns.BITS_READ),
+    (elements("0.0", "1.401298464324817e-45"), "value of add"),
+    (elements("1096.6331", "1096.6334"), patterns.LESS_PRECISE),
+    (elements("-0.0169", "-0.0144"), "value of add"),
+    (elements("(1+0j)", "(1+5.4e-07j)"), patterns.LESS_PRECISE),
+    (elements("(1+0j)", "1j"), "value of add"),
     (elements("1.0", "2.0"), "value of add"),
     (Seen("storage"), "aliasing of add"),
     (Seen("dtype", expected="torch.float16", actual="torch.float32"), "results are float32 instead of float16"),
@@ -75,6 +83,7 @@ RULES = [
     (Seen("stride", expected="(1, 0)", actual="(2, 1)"), patterns.DENSE),
     (Seen("stride", expected="(1, 3)", actual="(1, 0)"), "strides of add"),
     (Seen("stride", expected="(3, 1)", actual="(1, 2)"), "strides of add"),
+    (Seen("stride", expected="(2, 1)", actual="(1, 2)"), patterns.PERMUTED),
     (Seen("stride", expected="(3, 1)", actual="(0, 1)"), "strides of add"),
     (Seen("contiguity", expected="strided", actual="contiguous"), patterns.DENSE),
     (Seen("contiguity", expected="channels_last", actual="contiguous channels_last"), patterns.DENSE),
@@ -84,7 +93,7 @@ RULES = [
     (Seen("version", expected="1", actual="0"), "in-place writes are counted differently"),
     (Seen("grad", expected="True", actual="False", detail="requires_grad"), "requires_grad is False instead of True"),
     (Seen("grad"), "gradient of add"),
-    (Seen("shape", expected="(2,)", actual="(3,)"), "metadata of add"),
+    (Seen("shape", expected="(2,)", actual="(3,)"), "shape of add"),
     (Seen("structure"), "metadata of add"),
     (Seen("kernels"), "kernels of add"),
     (Seen("error", expected="no error", actual="NotImplementedError", detail="not implemented is never a pass: x"),
@@ -128,8 +137,8 @@ class TestApart:
         of_pattern: dict[str, int] = {}
         for _, expected in RULES:
             of_pattern[expected] = of_pattern.get(expected, 0) + 1
-        alike = {patterns.DENSE, patterns.NAN_LOST, patterns.ZERO_SIGN, "value of add", "strides of add",
-                 "metadata of add"}  # fmt: skip
+        alike = {patterns.DENSE, patterns.NAN_LOST, patterns.ZERO_SIGN, patterns.LESS_PRECISE, "value of add",
+                 "strides of add"}  # fmt: skip
         assert {name for name, count in of_pattern.items() if count > 1} == alike
 
     @pytest.mark.parametrize(

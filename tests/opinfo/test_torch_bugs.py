@@ -70,7 +70,7 @@ class TestRun:
     def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A dropout that drops nothing returns a copy through AOTAutograd; relu is the backend's own."""
         words = ["--target", SPEC, "--op", "nn.functional.relu", "--op", "nn.functional.dropout", "--samples", "8"]
-        assert main([*words, "--reports", str(tmp_path)]) == 1
+        assert main([*words, "--dtype", "float32", "--reports", str(tmp_path)]) == 1
         said = capsys.readouterr().out
         assert "2 of 2 scripts show their headline" in said
         _, heading, after = said.partition(f" {WITHOUT_BACKEND} ")

@@ -432,5 +432,5 @@ class TestLeftOut:
         """Programs not run are counted by reason in the report."""
         main(["--target", "functionalize", "--programs", "12", "--only", "view", "--reports", str(tmp_path)])
         report = fuzz_result(Path(tmp_path))
-        assert report["programs"] == 12
+        assert report["programs"] - sum(report["unsupported"].values()) == 12  # others were drawn in place of these
         assert sum(report["unsupported"].values()) > 0
