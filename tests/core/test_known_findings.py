@@ -14,7 +14,7 @@ from conformance.core import result as model
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.known_findings import KnownFinding, apply, check, update
-from conformance.core.patterns import NOT_SHRUNK
+from conformance.core.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.core.result import UNEXPLAINED, Outcome, Run
 from tests.report.runs import campaign, found, result, run
 
@@ -162,6 +162,12 @@ class TestPatterns:
         """The number of operators counts, not that of findings."""
         made = campaign(*(copying("t", property=wrong) for wrong in ("aliasing", "value", "metadata")))
         assert {entry.pattern for entry in update([], made)[0]} == {"*"}
+
+    @pytest.mark.parametrize("name", sorted(NOT_ONE_BUG))
+    def test_a_pattern_of_different_bugs(self, name: str) -> None:
+        """One entry for all operators would hide a new bug whose wrong numbers look the same."""
+        entries, _ = update([], campaign(*(copying(op, pattern=name) for op in ("exp", "log", "sin"))))
+        assert [(entry.pattern, entry.op) for entry in entries] == [("*", "exp"), ("*", "log"), ("*", "sin")]
 
     def test_saved_programs_are_declared_one_by_one(self) -> None:
         """Each is owed by its own program."""
