@@ -47,7 +47,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments with which a task starts `Workers`."""
+    """Arguments of the `Workers` that a task starts."""
 
     target: str
     limit: float

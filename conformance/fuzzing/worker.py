@@ -74,11 +74,10 @@ class Finding:
     """A program on which the target is wrong, with the kind of failure, its group, and the mismatches.
 
     `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
-    harness, which failed while it judged the program; of these no cause is known. `before` is the program that the same
-    worker had run before, and `said` how the process ended, where it did. `layer` is a target without the backend under
-    test on which each mismatch is the same; empty if there is none. `part` is 0 for a program as it was drawn, and n
-    for the remainder behind its n-th difference; `unjudged` counts the steps behind this difference that could not be
-    judged: they are masked by it."""
+    harness, which failed while it judged the program; these have no known cause. `before` is the program that the same
+    worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend under
+    test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
+    remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks."""
 
     kind: str
     seed: int
@@ -103,7 +102,7 @@ class Finding:
     @functools.cached_property
     def precise(self) -> bool:
         """Whether the first wrong step of a long program is that of its small form, so that the cause is known without
-        shrinking. What is wrong with a value or a storage may come from an earlier view."""
+        shrinking. A wrong value or storage may come from an earlier view."""
         return self.property in PRECISE or (self.property == "aliasing" and self.difference.oracle == "alias")
 
     @functools.cached_property
@@ -120,7 +119,7 @@ class Finding:
 
     @functools.cached_property
     def pattern(self) -> str:
-        """The common form of this finding with those of other operators; empty where no cause is known."""
+        """The common form of this finding and of those in other operators; empty without a known cause."""
         if not self.property:
             return ""
         is_view = self.op in OPS and OPS[self.op].effect == VIEW
@@ -244,7 +243,7 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
     earlier: Finding | None = None
     while program is not None:
         found, unsupported = _judge_part(shard, number, part, program, result)
-        if unsupported and earlier is not None:  # the difference before it made the remainder what it is
+        if unsupported and earlier is not None:  # no drawn program, but a remainder
             _keep(shard, result, replace(earlier, unjudged=earlier.unjudged + len(program.steps)))
         if found is None:
             return
