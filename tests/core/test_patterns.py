@@ -133,7 +133,7 @@ class TestRules:
 
     @pytest.mark.parametrize("oracle", ["value", "storage"])
     def test_a_write_that_a_view_does_not_see_is_the_views(self, oracle: str) -> None:
-        """It is shown as a value or as memory beside it; of another operator, a wrong value stays one."""
+        """The value oracle or the storage oracle sees it; of another operator, a wrong value stays one."""
         one = Seen(oracle)
         assert pattern_of(one, "aliasing", "select", is_view=True) == patterns.UNSEEN_WRITES
         assert pattern_of(one, "aliasing", "copy_", is_view=False) == "aliasing of copy"
