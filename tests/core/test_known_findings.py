@@ -196,8 +196,8 @@ class TestPatterns:
         )
 
     def test_what_is_not_shrunk_is_never_declared(self) -> None:
-        """Its cause is not known: an entry for it would cover other bugs. A finding that is left as it was drawn since
-        smaller ones have its pattern is declared with these."""
+        """Its cause is not known: an entry for it would cover other bugs. A finding
+        without its turn, since shrunk ones have its pattern, counts with these."""
         late = [copying(op, pattern=NOT_SHRUNK.format("aliasing"), shrunk=False) for op in ("t", "select", "expand")]
         entries, done = update([], campaign(*late))
         assert entries == []

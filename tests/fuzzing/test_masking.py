@@ -147,7 +147,7 @@ MASKED = Program(
 """A program whose second step needs the wrong result of the first, which no input can stand for: it has a graph."""
 
 JUDGED = Program(MASKED.storages, (Input("a", 0, "float32", (6,), (1,)),), MASKED.steps)
-"""The same without a graph: the second step is judged on torch CPU's result."""
+"""The same without a graph: the campaign judges the second step on torch CPU's result."""
 
 RIGHT = JUDGED.with_steps((Step("abs", (tensor("a"),), out=("b",)),))
 
@@ -158,7 +158,7 @@ class TestWarning:
     @pytest.fixture
     def lines(self, tmp_path, capsys):
         def lines(*programs: Program, declare: bool = True) -> list[str]:
-            """What a campaign on these saved programs prints of masked steps."""
+            """The lines of a campaign on these saved programs about masked steps."""
             corpus = tmp_path / "corpus"
             corpus.mkdir()
             for number, one in enumerate(programs):
@@ -187,10 +187,10 @@ class TestWarning:
             "1 program (10%) has steps that known findings mask: value / neg (1)"
         ]
 
-    def test_what_is_judged_behind_a_difference_is_not_masked(self, lines):
+    def test_steps_judged_behind_a_difference_are_not_masked(self, lines):
         assert lines(JUDGED, JUDGED) == []
 
-    def test_only_what_is_declared_masks(self, lines):
+    def test_only_a_declared_finding_masks(self, lines):
         """An undeclared finding fails the run: there is no green run that hides anything."""
         assert lines(MASKED, MASKED, declare=False) == []
 
