@@ -268,8 +268,8 @@ class Shrinking:
 
 
 class TestShrinkingMeanwhile:
-    """With `--minutes`, a campaign shrinks findings while it draws programs. It shrank 30 of 241 findings of one campaign
-    when shrinking came last."""
+    """With `--minutes`, a campaign shrinks findings while it draws programs. One campaign shrank 30 of 241 findings,
+    since shrinking came last."""
 
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
