@@ -1,8 +1,8 @@
-"""Findings of drawn programs that are known, strictly: the `[[finding]]` entries of an expectations file.
+"""Declared findings of drawn programs: the `[[finding]]` entries of an expectations file.
 
-Defines `KnownFinding`, `load`, `apply` and `update`. The key insight: an entry is a promise in both directions, and a
-campaign can only break it where the finding ought to show: in the drawing in which it was seen, from the program on
-that showed it first. There, an entry without a finding is XPASS. Nothing here runs a program.
+Defines `KnownFinding`, `apply`, `update` and `check`. Entries are strict in both directions. A declared finding is
+XFAIL. If a campaign draws the programs that an entry names and shows no finding of it, the entry is XPASS. This module
+does not run programs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from conformance.core.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.core.result import RERUN, Finding, Outcome, Result, Run
 
 PARTS = ("property", "op", "pattern", "oracle", "step", "layout", "error", "kind", "first_wrong_step")
-"""What an entry matches by, each a glob."""
+"""The parts of a finding that an entry matches, each by a glob."""
 TOGETHER = 3
-"""Operators that show one pattern, from which on `update` writes one entry for all of them."""
+"""Least number of operators with one pattern for which `update` writes one entry."""
 KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
 
 
 @dataclass(frozen=True)
 class KnownFinding(Entry):
-    """Findings whose cause matches the globs `property` and `op`, whose `pattern` matches, which is the common form of
-    one bug in many operators, and one of whose signatures matches the others: `oracle`,
-    `step` and `layout` as a signature has them, the `error`'s type and text, the `kind`, and the op of the
-    `first_wrong_step`, which a signature may leave out.
+    """A declaration of findings by globs: the cause (`property` and `op`), the `pattern` that one bug has in many
+    operators, the parts of a signature (`oracle`, `step`, `layout`, and the `error`'s type and text), the `kind`, and
+    the op of the `first_wrong_step`, which a signature may omit. One signature must match all parts.
 
-    It must show in a campaign of at least `programs` programs, of this `seed` where one is given, drawn with these
-    `options`; with `program`, a glob, in every run of a saved program of that name, and in no other."""
+    The finding must show in each campaign of at least `programs` programs with this `seed` (any seed if it is None) and
+    these `options`. An entry with `program`, a glob, covers saved programs of that name only, and must show in each run
+    of them."""
 
     reason: str
     property: str = "*"
@@ -116,7 +116,8 @@ def _unmet(known: KnownFinding) -> Result:
 
 
 def update(entries: Sequence[KnownFinding], run: Run, reason: str = "") -> tuple[list[KnownFinding], list[str]]:
-    """The entries with the run's findings added and those without a finding taken out, and what was done in words.
+    """Add the run's findings to the entries, and remove entries whose finding did not show. Return the entries and a
+    line for each change.
 
     Findings of one pattern in several operators are one entry. Flaky findings, findings whose cause is not known since
     they are not shrunk, and faults of the harness are not added: declare a flaky one by hand."""
@@ -162,7 +163,7 @@ def _literal(text: str) -> str:
 
 
 def check(entries: Sequence[KnownFinding], allowed: Mapping[str, Sequence[str]], path: Path) -> list[str]:
-    """What is wrong with the entries, one sentence each: parts that nothing has, and the same declared twice."""
+    """One sentence for each fault of the entries: a part that no finding can have, or a duplicate."""
     problems = []
     entries = [known for known in entries if known.holds]
     for known in entries:

@@ -1,6 +1,6 @@
-"""What a campaign runs: its plan, and the shards that it is cut into, each of which one worker runs.
+"""The plan of a campaign, and its shards. One worker runs one shard.
 
-The key insight: a shard is a pure function of its plan and its numbers, so it can be run by any worker, and again.
+The key insight: a shard is a pure function of its plan and its numbers. Any worker can run it, and run it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.program.unsupported import held, unsupported_steps
 from conformance.run.messages import COMPILE_LIMIT
 
 SHARD = 20
-"""Programs a shard. A worker's death costs at most so many."""
+"""Programs in a shard. The death of a worker costs at most this number."""
 
 HANGS = 2
 """Programs that may each take the whole limit of compiling in a step of an op before its kernels have no more time than
@@ -31,11 +31,13 @@ the program: a device that does not answer would cost `--compile-limit` at every
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. `programs` None: until `minutes` have passed, which include shrinking. `limit`: seconds that a
-    program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB that a worker may. `part`
-    (i, n): only the i-th of every n blocks of `SHARD` programs. `corpus`: files of programs that are run first, under
-    the numbers -1, -2, ... counted from the end. `kernels`: the file with the kernels that programs took before;
-    `record`: keep the kernels of this run's."""
+    """The plan of a campaign.
+
+    `programs` is the number of programs to judge; None means until `minutes` have passed, shrinking included. `limit`
+    is the time of a program in seconds, `compile_limit` the time for building kernels in it besides, `memory` the limit
+    of a worker in GiB. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs. `corpus` names files of
+    programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the file with earlier
+    kernel counts; with `record` the campaign keeps its counts."""
 
     target: str = "tiny"
     seed: int = 0
@@ -59,16 +61,16 @@ class Plan:
 
     @property
     def failures(self) -> Path:
-        """Where findings are kept."""
+        """The folder of the findings."""
         return self.reports / "failures"
 
     @property
     def progress(self) -> Path:
-        """Where it is written down how far the campaign is."""
+        """The file with the progress of the campaign, for `--resume`."""
         return self.reports / "fuzz-progress.json"
 
     def identity(self) -> dict[str, Json]:
-        """What must be the same when the campaign goes on."""
+        """The settings that `--resume` must not change."""
         made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part")}
         made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
         plain: dict[str, Json] = json.loads(json.dumps(made_of))
@@ -76,7 +78,7 @@ class Plan:
 
     @property
     def options(self) -> list[str]:
-        """The words of the command line by which the drawing differs from the usual one."""
+        """The options of the command line that change the drawing."""
         words = []
         if self.drawing.steps != STEPS:
             words += ["--steps", "{}..{}".format(*self.drawing.steps)]
@@ -107,13 +109,13 @@ class Plan:
 
     @property
     def wanted(self) -> int | None:
-        """How many programs there are to run, of this part of the seed and of the corpus; None without an end."""
+        """Number of programs to judge, of this part of the seed and of the corpus; None without an end."""
         if self.programs is None:
             return None
         return len(self.corpus) + sum(shard.count for shard in self.shards())
 
     def shards(self, campaign: str = "", first: int = 0) -> Iterator[Shard]:
-        """The shards in order, from this program on; without end when only time limits the campaign."""
+        """The shards in order, from program `first` on; without end if only time limits the campaign."""
         if first < 0:
             yield Shard(self, first, -first, campaign)
             first = 0
@@ -148,7 +150,7 @@ def again(saved: Path, target: str = "") -> str:
 
 @dataclass(frozen=True)
 class Behind:
-    """A program whose step `step` ended its worker: the steps behind it are still to be judged, as part `part`."""
+    """A program whose step `step` ended its worker. A worker has yet to judge the steps behind it, as part `part`."""
 
     program: Program
     step: int
@@ -157,10 +159,11 @@ class Behind:
 
 @dataclass(frozen=True)
 class Shard:
-    """Programs `first` to before `first + count` of a plan. Findings are written down under the name of the campaign.
-    From `until` on, in seconds since the epoch, it begins no program; the rest is left to the campaign. Kernels of the
-    ops that `hang` are built in the time of their program. With `behind`, program `first` has ended a worker, and only
-    its steps behind that one are judged."""
+    """Programs `first` to before `first + count` of a plan.
+
+    The files of its findings bear the name of the campaign. From `until` on, in seconds since the epoch, the worker
+    begins no further program and returns. Building kernels of the ops in `hang` counts as time of the program. With
+    `behind`, program `first` has ended a worker, and the shard begins behind the step that did."""
 
     plan: Plan
     first: int
@@ -171,5 +174,5 @@ class Shard:
     behind: Behind | None = None
 
     def found(self, number: int, part: int = 0) -> Path:
-        """The file of a failure that no campaign has taken over yet, of this part of a program."""
+        """The file of a finding in this part of a program, until the campaign merges it."""
         return self.plan.failures / f"found-{self.campaign}-{number}.{part}.json"

@@ -1,8 +1,8 @@
-"""Making findings small: beside this process where its workers are its own, or as tasks of a pool that has many.
+"""Shrinking of findings: in local workers one after the other, or as tasks of a pool.
 
-Defines `Shrinker`, and its forms `Beside` and `Apart`. The key insight: the small form of a finding is a function of
-the finding alone, so it can be worked out ahead of the turn at which it is wanted, by any worker and in any order, and
-what a campaign reports is what it would report if it had asked for one after the other.
+Defines `Shrinker`, and its forms `Beside` (local) and `Apart` (pool). The key insight: the small form of a finding is a
+function of the finding alone. Any worker can compute it ahead of its turn and in any order, and the campaign reports
+the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Shrinker(Protocol):
 
 @dataclass(frozen=True)
 class Beside:
-    """In the workers of a campaign, one finding after the other, and in fresh ones."""
+    """Shrinks in the workers of a campaign and in fresh workers, one finding after the other."""
 
     workers: Workers
     fresh: FreshWorkers
@@ -47,7 +47,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a task makes its own workers; see `Workers`."""
+    """Arguments of the `Workers` that a task starts."""
 
     target: str
     limit: float
@@ -57,17 +57,17 @@ class Settings:
 
 
 Key = tuple[int, str, str]
-"""A finding's program and group, and the group of the smaller one that is to be confirmed, if it is."""
+"""A finding's program and group, and the group of the smaller finding to confirm; empty if there is none."""
 
 
 @dataclass
 class Apart:
-    """As tasks of a pool, each of which has processes of its own below its worker."""
+    """Shrinks in tasks of a pool. Each task starts worker processes below its worker."""
 
     workers: Workers
     settings: Settings
     found: dict[Key, Finding | Exception] = field(default_factory=dict)
-    """What tasks have answered."""
+    """Answers of tasks."""
     asked: set[Key] = field(default_factory=set)
 
     @property
@@ -76,7 +76,7 @@ class Apart:
         return len(self.asked) - len(self.found)
 
     def begin(self, finding: Finding, small: Finding | None = None, until: float = math.inf) -> Key:
-        """Have it worked out, unless it is, or was."""
+        """Start a task for this finding, unless there is one."""
         key = (finding.number, finding.group, small.group if small is not None else "")
         if key not in self.asked:
             self.asked.add(key)
@@ -85,7 +85,7 @@ class Apart:
         return key
 
     def take(self, task: Task, answer: Done | Death) -> None:
-        """The end of a task; one that died leaves its finding as it is."""
+        """Store the answer of a task. After a death its finding stays as it is."""
         _, _, finding, small, _ = task.args
         key = self.begin(finding, small)
         if isinstance(answer, Death):
@@ -114,7 +114,7 @@ class Apart:
 
 
 def shrunk(settings: Settings, hang: frozenset[str], finding: Finding, small: Finding | None, until: float) -> Finding:
-    """In a worker: the small form of a finding, or where that is given, the one that is confirmed."""
+    """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
     workers, fresh = _own(settings)
     workers.hang = hang
     beside = Beside(workers, fresh, settings.trials)

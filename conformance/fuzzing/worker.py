@@ -1,7 +1,7 @@
-"""What a campaign's worker process does: draw numbered programs, run them, and keep what is found on disk at once.
+"""The work of a campaign's worker process: draw numbered programs, run them, and write each finding to disk.
 
-The key insight: the device under test may take the process with it, so a program is noted *before* it runs and a
-failure is on disk the moment it is seen. A dead worker's findings are there, and what it drew can be drawn again.
+The key insight: the device under test may end the process. So the worker notes a program *before* it runs, and writes a
+failure the moment it sees it. After a death the findings are on disk, and another worker can draw the programs again.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from conformance.run.messages import COMPILING, Death, Fate, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
 
 PRECISE = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
-"""Properties that are seen at the very step that gets them wrong."""
+"""Properties that differ at the step with the fault, not at a later one."""
 
 MOST_PARTS = 8
-"""Differences after which the remainder of one program is left unjudged."""
+"""Largest number of parts of one program that a worker judges."""
 
 LONGEST_TRIAL = 30.0
 """Seconds that a smaller program may take while a finding is shrunk."""
@@ -71,14 +71,13 @@ NOTHING = Program((), ())
 
 @dataclass(frozen=True)
 class Finding:
-    """A program on which the target is wrong: what kind of failure, its group, and the mismatches.
+    """A program on which the target is wrong, with the kind of failure, its group, and the mismatches.
 
     `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
-    harness, which failed while it judged the program; of these no cause is known. `before` is the program that the same
-    worker had run before, and `said` how the process ended, where it did. `layer` is a target without the backend under
-    test on which each mismatch is the same; empty if there is none. `part` is 0 for a program as it was drawn, and n
-    for the remainder behind its n-th difference; `unjudged` counts the steps behind this difference that could not be
-    judged: they are masked by it."""
+    harness, which failed while it judged the program; these have no known cause. `before` is the program that the same
+    worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend under
+    test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
+    remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks."""
 
     kind: str
     seed: int
@@ -103,7 +102,7 @@ class Finding:
     @functools.cached_property
     def precise(self) -> bool:
         """Whether the first wrong step of a long program is that of its small form, so that the cause is known without
-        shrinking. What is wrong with a value or a storage may come from an earlier view."""
+        shrinking. A wrong value or storage may come from an earlier view."""
         return self.property in PRECISE or (self.property == "aliasing" and self.difference.oracle == "alias")
 
     @functools.cached_property
@@ -126,7 +125,7 @@ class Finding:
 
     @functools.cached_property
     def pattern(self) -> str:
-        """The common form of this finding with those of other operators; empty where no cause is known."""
+        """The common form of this finding and of those in other operators; empty without a known cause."""
         if not self.property:
             return ""
         is_view = self.op in OPS and OPS[self.op].effect == VIEW
@@ -175,19 +174,19 @@ class Finding:
 
 @dataclass
 class Result(Tally):
-    """What a shard did: what was drawn, how many programs ran, their kernels and those allowed, and what was found."""
+    """The result of a shard: the tally of drawing, the number of programs, their kernels, and the findings."""
 
     done: int = 0
     kernels: int = 0
     allowed: int = 0
     unsupported: Counter[str] = field(default_factory=Counter)
-    """Programs that were not run, by what the target had declared that it leaves out."""
+    """Programs that did not run, by the reason that the target declares."""
     arbitrated: int = 0
     """Programs that differ from torch CPU and pass by its answer in float64."""
     compared: int = 0
     """Programs whose kernels were compared with a baseline."""
     counts: dict[str, int] = field(default_factory=dict)
-    """The kernels of programs by digest, where they are recorded."""
+    """The kernels of programs by digest, if the campaign records them."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -212,7 +211,7 @@ def environment(spec: str) -> dict[str, str]:
 
 
 class _Ran:
-    """The number of the program that this process ran last, and the groups of failures that came again in it."""
+    """The number of this process's last program, and the groups of failures that it has confirmed."""
 
     last: int | None = None
     confirmed: ClassVar[set[tuple[str, str]]] = set()
@@ -250,7 +249,7 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
     earlier: Finding | None = None
     while program is not None:
         found, unsupported = _judge_part(shard, number, part, program, result)
-        if unsupported and earlier is not None:  # the difference before it made the remainder what it is
+        if unsupported and earlier is not None:  # no drawn program, but a remainder
             _keep(shard, result, replace(earlier, unjudged=earlier.unjudged + len(program.steps)))
         if found is None:
             return

@@ -1,9 +1,9 @@
-"""The steps behind a wrong step, as a program of its own.
+"""The steps behind a wrong step, as a new program.
 
 Defines `remainder`. A wrong step must not hide the faults of the steps behind it. The remainder starts from torch CPU's
 state after the wrong step: each tensor that a later step uses becomes an input with the same values, geometry and
 storage. If a tensor cannot be an input (it is part of an autograd graph, or lazily conjugated), the remainder is
-instead the whole program without the wrong step. A step that has no meaning there is left out and counted.
+instead the whole program without the wrong step. The remainder drops a step without a meaning there, and counts it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from conformance.program.steps.op import StepError, dtype_name
 from conformance.program.steps.op import number as json_number
 
 LARGEST = 10_000
-"""Cells of a storage that are written down as values. A larger storage has no remainder from its state."""
+"""Largest number of cells of a storage that becomes an input. A larger storage has no remainder from its state."""
 
 
 @dataclass(frozen=True)
 class Remainder:
-    """A program of the steps behind a wrong step; `dropped` counts those that it leaves out."""
+    """A program of the steps behind a wrong step; `dropped` is the number of steps that are missing in it."""
 
     program: Program
     dropped: int = 0
 
 
 def remainder(program: Program, step: int) -> Remainder | None:
-    """The remainder behind step `step`, counted from 1; None if no step behind it can be judged."""
+    """Return the remainder behind step `step`, counted from 1; None if it has no step behind it with a meaning."""
     behind = len(program.steps) - step
     if not 0 < step < len(program.steps):
         return None
@@ -96,7 +96,7 @@ def _storage(tensor: torch.Tensor) -> Storage:
 
 
 def _meaningful(program: Program) -> Program:
-    """The program with those of its steps that have a meaning on torch CPU, and the errors that they raise there."""
+    """Return the program without the steps that have no meaning on torch CPU, and with the errors that others raise."""
     shadow = Shadow(program)
     for step in program.steps:
         names: Collection[str] = step.names()

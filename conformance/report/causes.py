@@ -1,7 +1,7 @@
 """Findings and failing cases by cause: one entry for each pattern, with its smallest example first.
 
 Defines `Cause` and `causes_of`. One bug shows in many operators, in drawn programs and in op_db alike, so a report
-lists causes (`core/patterns.py`) and names the operators under each. Nothing here decides what is wrong.
+lists causes (`core/patterns.py`) and names the operators under each. This module judges nothing.
 """
 
 from __future__ import annotations

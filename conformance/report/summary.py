@@ -1,7 +1,7 @@
-"""A run in sentences: the verdict that a reader wants first, and the facts beside it, for terminal, Markdown and page.
+"""A run in sentences, for terminal, Markdown and page: first the verdict, then the facts.
 
-Defines `verdicts`, `facts` and `known`. The key insight: op cases and drawn programs are two halves of one run, each
-with a verdict of its own, so that a green half cannot hide a red one.
+Defines `verdicts`, `facts`, `known` and `masked`. Op cases and drawn programs are two halves of one run. Each half has
+a verdict, so a green half cannot hide a red one.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def known(run: Run) -> list[str]:
 
 
 MASKED = 0.1
-"""The share of programs from which on declared findings that mask steps are a warning."""
+"""Share of masked programs above which the line becomes a warning."""
 
 
 def masked(run: Run) -> list[str]:
@@ -141,7 +141,7 @@ def without_backend(run: Run) -> list[str]:
 
 
 def facts(run: Run) -> list[str]:
-    """What a reader should know beside the verdict and the counts, one sentence each without its full stop."""
+    """Further facts of a run, one sentence each without its full stop."""
     lines = [*scripts(run), *without_backend(run), *known_cases(run)]
     unshrunk = sum(r.finding.pattern.startswith(NOT_SHRUNK.format("")) for r in run.findings if r.finding)
     if unshrunk:

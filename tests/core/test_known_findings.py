@@ -14,7 +14,7 @@ from conformance.core import result as model
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.known_findings import KnownFinding, apply, check, update
-from conformance.core.patterns import NOT_SHRUNK
+from conformance.core.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.core.result import UNEXPLAINED, Outcome, Run
 from tests.report.runs import campaign, found, result, run
 
@@ -163,6 +163,12 @@ class TestPatterns:
         made = campaign(*(copying("t", property=wrong) for wrong in ("aliasing", "value", "metadata")))
         assert {entry.pattern for entry in update([], made)[0]} == {"*"}
 
+    @pytest.mark.parametrize("name", sorted(NOT_ONE_BUG))
+    def test_a_pattern_of_different_bugs(self, name: str) -> None:
+        """One entry for all operators would hide a new bug whose wrong numbers look the same."""
+        entries, _ = update([], campaign(*(copying(op, pattern=name) for op in ("exp", "log", "sin"))))
+        assert [(entry.pattern, entry.op) for entry in entries] == [("*", "exp"), ("*", "log"), ("*", "sin")]
+
     def test_saved_programs_are_declared_one_by_one(self) -> None:
         """Each is owed by its own program."""
         made = campaign(*(copying(op, None, saved=(op,)) for op in ("t", "select", "expand")))
@@ -190,8 +196,8 @@ class TestPatterns:
         )
 
     def test_what_is_not_shrunk_is_never_declared(self) -> None:
-        """Its cause is not known: an entry for it would cover other bugs. A finding that is left as it was drawn since
-        smaller ones have its pattern is declared with these."""
+        """Its cause is not known: an entry for it would cover other bugs. A finding
+        without its turn, since shrunk ones have its pattern, counts with these."""
         late = [copying(op, pattern=NOT_SHRUNK.format("aliasing"), shrunk=False) for op in ("t", "select", "expand")]
         entries, done = update([], campaign(*late))
         assert entries == []

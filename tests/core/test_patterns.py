@@ -101,6 +101,9 @@ RULES = [
     (Seen("error", expected="no error", actual="ValueError", detail="size 3 of 'aten::add.out'"),
      "raises ValueError: size of add"),
     (Seen("error", expected="no error", actual="ValueError"), "raises ValueError"),
+    (Seen("error", expected="no error", actual="ValueError", detail="torch.add(): wrong size"),
+     "raises ValueError: wrong size"),
+    (Seen("stride", expected="(3,)", actual="(2, 1)"), "strides of add"),
     (Seen("error", expected="IndexError", actual="no error"), "accepts what torch refuses with IndexError"),
     (Seen("error", expected="IndexError", actual="ValueError"), "raises ValueError instead of IndexError"),
 ]  # fmt: skip
@@ -120,9 +123,17 @@ class TestRules:
     def test_an_end_of_the_process_is_one_of_its_operator(self, wrong: str) -> None:
         assert pattern_of(Seen(wrong), wrong, "relu_") == f"{wrong} in relu"
 
+    @pytest.mark.parametrize("op", ["op_db.out:add", "add.out"])
+    def test_an_out_argument_is_handled_in_one_place(self, op: str) -> None:
+        """One bug there shows in every operator; a wrong value is the operator's."""
+        refused = Seen("error", expected="no error", actual="ValueError", detail="wrong size of add")
+        assert pattern(Seen("shape", expected="(2,)", actual="(3,)"), op) == patterns.NOT_RESIZED
+        assert pattern(refused, op) == "out= raises ValueError"
+        assert pattern(Seen("value"), op) == "value of add"
+
     @pytest.mark.parametrize("oracle", ["value", "storage"])
     def test_a_write_that_a_view_does_not_see_is_the_views(self, oracle: str) -> None:
-        """It is shown as a value or as memory beside it; of another operator, a wrong value stays one."""
+        """The value oracle or the storage oracle sees it; of another operator, a wrong value stays one."""
         one = Seen(oracle)
         assert pattern_of(one, "aliasing", "select", is_view=True) == patterns.UNSEEN_WRITES
         assert pattern_of(one, "aliasing", "copy_", is_view=False) == "aliasing of copy"

@@ -268,8 +268,8 @@ class Shrinking:
 
 
 class TestShrinkingMeanwhile:
-    """With `--minutes`, findings are made small while programs are drawn: of 241 findings of one campaign 211 were left
-    as they were drawn, since shrinking came last."""
+    """With `--minutes`, a campaign shrinks findings while it draws programs. One campaign shrank 30 of 241 findings,
+    since shrinking came last."""
 
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -280,7 +280,7 @@ class TestShrinkingMeanwhile:
 
     @staticmethod
     def running(clock: Clock, folder: Path, findings: int, minutes: float | None, drawn: float) -> Campaign:
-        """A campaign with so many findings that has drawn programs for so many seconds."""
+        """A campaign with this number of findings that has drawn programs for `drawn` seconds."""
         campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
         (folder / "failures").mkdir()
         for number in range(findings):
@@ -293,7 +293,7 @@ class TestShrinkingMeanwhile:
         return sum(group.shrunk for group in campaign.groups)
 
     def test_it_takes_its_share(self, clock: Clock, tmp_path: Path) -> None:
-        """Findings are shrunk until their share of the time so far is used, and then programs are drawn again."""
+        """It shrinks findings until it has used their share of the time so far, and then draws programs again."""
         campaign, shrinker = self.running(clock, tmp_path, 50, 60.0, drawn=100.0), Shrinking(clock, 10.0)
         campaign._shrink_meanwhile(shrinker)
         first = self.small(campaign)
@@ -327,7 +327,7 @@ class TestShrinkingMeanwhile:
         assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
 
     def test_a_campaign_shrinks_between_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After each shard whose findings were taken over."""
+        """After each shard."""
         seen: list[int] = []
         monkeypatch.setattr(Campaign, "_shrink_meanwhile", lambda self, shrinker: seen.append(self.result.done))
         plan = Plan("cpu", minutes=5.0, programs=60, drawing=Drawing(without=("op_db",)), reports=tmp_path)
@@ -336,7 +336,7 @@ class TestShrinkingMeanwhile:
 
 
 class TestNotShrunk:
-    """A finding that time did not suffice for is marked wherever it is listed."""
+    """All lists mark a finding that the campaign had no time to shrink."""
 
     @pytest.fixture
     def made(self, tmp_path: Path) -> tuple[Campaign, Run]:
@@ -350,7 +350,7 @@ class TestNotShrunk:
         return campaign, run_of(campaign)
 
     def test_its_cause_is_not_known(self, made: tuple[Campaign, Run]) -> None:
-        """So it is grouped by what is wrong alone, apart from what is small; no operator is blamed."""
+        """So its pattern names the property only, and blames no operator. Shrunk findings have other patterns."""
         _, run = made
         assert [cause.pattern for cause in causes_of(run.results)] == ["not shrunk: value", "value of sin"]
         assert {one.finding.shrunk for one in run.results if one.finding and one.finding.op != "sin"} == {False}
@@ -373,7 +373,7 @@ class TestNotShrunk:
         assert "3 findings not shrunk, since the time was over: give more --minutes" in text
 
     def test_it_is_not_declared(self, made: tuple[Campaign, Run]) -> None:
-        """`--update-expectations` declares what is small, and says why it leaves the others."""
+        """`--update-expectations` declares shrunk findings, and says why it leaves the others."""
         entries, done = update([], made[1])
         assert [str(entry) for entry in entries] == ["value / sin / FAIL"]
         assert sum(line.startswith("not added: ") for line in done) == 3

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import html
 import itertools
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
+from conformance.core import expectations
 from conformance.core import result as model
 from conformance.core.loading import load_target
 from conformance.fuzzing.command import main
@@ -17,6 +21,7 @@ from conformance.fuzzing.worker import Finding, run_shard
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
+from conformance.report.causes import causes_of
 from conformance.report.summary import masked
 from tests.planted.pairs import Pair
 
@@ -142,7 +147,7 @@ MASKED = Program(
 """A program whose second step needs the wrong result of the first, which no input can stand for: it has a graph."""
 
 JUDGED = Program(MASKED.storages, (Input("a", 0, "float32", (6,), (1,)),), MASKED.steps)
-"""The same without a graph: the second step is judged on torch CPU's result."""
+"""The same without a graph: the campaign judges the second step on torch CPU's result."""
 
 RIGHT = JUDGED.with_steps((Step("abs", (tensor("a"),), out=("b",)),))
 
@@ -153,7 +158,7 @@ class TestWarning:
     @pytest.fixture
     def lines(self, tmp_path, capsys):
         def lines(*programs: Program, declare: bool = True) -> list[str]:
-            """What a campaign on these saved programs prints of masked steps."""
+            """The lines of a campaign on these saved programs about masked steps."""
             corpus = tmp_path / "corpus"
             corpus.mkdir()
             for number, one in enumerate(programs):
@@ -182,10 +187,10 @@ class TestWarning:
             "1 program (10%) has steps that known findings mask: value / neg (1)"
         ]
 
-    def test_what_is_judged_behind_a_difference_is_not_masked(self, lines):
+    def test_steps_judged_behind_a_difference_are_not_masked(self, lines):
         assert lines(JUDGED, JUDGED) == []
 
-    def test_only_what_is_declared_masks(self, lines):
+    def test_only_a_declared_finding_masks(self, lines):
         """An undeclared finding fails the run: there is no green run that hides anything."""
         assert lines(MASKED, MASKED, declare=False) == []
 
@@ -208,3 +213,53 @@ class TestCrash:
             ("value / add", 0),
         ]
         assert run.drawn.programs == run.drawn.failing == 1
+
+
+PLANTED = Path(__file__).parent.parent / "planted"
+COMPILER = ("compile:toy,import=toy_compiler", "--seed", "4", "--programs", "12", "--steps", "2..6")
+DEVICE = ("device:toy,import=toy_device", "--seed", "2", "--programs", "30",
+          "--only", "fusion", "--only", "copy", "--only", "layers")  # fmt: skip
+"""Seeds with a program that shows the second fault behind the first one only."""
+
+
+class TestDeclaredFault:
+    """The author of a backend declares one bug and plants another: the run is red, and shows that bug alone."""
+
+    @pytest.fixture
+    def fuzz(self, tmp_path):
+        def fuzz(faults: str, target: str, *words: str) -> tuple[int, model.Run, str]:
+            """Exit code, result and output of a campaign on a toy backend with these faults."""
+            folders = [str(PLANTED), os.environ.get("PYTHONPATH", "")]
+            environment = {**os.environ, "TOY_FAULTS": faults, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+            command = [sys.executable, "-m", "conformance.fuzz", "--target", target, "--without", "op_db"]
+            command += ["--check-scripts", "0", "--expectations", str(tmp_path / "known.toml"), *words]
+            done = subprocess.run(
+                [*command, "--reports", str(tmp_path)],
+                capture_output=True, text=True, check=False, env=environment, cwd=PLANTED.parent.parent,
+            )  # fmt: skip
+            return done.returncode, model.load(tmp_path / "fuzz.json"), done.stdout
+
+        return fuzz
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_a_compiler_whose_views_are_copies_loses_a_write(self, fuzz, tmp_path):
+        """With 42 declared findings of the copies, the lost `add_` was not seen: exit code 0."""
+        code, run, _ = fuzz("copies", *COMPILER, "--update-expectations")
+        assert (code, run.failing_programs) == (0, 0)
+        known = expectations.findings(tmp_path / "known.toml")
+        assert [entry.pattern for entry in known] == ["results are copies instead of views"]
+        code, run, said = fuzz("copies,lost_add_", *COMPILER)
+        assert code == 1
+        assert [cause.pattern for cause in causes_of(run.unexpected)] == ["value of add"]
+        assert " known findings in " in said
+
+    @pytest.mark.timeout(300)
+    def test_a_device_without_convolutions_loses_a_copy(self, fuzz):
+        """A missing operator is the declared one: the program of the lost copy calls it first."""
+        code, run, _ = fuzz("", *DEVICE, "--update-expectations")
+        assert (code, run.failing_programs) == (0, 0)
+        code, run, said = fuzz("lost_copy_", *DEVICE)
+        assert code == 1
+        assert [cause.pattern for cause in causes_of(run.unexpected)] == ["value of copy"]
+        assert "1 known finding in 4 programs" in said

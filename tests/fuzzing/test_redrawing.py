@@ -1,4 +1,4 @@
-"""Programs that a target leaves out are drawn again, until the wanted number is judged."""
+"""A campaign replaces the programs that a target leaves out, until it has judged the wanted number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def planned(reports: Path, **changes: object) -> Plan:
 
 
 def outcome(campaign: Campaign) -> tuple[object, ...]:
-    """What must depend neither on the workers nor on interruptions."""
+    """Facts that depend neither on the workers nor on interruptions."""
     found = sorted((group.finding.cause(), sorted(group.numbers)) for group in campaign.groups)
     return campaign.result.done, vars(campaign.result), found
 
@@ -48,7 +48,7 @@ class TestRedrawing:
         assert any(number >= WANTED for group in undisturbed.groups for number in group.numbers)
 
     def test_two_workers(self, undisturbed: Campaign, tmp_path: Path) -> None:
-        """Which programs are drawn again does not depend on the number of workers."""
+        """The choice of further programs does not depend on the number of workers."""
         assert outcome(ran(planned(tmp_path, jobs=2))) == outcome(undisturbed)
 
     def test_resumed_while_programs_are_drawn_again(self, undisturbed: Campaign, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ class TestRedrawing:
         assert outcome(again) == outcome(undisturbed)
 
     def test_a_longer_campaign_goes_on(self, undisturbed: Campaign, tmp_path: Path) -> None:
-        """Resumed with more programs, it draws those that one campaign of that length draws."""
+        """With `--resume` and more programs, it draws the programs of one campaign of that length."""
         ran(planned(tmp_path, programs=10))
         again = ran(planned(tmp_path, resume=True))
         assert again.result.judged == WANTED

@@ -23,7 +23,7 @@ def case(op: str, failure: Failure = COPY, outcome: Outcome = Outcome.FAIL) -> R
 
 class TestOneCause:
     def test_programs_and_cases_of_one_pattern(self) -> None:
-        """Nine findings of one bug were nine entries of a report, and the cases beside them others."""
+        """Each finding and each case of one bug was a separate entry of a report."""
         (cause,) = causes_of([program("t"), case("squeeze"), case("nn.functional.unfold"), program("select")])
         assert cause.title == f"{COPIES}: 4 operators"
         assert cause.seen == "2 findings, 2 op_db cases"
@@ -66,14 +66,14 @@ class TestTitle:
         assert cause.title == COPIES
 
     def test_a_result_without_a_pattern(self) -> None:
-        """A result file of an earlier version names none: each finding is a cause of its own."""
+        """A result file of an earlier version names none: each finding is a separate cause."""
         causes = causes_of([program("t", ""), program("select", "")])
         assert [cause.title for cause in causes] == ["aliasing / select", "aliasing / t"]
 
 
 class TestOrder:
     def test_the_smallest_example_is_first(self) -> None:
-        """Shrunk programs by their steps, then cases by their call, then programs as they were drawn."""
+        """Shrunk programs by their steps, then cases by their call, then programs that are not shrunk."""
         short, long = program("t", steps=1), program("select", steps=30)
         drawn = program("expand", steps=2, shrunk=False)
         call, longer = (
@@ -89,7 +89,7 @@ class TestOrder:
         assert [one.finding.op for one in cause.results if one.finding] == ["select", "t"]
 
     def test_the_worst_cause_is_first(self) -> None:
-        """As findings are listed: by what is wrong, then by how many programs show it."""
+        """In the order of findings: by property, then by number of programs."""
         wording = found("error / x", property="wording", op="x", pattern="raises A instead of B", count=90)
         crash = found("crash / y", "CRASH", property="crash", op="y", pattern="crash in y")
         few = found("value / a", property="value", op="a", pattern="value of a", count=2)
