@@ -105,8 +105,6 @@ def _kind(expected: complex | None, actual: complex | None) -> str:
         return ""
     if cmath.isnan(expected) != cmath.isnan(actual):
         return NAN_LOST if cmath.isnan(expected) else NAN_MADE
-    if cmath.isnan(expected):
-        return ""
     if cmath.isinf(expected) or cmath.isinf(actual):
         return OVERFLOW if not cmath.isinf(expected) else ""
     if 0 < abs(actual) < SUBNORMAL < abs(expected):

@@ -247,7 +247,12 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         "causes": causes_of(result for result in campaign.listed if _undeclared(result)),
         "others": [result for result in campaign.listed if not (result.layer or _undeclared(result))],
         "of_torch": [result for result in campaign.listed if result.layer],
-        "facts_below": [*summary.scripts(campaign), *summary.known(campaign), *summary.masked(campaign)],
+        "facts_below": [
+            *summary.scripts(campaign),
+            *summary.known(campaign),
+            *summary.masked(campaign),
+            *summary.not_shrunk(campaign),
+        ],
         "at_inputs": summary.at_inputs(campaign, stopped) if stopped else "",
         "headline": headline,
         "opened": OPENED,

@@ -116,6 +116,12 @@ def masked(run: Run) -> list[str]:
     return [f"warning: {text}; new faults in these steps stay unseen, so mend or narrow the declared ones"]
 
 
+def not_shrunk(run: Run) -> list[str]:
+    """`3 findings not shrunk, since the time was over`, or nothing."""
+    late = sum(one.finding.pattern.startswith(NOT_SHRUNK.format("")) for one in run.findings if one.finding)
+    return [f"{counted(late, 'finding')} not shrunk, since the time was over: give more --minutes"] if late else []
+
+
 def known_cases(run: Run) -> list[str]:
     """`3 known failures, declared in FILE`, or nothing."""
     failures = sum(result.outcome is Outcome.XFAIL and not result.layer for result in run.cases)
@@ -143,9 +149,7 @@ def without_backend(run: Run) -> list[str]:
 def facts(run: Run) -> list[str]:
     """Further facts of a run, one sentence each without its full stop."""
     lines = [*scripts(run), *without_backend(run), *known_cases(run)]
-    unshrunk = sum(r.finding.pattern.startswith(NOT_SHRUNK.format("")) for r in run.findings if r.finding)
-    if unshrunk:
-        lines.append(f"{counted(unshrunk, 'finding')} not shrunk, since the time was over: give more --minutes")
+    lines += not_shrunk(run)
     if run.arbitrated:
         cases = sum(bool(result.arbitrated) for result in run.results)
         lines.append(
