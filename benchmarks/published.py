@@ -325,7 +325,7 @@ def main() -> None:
         print(WAYS[given.one[0]](given.one[1]))
         return
     if importlib.util.find_spec("transformers") is None:
-        parser.error("transformers is not installed: pip install 'conformance[clients]'")
+        parser.error("transformers is not installed: pip install 'transformers>=5.20'")
     table = Table("model", *WAYS, "tiny to tinygrad", title="Kernels of a training step")
     for name in given.model or NETS:
         counts = []

@@ -39,4 +39,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not versions.holds(">=2.13"):
         pytest.skip(f"tiny needs torch 2.13 or newer, and this is {versions.installed()}")
     if find_spec("tinygrad") is None:
-        pytest.skip("tiny needs tinygrad: pip install 'conformance[tiny]'")
+        pytest.skip("tiny needs tinygrad: pip install 'tinygrad>=0.14,<0.15' ziglang")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,44 @@ def requirements() -> list[str]:
     """Every requirement of the package and its extras."""
     extras = PROJECT["project"]["optional-dependencies"].values()
     return [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in extra)]
+
+
+class TestDistribution:
+    """The distribution is torch-conformance, since PyPI's `conformance` is another project."""
+
+    def test_its_name(self):
+        assert PROJECT["project"]["name"] == "torch-conformance"
+
+    def test_no_text_tells_to_install_the_other_project(self):
+        """Neither a message nor a page names an extra of `conformance`, or installs it."""
+        other = re.compile(r"(?<![\w-])conformance\[|pip install ['\"]?conformance(?![\w./-])|[\"']conformance @ ")
+        tracked = run("git", "ls-files", "*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.sh").stdout.split()
+        texts = {name: (ROOT / name).read_text() for name in tracked if name != "tests/test_packaging.py"}
+        assert len(texts) > 300
+        assert [name for name, text in texts.items() if other.search(text)] == []
+
+    def test_another_package_in_front_is_told_in_one_sentence(self, tmp_path):
+        """The command does not run a stranger's code."""
+        (tmp_path / "conformance").mkdir()
+        (tmp_path / "conformance" / "__init__.py").write_text("print('a stranger')")
+        code = "import sys, torch_conformance; sys.exit(torch_conformance.main())"
+        said = subprocess.run(
+            [sys.executable, "-c", code],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        )
+        assert (said.returncode, said.stdout) == (2, "")
+        assert said.stderr.count("\n") == 1
+        assert f"found before that of torch-conformance: {tmp_path / 'conformance' / '__init__.py'}" in said.stderr
+
+    def test_the_command_runs_where_there_is_none(self):
+        code = "import sys, torch_conformance; sys.argv = ['conformance', '--help']; sys.exit(torch_conformance.main())"
+        said = run(sys.executable, "-c", code)
+        assert (said.returncode, said.stderr) == (0, "")
+        assert "usage: conformance JOB" in said.stdout
 
 
 class TestMetadata:

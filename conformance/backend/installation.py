@@ -12,7 +12,8 @@ def require() -> None:
     """Raises ImportError, in one sentence, where tinygrad is not installed."""
     if importlib.util.find_spec("tinygrad") is None:
         raise ImportError(
-            "the tiny device needs tinygrad, which is not installed: `pip install 'conformance[tiny]'`", name="tinygrad"
+            "the tiny device needs tinygrad, which is not installed: `pip install 'tinygrad>=0.14,<0.15' ziglang`",
+            name="tinygrad",
         )
 
 

@@ -138,7 +138,7 @@ def place_of(given: argparse.Namespace, *files: Path | None) -> Place:
     if made.local and made.per_worker != LOCAL.per_worker:
         raise UsageError("--per-worker asks for resources of a Ray cluster: give its address as --pool too")
     if not made.local and find_spec("ray") is None:
-        raise UsageError(f"--pool {made.address} needs Ray: pip install 'conformance[ray]'")
+        raise UsageError(f"--pool {made.address} needs Ray: pip install 'ray[client]>=2.50'")
     return made
 
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A Ray cluster in a SLURM allocation, and one campaign on it: sbatch docs/recipes/slurm.sh TARGET SEED
-# Every node needs the same Python environment (torch, the device, conformance[ray]); the job's folder is shared or not.
+# Every node needs the same Python environment (torch, the device, torch-conformance[ray]); the job's folder is shared or not.
 #SBATCH --job-name=conformance
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1

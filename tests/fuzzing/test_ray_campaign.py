@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'conformance[ray]', as `nox -s slow` does")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[client]>=2.50', as `nox -s slow` does")
 
 from tests.run.clusters import SMALL, started
 

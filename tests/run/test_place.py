@@ -31,7 +31,7 @@ class TestPlaceOf:
     def test_ray_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One sentence that says what to install."""
         monkeypatch.setattr(place, "find_spec", lambda name: None)
-        with pytest.raises(UsageError, match=r"--pool ray needs Ray: pip install 'conformance\[ray\]'"):
+        with pytest.raises(UsageError, match=r"--pool ray needs Ray: pip install 'ray\[client\]>=2.50'"):
             place_of(given("--pool", "ray"))
 
     def test_resources(self, monkeypatch: pytest.MonkeyPatch) -> None:

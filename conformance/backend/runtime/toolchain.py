@@ -83,7 +83,7 @@ def ensure_compiler() -> Compiler | None:
             return None
         raise ToolchainError(
             "tinygrad's CPU device needs a C compiler and none was found that can compile __bf16: run "
-            "`pip install 'conformance[tiny]'`, which brings one, or install clang 15 or newer, or name one in CC, or "
+            "`pip install ziglang`, which brings one, or install clang 15 or newer, or name one in CC, or "
             "choose another device in DEV."
         )
     if asked and compiler.kind != "CC" and asked != compiler.path:

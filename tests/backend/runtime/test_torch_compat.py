@@ -95,4 +95,4 @@ class TestInstallation:
         )  # fmt: skip
         assert said.returncode == 2, said.stderr
         assert said.stderr.count("\n") == 1
-        assert "tinygrad, which is not installed: `pip install 'conformance[tiny]'`" in said.stderr
+        assert "tinygrad, which is not installed: `pip install 'tinygrad>=0.14,<0.15' ziglang`" in said.stderr
