@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
+import math
 import os
 import sys
 import warnings
@@ -82,13 +84,14 @@ def judged(case: Case, limit: int) -> tuple[str, str]:
             return "refused", f"sample {sample.index}: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
         reference = DEFINITIONS.get(case.op.name, case.op)
         wide = list(_run(case, sample, reference, _wide(case)))
-        said = _compared(case, found, wide)
+        drawn = _drawn(case, sample)
+        said = _compared(case, found, wide, drawn)
         if not said:
             continue
         rounded = _rounded(case, sample, reference) if case.dtype in ROUNDED else None
-        if rounded is not None and (not _compared(case, found, rounded) or _no_worse(found, wide, rounded)):
+        if rounded is not None and (not _compared(case, found, rounded, drawn) or _no_worse(found, wide, rounded)):
             by = 1
-        elif not _compared(case, found, _of_the_cpu(case, sample)):
+        elif not _compared(case, found, _of_the_cpu(case, sample), drawn):
             by = 2
         else:
             return "wrong", f"sample {sample.index}: {said}"
@@ -99,6 +102,8 @@ def judged(case: Case, limit: int) -> tuple[str, str]:
 def _no_worse(found: list[Any], wide: list[Any], rounded: list[Any]) -> bool:
     """Whether no result is off by more than twice what rounding after each operator costs: where large parts cancel,
     two sums of them that differ in their last bit are far apart, relatively."""
+    if not len(found) == len(wide) == len(rounded):
+        return False
     for ours, exact, other in zip(found, wide, rounded, strict=True):
         if ours is None or exact is None or other is None or ours.shape != exact.shape:
             return False
@@ -114,7 +119,7 @@ def _rounded(case: Case, sample: Sample, reference: Any) -> list[Any]:
         return list(_run(case, sample, reference, _wide(case)))
 
 
-ROUNDED = (torch.float16, torch.bfloat16, torch.complex32)
+ROUNDED = (torch.float16, torch.bfloat16, torch.float32, torch.complex32)
 
 
 def _nansum(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
@@ -125,12 +130,51 @@ def _nanmean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: 
     return _nansum(x, dim, keepdim, dtype=dtype) / x.isnan().logical_not().sum(dim, keepdim)
 
 
-DEFINITIONS = {"nansum": _nansum, "nanmean": _nanmean}
+def _flash_attention(query: Any, key: Any, value: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    return _attention(query, key, value, **named, custom_mask_type=2 * named["is_causal"])
+
+
+def _attention(query: Any, key: Any, value: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """The result and logsumexp of attention over (B, rows, heads, D), by its formula.
+    With offsets one after another of the sequences; their logsumexp is left out."""
+    if named.get("cu_seqlens_q") is not None:
+        starts, found = (named.pop(f"cu_seqlens_{side}").tolist() for side in "qk"), []
+        for a, b, c, d in (map(int, (*q, *k)) for q, k in zip(*map(itertools.pairwise, starts), strict=True)):
+            found.append(_attention(query[:, a:b], key[:, c:d], value[:, c:d], **named)[0])
+        return (torch.cat(found, 1),)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool)
+    if kind := named["custom_mask_type"]:
+        mask = mask.tril(k.size(-2) - q.size(-2) if kind == 2 else 0)
+    bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(mask.logical_not(), -math.inf)
+    bias = bias if named.get("bias") is None else bias + named["bias"]
+    scale = named["scale"] or 1 / math.sqrt(q.size(-1))
+    scores = q @ k.transpose(-1, -2) * scale + bias
+    logsumexp = scores.logsumexp(-1, keepdim=True)
+    return ((scores - logsumexp).exp() @ v).transpose(1, 2), logsumexp.squeeze(-1)
+
+
+ATTENTION = {
+    "torch.ops.aten._flash_attention_forward": _flash_attention,
+    "torch.ops.aten._efficient_attention_forward": _attention,
+}
+DEFINITIONS = {"nansum": _nansum, "nanmean": _nanmean, **ATTENTION}
 """What the CPU refuses in every dtype that is wide enough, by its documentation."""
 
 
+def _of_attention(case: Case, sample: Sample, results: list[Any]) -> list[Any]:
+    """Of a kernel of attention's results those that the reference has; seeds, and what queries are rounded up to, are
+    the kernel's own."""
+    out, *rest = results
+    named = sample.tree["kwargs"]
+    if case.backward or named.get("cu_seqlens_q") is not None or not named.get("compute_log_sumexp", True):
+        return [out]
+    logsumexp = rest[0][..., : sample.tree["input"].size(1)].detach()
+    return [out, logsumexp.to(case.dtype) if logsumexp.dtype is torch.float32 else logsumexp]
+
+
 class Rounded(TorchDispatchMode):
-    """Each operator's floating results lose what a dtype of 16 bits does not hold, and stay wide."""
+    """Each operator's floating results lose what a narrower dtype does not hold, and stay wide."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -192,6 +236,8 @@ def _run(case: Case, sample: Sample, call: Any, change: Any) -> Iterator[Any]:
     if sample.process is not None:
         result = sample.process(result)
     results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+    if case.op.name in ATTENTION:
+        results = _of_attention(case, sample, results)
     if not case.backward:
         yield from results
         return
@@ -200,7 +246,14 @@ def _run(case: Case, sample: Sample, call: Any, change: Any) -> Iterator[Any]:
     yield from torch.autograd.grad(outputs, inputs, [torch.ones_like(one) for one in outputs], allow_unused=True)
 
 
-def _compared(case: Case, found: list[Any], expected: list[Any]) -> str:
+def _drawn(case: Case, sample: Sample) -> bool:
+    """Whether the results are random; those of attention are where it drops out."""
+    if case.op.name in ATTENTION:
+        return bool(sample.tree["kwargs"]["dropout_p"])
+    return nondeterministic(case.op) or case.op.name == "nn.functional.rrelu"
+
+
+def _compared(case: Case, found: list[Any], expected: list[Any], drawn: bool) -> str:
     """What differs; random results are compared in their geometry alone."""
     if len(found) != len(expected):
         return f"{len(found)} results, not {len(expected)}"
@@ -216,7 +269,7 @@ def _compared(case: Case, found: list[Any], expected: list[Any]) -> str:
             return f"a result of {ours.dtype}"
         if ours.shape != wide.shape or ours.dtype.is_complex != wide.dtype.is_complex:
             return f"a result of {tuple(ours.shape)} {ours.dtype}, not {tuple(wide.shape)} {wide.dtype}"
-        if nondeterministic(case.op) or case.op.name == "nn.functional.rrelu":
+        if drawn:
             continue
         if ours.layout is not torch.strided:
             ours, wide = ours.to_dense(), wide.to_dense()

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import (
     activation,
+    attention,
     bessel,
     complex,
     complex_products,
@@ -72,6 +73,7 @@ __all__ = [
     "NOT_DECOMPOSED",
     "REFERENCES",
     "activation",
+    "attention",
     "bessel",
     "complex",
     "complex_products",

@@ -1,0 +1,109 @@
+"""The attention kernels that CUDA has by names of their own, against attention by its formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.tiny
+
+B, ROWS, KEYS, HEADS, D = 2, 5, 6, 3, 4
+
+
+def drawn(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def formula(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result (B, rows, heads, D) and logsumexp (B, heads, rows) of attention."""
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(query.size(-1))
+    scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
+
+
+@pytest.fixture
+def inputs() -> list[torch.Tensor]:
+    return [drawn(B, ROWS, HEADS, D), drawn(B, KEYS, HEADS, D, seed=1), drawn(B, KEYS, HEADS, D, seed=2)]
+
+
+def flash(*given: torch.Tensor, causal: bool = False, ends: tuple = (None, None), longest=(ROWS, KEYS)) -> tuple:
+    return torch.ops.aten._flash_attention_forward(*given, *ends, *longest, 0.0, causal, False)
+
+
+def efficient(*given: torch.Tensor, bias: torch.Tensor | None = None, mask_type: int = 0) -> tuple:
+    return torch.ops.aten._efficient_attention_forward(*given, bias, None, None, None, None, 0.0, mask_type, True)
+
+
+class TestForward:
+    def test_flash(self, inputs):
+        out, logsumexp, *_ = flash(*(x.to("tiny") for x in inputs))
+        expected, of_scores = formula(*inputs)
+        torch.testing.assert_close(out.cpu(), expected)
+        torch.testing.assert_close(logsumexp.cpu(), of_scores)
+
+    def test_a_causal_mask_of_flash_ends_at_the_last_key(self, inputs):
+        out, *_ = flash(*(x.to("tiny") for x in inputs), causal=True)
+        mask = torch.ones(ROWS, KEYS, dtype=torch.bool).tril(KEYS - ROWS)
+        torch.testing.assert_close(out.cpu(), formula(*inputs, mask)[0])
+
+    def test_ragged_sequences(self):
+        """Sequences of 3 and 5 rows lie behind each other."""
+        rows = [drawn(8, HEADS, D, seed=seed) for seed in range(3)]
+        ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+        out, *_ = flash(*(x.to("tiny") for x in rows), ends=(ends.to("tiny"), ends.to("tiny")), longest=(5, 5))
+        parts = [formula(*(x[None, a:b] for x in rows))[0][0] for a, b in ((0, 3), (3, 8))]
+        torch.testing.assert_close(out.cpu(), torch.cat(parts))
+
+    def test_efficient_with_a_bias(self, inputs):
+        bias = drawn(B, HEADS, ROWS, KEYS, seed=3)
+        out, logsumexp, *_ = efficient(*(x.to("tiny") for x in inputs), bias=bias.to("tiny"))
+        q, k, v = (x.transpose(1, 2) for x in inputs)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(D) + bias
+        torch.testing.assert_close(out.cpu(), (scores.softmax(-1) @ v).transpose(1, 2))
+        assert logsumexp.shape == (B, HEADS, 32)  # rounded up, as on CUDA
+        torch.testing.assert_close(logsumexp.cpu()[..., :ROWS], scores.logsumexp(-1))
+
+    @pytest.mark.parametrize(("mask_type", "diagonal"), [(1, 0), (2, KEYS - ROWS)])
+    def test_causal_masks_of_efficient(self, inputs, mask_type, diagonal):
+        out, *_ = efficient(*(x.to("tiny") for x in inputs), mask_type=mask_type)
+        mask = torch.ones(ROWS, KEYS, dtype=torch.bool).tril(diagonal)
+        torch.testing.assert_close(out.cpu(), formula(*inputs, mask)[0])
+
+    def test_the_result_has_the_dtype_of_the_query(self, inputs):
+        out, logsumexp, *_ = flash(*(x.half().to("tiny") for x in inputs))
+        assert (out.dtype, logsumexp.dtype) == (torch.float16, torch.float32)
+
+
+class TestBackward:
+    @pytest.mark.parametrize("kernel", [flash, efficient])
+    def test_the_gradients_are_those_of_the_formula(self, inputs, kernel):
+        here = [x.clone().requires_grad_() for x in inputs]
+        there = [x.to("tiny").requires_grad_() for x in inputs]
+        cotangent = drawn(B, ROWS, HEADS, D, seed=4)
+        formula(*here)[0].backward(cotangent)
+        kernel(*there)[0].backward(cotangent.to("tiny"))
+        for one, two in zip(there, here, strict=True):
+            torch.testing.assert_close(one.grad.cpu(), two.grad, rtol=1e-4, atol=1e-5)
+
+    def test_dropout_of_the_gradient_is_that_of_the_result(self, inputs):
+        """The mask is drawn again from the seed: with values of ones, a dropped weight has no gradient."""
+        query, key, _ = (x.to("tiny") for x in inputs)
+        value = torch.ones(B, KEYS, HEADS, D, device="tiny").requires_grad_()
+        out = torch.ops.aten._flash_attention_forward(query, key, value, None, None, ROWS, KEYS, 0.5, False, False)[0]
+        out.sum().backward()
+        # Both are sums of the kept weights: over the keys, and over the rows.
+        torch.testing.assert_close(value.grad.cpu().sum((1, 3)), out.detach().cpu().sum((1, 3)), rtol=1e-4, atol=1e-4)
+
+
+class TestRefused:
+    def test_what_the_formula_does_not_have(self, inputs):
+        given = [x.to("tiny") for x in inputs]
+        with pytest.raises(NotImplementedError, match="alibi_slopes"):
+            torch.ops.aten._flash_attention_forward(
+                *given, None, None, ROWS, KEYS, 0.0, False, False, alibi_slopes=torch.ones(HEADS, device="tiny")
+            )
