@@ -166,11 +166,12 @@ def finish(session: nox.Session, failed: dict[str, int]) -> None:
 
 @nox.session(python=False)
 def lint(session: nox.Session) -> None:
-    """Format, style, types, import cycles and who may import whom."""
+    """Format, style, types, import cycles, which room may import which, and how hard the prose is."""
     python(session, "-m", "ruff", "format", "--diff", ".")
     python(session, "-m", "ruff", "check", ".")
     python(session, "-m", "mypy")
     python(session, "scripts/check_imports.py")
+    python(session, "scripts/prose.py")
 
 
 @nox.session(venv_backend="virtualenv", default=False)
@@ -319,8 +320,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @nox.session(python=False, default=False)
 def bench(session: nox.Session) -> None:
-    """The benchmarks, one after the other; each prints its table. `published` (needs clients) and `planted_backends`
-    (takes half an hour) have to be named."""
+    """The benchmarks, one after the other, each with its table; those that need clients or long have to be named."""
     apart = {"published", "planted_backends"}
     names = session.posargs or sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - apart)
     for name in names:
