@@ -1,10 +1,10 @@
 """Arbitration by float64: whether torch CPU or the target has the larger rounding error.
 
-Defines `arbitrate`. The key insight: if the two sides differ by rounding alone, torch CPU is not right by definition; a
-run in wider dtypes shows which side is nearer. There are two ways to acquit a target. First, each of its elements
-agrees with CPU or with float64 within the same tolerance, and its largest error against float64 is no larger than
-CPU's. Second, its answer lies in the range that float64's own answer covers when intermediate rounded results move by
-one unit in the last place. The caller runs float64; this module only compares.
+Defines `arbitrate`. If the two sides differ by rounding alone, torch CPU is not right by definition; a run in wider
+dtypes shows which side is nearer. A target is acquitted in two cases. First, each of its elements agrees with CPU or
+with float64 within the tolerance, and its largest error against float64 does not exceed CPU's. Second, its answer lies
+in the range that float64's own answer covers when intermediate rounded results move by one unit in the last place. The
+caller runs float64; this module only compares.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ def arbitrate(
 
     Only floating values, gradients and storages can be arbitrated; if `found` holds anything else, all remain. A
     mismatch is acquitted in one of two cases. First, each element of the target agrees with the truth or with CPU, by
-    the rule and tolerances of `compare`, and the target's largest error is no larger than CPU's. Second, each element
-    lies, within the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were
-    moved. If all are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not
-    0.
+    the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
+    the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all
+    are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0.
 
     The truth is first rounded to the requested dtype. A value that overflows in that dtype must overflow; a value that
     overflows only in an intermediate result must not.

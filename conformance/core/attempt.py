@@ -1,9 +1,8 @@
 """One trial of a subject on a target: whether it works, lacks a kernel, or fails.
 
-Defines `attempt`. The key insight: an exception alone never means "lacking". Three conditions must hold. The error says
-that something is not implemented. The operator to blame raises the same when called alone on the device, with the
-arguments of the failing call. The dispatcher has no kernel of the device for it. Any other error is a finding, and some
-run reports it.
+Defines `attempt`. An exception alone never means "lacking". Three conditions must hold. The error says that something
+is not implemented. The operator to blame raises the same when called alone on the device, with the arguments of the
+failing call. The dispatcher has no kernel of the device for it. Any other error is a finding, and some run reports it.
 """
 
 from __future__ import annotations

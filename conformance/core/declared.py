@@ -1,8 +1,7 @@
 """The common part of the entries of an expectations file: reading, checking of names, and writing.
 
-Defines `Entry`, `read`, `quoted` and `twice`. The key insight: a misspelt key would silently declare too much. So every
-key must be a field of the entry, and a mistake is one sentence with the file, the line and the nearest key. Nothing
-here runs an op.
+Defines `Entry`, `read`, `quoted` and `twice`. A misspelt key would silently declare too much. So every key must be a
+field of the entry, and a mistake is one sentence with the file, the line and the nearest key. Nothing here runs an op.
 """
 
 from __future__ import annotations

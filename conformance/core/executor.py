@@ -1,9 +1,9 @@
 """The executor: the only code that runs a subject on a target and applies the target's transform.
 
 Defines `Subject` (a drawn program, or one op_db sample), `Running` (a subject in progress), `Execution` (the outcome of
-a run) and `Executor`. The key insight: one place decides whether a target moves tensors, transforms functions or
-interprets metadata, for both kinds of subject. So no subject can be compared with itself: the executor rejects a
-transform that returns its function unchanged, and tells a sample that never reached the compiler from one that did.
+a run) and `Executor`. One place decides whether a target moves tensors, transforms functions or interprets metadata,
+for both kinds of subject. So no subject can be compared with itself: the executor rejects a transform that returns its
+function unchanged, and tells a sample that never reached the compiler from one that did.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Declared failures of op_db cases: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
 
 Defines `Expectation`, `load`, `apply` and `update`, for the `[[expect]]` entries of a file, and `dumps` for a whole
-file. `known_findings` handles the file's `[[finding]]` entries. The key insight: an entry is a promise in both
-directions. A failure that it declares is XFAIL. A case that it covers and that passes is XPASS and fails the run, so an
-obsolete entry cannot stay unnoticed. Nothing here runs an op.
+file. `known_findings` handles the file's `[[finding]]` entries. An entry is a promise in both directions. A failure
+that it declares is XFAIL. A case that it covers and that passes is XPASS and fails the run, so an obsolete entry cannot
+stay unnoticed. Nothing here runs an op.
 """
 
 from __future__ import annotations
@@ -249,8 +249,8 @@ def check(
 
 
 def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: Path) -> list[str]:
-    """Return one sentence for each entry whose names exist but which covers no case of op_db, for example because an op
-    lost a dtype or a variant. `catalog` is a list of the planner's entries."""
+    """Return one sentence for each entry whose names exist but which covers no case of op_db. An op may have lost a
+    dtype or a variant. `catalog` is a list of the planner's entries."""
     problems = []
     for entry in (entry for entry in entries if entry.holds):
         ops = [op for op in catalog if fnmatch.fnmatchcase(op.name, entry.op)]

@@ -1,8 +1,8 @@
 """Features that the harness itself needs and a device may lack: `FEATURES`, by name.
 
-The key insight: a missing feature costs oracles and steps that can be named, so a run states the parts that it did not
-judge. `core/input_layout.py` lays out tensors with the remaining features. This module imports no torch, since the
-process that collects results also reads the table.
+A missing feature costs oracles and steps that can be named, so a run states the parts that it did not judge.
+`core/input_layout.py` lays out tensors with the remaining features. This module imports no torch, since the process
+that collects results also reads the table.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Finding:
     program and `steps` its length. `elsewhere` gives the outcome on each sibling target, which tells whose bug it is.
     `layer` is the target without the backend under test that fails in the same way on each of the programs; empty if
     there is none. `pattern` is the form that the finding shares with findings of other operators (`core/patterns.py`).
-    `shrunk` is false while the program is not minimized. `masked` counts the programs with steps behind this difference
-    that could not be judged.
+    `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides
+    later steps from the judge.
     """
 
     signature: str

@@ -1,8 +1,8 @@
 """The judge: compares a run with the reference and removes the differences that the policy allows.
 
-Defines `Policy` and `judge`. The key insight: a caller's further facts (values that PyTorch does not define, signs and
-phases that are free, an answer in float64) can only remove mismatches. So every exception to "equal" has one place;
-`oracles` alone defines "equal".
+Defines `Policy` and `judge`. A caller's further facts (values that PyTorch does not define, signs and phases that are
+free, an answer in float64) can only remove mismatches. So every exception to "equal" has one place; `oracles` alone
+defines "equal".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operators without a kernel: the outcome of one trial, and the rows of a run's table.
 
-The key insight: each operator declared lacking is counted once, with the parts of the run that it excludes. Its row
-also states how often real programs call it, which shows how urgent it is. This module must not import torch.
+Each operator declared lacking is counted once, with the parts of the run that it excludes. Its row also states how
+often real programs call it, which shows how urgent it is. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lacking:
 
     @property
     def used(self) -> str:
-        """How often real programs use the operator, in words."""
+        """Usage of the operator by real programs, in words."""
         if not self.programs:
             return f"none of {self.measured} programs"
         return f"{self.programs} of {self.measured} programs, {self.share:.1%} of calls"

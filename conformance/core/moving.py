@@ -1,9 +1,9 @@
 """Move trees of tensors between devices: copy each storage once, and rebuild each tensor on its moved storage.
 
-The key insight: layout and aliasing survive a move only if *storages* move. Each storage is copied once and whole, and
-every tensor on it is rebuilt with its size, stride and offset. So a device makes one copy per storage, however many
-views there are, and bytes outside all views can be compared too. A sparse tensor moves as the strided tensors that it
-consists of. A tensor that a call needs on the CPU stays there.
+Layout and aliasing survive a move only if *storages* move. Each storage is copied once and whole, and every tensor on
+it is rebuilt with its size, stride and offset. So a device makes one copy per storage, however many views there are,
+and bytes outside all views can be compared too. A sparse tensor moves as the strided tensors that it consists of. A
+tensor that a call needs on the CPU stays there.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def rebuild(
     """Return the tree with all its storages moved in one call of `move`, and each tensor rebuilt on its moved storage.
 
     A tensor object that occurs twice stays one object. Size, stride, offset, dtype, `requires_grad` and the conj and
-    neg bits are kept; a tensor that was not a leaf becomes one. Raises TypeError for tensors that are not strided, and
-    LayoutUnavailable.
+    neg bits stay the same; a tensor that was not a leaf becomes one. Raises TypeError for tensors that are not strided,
+    and LayoutUnavailable.
     """
     originals: dict[int, torch.Tensor] = {}
     map_tensors(tree, lambda tensor: originals.setdefault(id(tensor), tensor))
@@ -105,7 +105,8 @@ def rebuild(
 
 
 MARKER = torch.device("cpu", 0)
-"""Placeholder in a tree for the device under test. It equals no device that a caller writes without an index."""
+"""Placeholder in a tree for the device under test. It differs from `torch.device("cpu")`, the usual device argument of
+a call."""
 
 
 def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:

@@ -46,8 +46,8 @@ of tensors without elements have no meaning. The storage offset of a tensor with
 and has no meaning either. A difference is still reported as `stride`."""
 
 RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", "skip")
-"""Oracles in addition to those of a result. "skip" is a sample that could not be compared although neither OpInfo nor
-torch CPU nor the target's declarations give a reason."""
+"""Further oracles, which exist only for a run. "skip" is a sample that could not be compared although neither OpInfo
+nor torch CPU nor the target's declarations give a reason."""
 
 VARIANTS = {
     "forward": "the function, on OpInfo's sample inputs",

@@ -1,8 +1,8 @@
 """An `Observation`: everything observable of an outcome, on the host; `observe` makes one, with one copy per storage.
 
 The key insight: a correct value is only one property of a tensor. Its dtype, shape, strides, offset, contiguity, the
-tensors that share its storage, and the cells of the storage *outside* the view can each be wrong while the value is
-right. An observation holds no device tensor, so it outlives the target. `oracles` compares two observations.
+tensors that share its storage, and the cells of the storage *outside* the view can each be wrong as well. An
+observation holds no device tensor, so it outlives the target. `oracles` compares two observations.
 """
 
 from __future__ import annotations

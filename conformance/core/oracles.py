@@ -1,8 +1,8 @@
 """The comparison of two tables of facts, oracle by oracle: `differences`; and of two observations: `compare`.
 
-The key insight: each property of a tensor (value, dtype, shape, strides, offset, contiguity, aliasing, the storage
-outside the view) can be wrong while the others are right, so each is a separate fact under (oracle, name). This module
-builds the table from an observation, a script builds it from tensors, and the same rules judge both.
+Each property of a tensor is a separate fact under (oracle, name), since each can be wrong while the others are right:
+value, dtype, shape, strides, offset, contiguity, aliasing, the storage outside the view. This module builds the table
+from an observation, a script builds it from tensors, and the same rules judge both.
 
 Tolerances are torch.testing's for the dtype, or the caller's (OpInfo's own); this module invents none. "Not
 implemented" never equals anything. This module does not depend on programs, OpInfo or reports.

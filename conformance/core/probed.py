@@ -41,7 +41,7 @@ class Probe:
     declared: frozenset[str] = frozenset()
     """Features that the target's class declares lacking."""
     seconds: float = 0.0
-    """Duration of the trials, without loading the target."""
+    """Duration of the trials in seconds, without the loading of the target."""
     unmade: str = ""
     """The reason if a target with a profile was not probed."""
 

@@ -1,10 +1,10 @@
 """The profile of a target, `conformance.toml`: how to load it, the dtypes it holds, the features it lacks, and its
 limits.
 
-Defines `Profile`, `load` and `dumps`. The key insight: a file that the user reads and keeps declares all missing
-features and operators. A run never infers them from an exception, so nothing can hide a bug by calling itself
-unsupported. A misspelt word would silently declare something else, so an unknown word is an error. This module must not
-import torch: a profile's environment variables must be set before any other import.
+Defines `Profile`, `load` and `dumps`. A file that the user reads and keeps declares all missing features and operators.
+A run never infers them from an exception, so nothing can hide a bug by calling itself unsupported. A misspelt word
+would silently declare something else, so an unknown word is an error. This module must not import torch: a profile's
+environment variables must be set before any other import.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class Profile:
         return {name: missing.operator for missing in self.lacking for name in missing.steps}
 
     def check(self, what: str, known: Collection[str]) -> None:
-        """Check that every word of `lacks`, `opinfos` or `steps` is known. Raises TargetError with the file and
-        line."""
+        """Reject unknown words in `lacks`, `opinfos` or `steps`. Raises TargetError with the file and line."""
         groups = (
             [(getattr(entry, what), entry.line) for entry in self.lacking] if what != "lacks" else [(self.lacks, 0)]
         )
@@ -209,7 +208,7 @@ def load(path: Path | str) -> Profile:
 
 @dataclass(frozen=True)
 class _Table:
-    """One table of the file, with the line on which it begins."""
+    """One table of the file, with the number of its first line."""
 
     values: Mapping[str, Any]
     file: Path

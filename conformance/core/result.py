@@ -1,9 +1,9 @@
 """The result model: results of op_db cases and of drawn programs in one form, and their JSON files.
 
-Defines `Outcome`, `Failure`, `Result` (one op case, or one distinct finding of programs), `Run` (all results of one
-target), the exit rule and the order of findings, with a versioned JSON form. The key insight: a result records how much
-was *compared*, so "nothing was compared" can never look like a pass. This module must not import torch. It neither
-produces results nor displays them.
+Defines `Outcome`, `Failure`, `Result` (one op case, or one distinct finding of programs) and `Run` (all results of one
+target). Also defines the exit rule, the order of findings, and a versioned JSON form. A result records how much was
+*compared*, so "nothing was compared" can never look like a pass. This module must not import torch. It neither produces
+results nor displays them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Outcome(StrEnum):
 UNEXPECTED = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XPASS, Outcome.FLAKY})
 # Outcomes that a rerun may show to be flaky.
 RERUN = UNEXPECTED - {Outcome.XPASS, Outcome.FLAKY}
-# Outcomes in which the target differs from torch CPU, with or without a declaration.
+# Outcomes of a target that differs from torch CPU, with or without a declaration.
 BROKEN = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XFAIL})
 
 
@@ -115,11 +115,11 @@ class Result(Named):
     """One op case, or one distinct finding of drawn programs.
 
     A case is an OpInfo with one dtype, variant and input layout, over all its samples. A result with a `finding` has
-    the op of the first wrong step, the variant "program", the layout class of that step's operands, and no dtype.
+    the variant "program", the op of the first wrong step, the layout class of its operands, and no dtype.
 
     `samples` counts the samples that at least one oracle compared, `skipped` the other samples. `arbitrated` counts the
-    samples that pass only by arbitration in float64: the target differs from torch CPU by more than the tolerance,
-    agrees with torch CPU's float64 answer, and is no further from it than torch CPU.
+    samples that pass only by arbitration in float64: the target differs from torch CPU by more than the tolerance, but
+    agrees with the float64 answer and is no further from it than torch CPU.
 
     `kernels`, `native`, `decomposed` and `fallback` count the kernels and calls of the target; None if the target
     cannot count. `eager` counts the aten ops that compute or move data on torch CPU for the same samples, if kernels

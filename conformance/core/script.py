@@ -133,8 +133,8 @@ def own_part(text: str) -> str:
 
 
 class Loading(NamedTuple):
-    """How a script loads its device: `head`, the first lines after the docstring, and `late`, lines before the calls.
-    `pushes` says that the device may have pushed modes onto its thread by then."""
+    """The lines of a script that load its device: `head`, the first lines after the docstring, and `late`, lines before
+    the calls. `pushes` says that the device may have pushed modes onto its thread by then."""
 
     head: str
     late: str = ""

@@ -1,7 +1,7 @@
 """The comparison part of a script: the calls on torch CPU and on the target, judged by the harness's rules.
 
-The key insight: the judge (`oracles.differences`) takes a table of facts, so a script needs no judge of its own, only a
-table built from its tensors. Scripts carry the source of this module and need torch only.
+The judge (`oracles.differences`) takes a table of facts, so a script needs no judge of its own, only a table built from
+its tensors. Scripts carry the source of this module and need torch only.
 
 `inputs` is a function of a device that returns the inputs by name. `program` is a function of the inputs that returns
 the results by name. `observe` defines the names.
@@ -22,7 +22,7 @@ from conformance.core.oracles import WHOLE, Facts, Mismatch, differences, plain_
 from conformance.core.torch_compat import raising_inner
 
 device = "cpu"
-"""The device on which the calls run; the calls may refer to it by this name."""
+"""The device of the calls, which may refer to it by this name."""
 
 Places = dict[str, tuple[Any, ...]]
 """Placement of tensors by name: size, strides, offset, the number of cells of the storage, and the storage's identity.

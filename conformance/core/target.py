@@ -1,9 +1,9 @@
 """The device or transform under test: a small class, one file per target in `targets/`, with imports on first use.
 
-The key insight: a target declares *beforehand* which oracles can judge it (`oracles`), which dtypes it holds and which
-steps it does not support, so an exception is never read as "unsupported". A target moves tensors (`device`), transforms
-functions (`transforms_program`), or interprets metadata (no oracle "value"). Only the executor runs anything on it.
-This module does not depend on programs, OpInfo or reports.
+A target declares *beforehand* which oracles can judge it (`oracles`), which dtypes it holds and which steps it does not
+support. So an exception is never read as "unsupported". A target moves tensors (`device`), transforms functions
+(`transforms_program`), or interprets metadata (no oracle "value"). Only the executor runs anything on it. This module
+does not depend on programs, OpInfo or reports.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Target:
     """Whether the target computes only when a value is read. The kernels that it builds then depend on all steps since
     the last read."""
     rehearsals: int = 0
-    """Number of runs of a subject before the observed run, for a device that answers repeated subjects differently."""
+    """Number of runs of a subject before the observed run, for a device that runs repeated subjects in another way."""
     profile: Profile | None = None
     """The profile, `conformance.toml`, that loaded the target; None if no profile did."""
     _waits: bool | None = None
