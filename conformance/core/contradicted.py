@@ -13,9 +13,10 @@ from conformance.core.profile import Profile
 
 
 def contradicted(profile: Profile, seen: Probe | None) -> tuple[dict[str, str], list[str]]:
-    """Compare a profile with a probe of its device. The first result maps `feature NAME` or `dtype NAME` to a sentence:
-    the profile declares it lacking, the probe shows that it works, and this line must change. The second lists
-    sentences on things that are missing or wrong though the profile does not say so, or that were not probed."""
+    """Compare a profile with a probe of its device. The first result maps `feature NAME` or `dtype NAME` to a sentence
+    with the line to change: the profile declares it lacking, but the probe shows that it works. The second lists
+    sentences on missing or wrong features and dtypes that the profile does not declare, or on declarations that were
+    not probed."""
     if seen is None:
         return {}, []
     if seen.unmade:

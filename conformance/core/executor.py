@@ -3,7 +3,7 @@
 Defines `Subject` (a drawn program, or one op_db sample), `Running` (a subject in progress), `Execution` (the outcome of
 a run) and `Executor`. One place decides whether a target moves tensors, transforms functions or interprets metadata,
 for both kinds of subject. So no subject can be compared with itself: the executor rejects a transform that returns its
-function unchanged, and tells a sample that never reached the compiler from one that did.
+function unchanged, and distinguishes samples that reached the compiler from those which did not.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Running(Protocol):
         """Number of steps; a transformed function is one step."""
 
     def signature(self, number: int) -> Hashable:
-        """Key that distinguishes the kernels of two steps: the step's op, and the dtypes and ranks of
-        its operands."""
+        """Key that distinguishes the kernels of two steps: the step's op, and the dtypes and ranks of its operands."""
 
     def advance(self, number: int) -> None:
         """Run step `number`, starting at 1. Raises StepFailed, or an error that the step raises and the subject does

@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
 @dataclass(frozen=True)
 class Policy:
     """The strictness of a comparison: the oracles, the tensors that must agree to the bit, and OpInfo's tolerances
-    (None: torch.testing's for the dtype). Subclasses define which differences PyTorch does not promise to avoid."""
+    (None: torch.testing's for the dtype). Subclasses define the differences that PyTorch allows."""
 
     oracles: Collection[str] = ORACLES
     exact: Collection[str] | bool = ()
@@ -36,7 +36,7 @@ class Policy:
     atol: float | None = None
 
     def undefined(self, mismatch: Mismatch) -> bool:
-        """Whether PyTorch does not promise that the two sides agree here."""
+        """Whether PyTorch leaves this answer undefined, so that the two sides may differ."""
         return False
 
     def processed(

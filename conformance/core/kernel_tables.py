@@ -41,7 +41,7 @@ def backend_key(tensor: torch.Tensor) -> str | None:
 
 
 def kernel_of(operator: str, key: str) -> Kernel | None:
-    """Return the kind of kernel by which the operator, such as aten::sum.IntList_out, runs on the device of this key.
+    """Return the kind of kernel that runs the operator, such as aten::sum.IntList_out, on the device of this key.
     Return None if torch has no operator of that name."""
     if operator not in torch_compat.operator_names():
         return None

@@ -109,7 +109,7 @@ def differences(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> list[Mismatch]:
-    """Return how the target's facts differ from CPU's, in the order of `ORACLES`.
+    """Return the mismatches between CPU's facts and the target's, in the order of `ORACLES`.
 
     `exact` names the tensors whose bits must agree (pure data movement), or is True for all. NaNs agree whatever their
     payload. `rtol` and `atol` replace torch.testing's tolerances for the dtype. `kernels` compares the target's count

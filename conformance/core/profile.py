@@ -1,5 +1,4 @@
-"""The profile of a target, `conformance.toml`: how to load it, the dtypes it holds, the features it lacks, and its
-limits.
+"""The profile of a target, `conformance.toml`: how to load it, its dtypes, the features it lacks, and its limits.
 
 Defines `Profile`, `load` and `dumps`. A file that the user reads and keeps declares all missing features and operators.
 A run never infers them from an exception, so nothing can hide a bug by calling itself unsupported. A misspelt word

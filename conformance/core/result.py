@@ -36,8 +36,7 @@ SHOWS = "shows its headline"
 WITHOUT_BACKEND = "also fails without your backend"
 """Heading of the findings that fail in the same way on PyTorch's own compiler backends."""
 UNEXPLAINED = "not yet explained: "
-"""Prefix of the reason that a command writes into a new entry. The reader of the file replaces it with a real reason.
-"""
+"""Prefix of the reason that a command writes into a new entry. The user replaces it with a real reason."""
 
 
 class Outcome(StrEnum):
@@ -177,8 +176,8 @@ class Result(Named):
         return "; ".join(filter(None, (self.reason, lost)))
 
     def without_backend(self, layer: str, fails: bool) -> Result:
-        """Return this failure, which also occurs in the same way on `layer`, as PyTorch's own. The outcome
-        becomes XFAIL, unless such a failure `fails` the run."""
+        """Return this failure, which also occurs in the same way on `layer`, as PyTorch's own. The outcome becomes
+        XFAIL, unless such a failure `fails` the run."""
         outcome = self.outcome if fails else Outcome.XFAIL
         return self.replace(layer=layer, outcome=outcome, reason=f"{WITHOUT_BACKEND}, on {layer}")
 

@@ -52,7 +52,8 @@ IMPORTS = {
     "forward_ad.": "from torch.autograd import forward_ad",
     "default_tolerances(": "from torch.testing._comparison import default_tolerances",
 }
-"""Imports that carried functions need in addition to torch, by a text that shows the need."""
+"""Imports that carried functions need in addition to torch. Each key is a text in the functions that need the
+import."""
 
 ANSWERS = {
     "dtype": "{}.dtype",
@@ -81,9 +82,9 @@ FLAGS = {
 class Bug(NamedTuple):
     """The part of a script that is specific to the bug.
 
-    `functions` are used by the calls. `inputs` are the lines that make the inputs (named `given`) and return them by
-    name. `program` is the text of the function `program`. If running the program takes more than a plain call, `call`
-    names the function in `functions` that does it.
+    `functions` are functions that the calls use. `inputs` are the lines that make the inputs (named `given`) and return
+    them by name. `program` is the text of the function `program`. If running the program takes more than a plain call,
+    `call` names the function in `functions` that does it.
     """
 
     functions: Sequence[str]
@@ -143,7 +144,7 @@ class Loading(NamedTuple):
 
 def load(setup: str, early: bool) -> Loading:
     """Split a target's `script()` into the lines that register a device, under a `try`, and the others. With `early`,
-    only the imports come first: op_db must be imported after a device is registered, and its samples must be drawn
+    only the imports come first: op_db must be imported after a device is registered, and it must generate its samples
     before the device pushes modes."""
     plain = Loading(f"import torch\n{setup.strip()}")
     try:

@@ -25,8 +25,7 @@ device = "cpu"
 """The device of the calls, which may refer to it by this name."""
 
 Places = dict[str, tuple[Any, ...]]
-"""Placement of tensors by name: size, strides, offset, the number of cells of the storage, and the storage's identity.
-"""
+"""Placement of tensors by name: size, strides, offset, number of cells of the storage, and the storage's identity."""
 
 
 def leaves(tree: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The device or transform under test: a small class, one file per target in `targets/`, with imports on first use.
+"""`Target`, the device or transform under test: one small class, and one file per target in `targets/`.
 
 A target declares *beforehand* which oracles can judge it (`oracles`), which dtypes it holds and which steps it does not
 support. So an exception is never read as "unsupported". A target moves tensors (`device`), transforms functions
@@ -83,8 +83,8 @@ class Target:
     """The profile, `conformance.toml`, that loaded the target; None if no profile did."""
     _waits: bool | None = None
     siblings: tuple[str, ...] = ()
-    """Specs of targets that differ from this one in one part only, such as the code generator. Each finding is run on
-    each of them, to say whose bug it is."""
+    """Specs of targets that differ from this one in one part only, such as the code generator. The harness reruns each
+    finding on each of them, to determine whose bug it is."""
     without_backend: tuple[str, ...] = ()
     """Specs of targets that take the same path without the backend under test. A finding that fails there in the same
     way is PyTorch's own, and does not fail a run."""

@@ -275,8 +275,8 @@ def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: boo
 
 
 def _is_itself(value: complex) -> bool:
-    """Whether the text that Python prints for a number evaluates to that number. `(1-0j)` is a difference, whose zero
-    loses its sign."""
+    """Whether the text that Python prints for a number evaluates to that number. Python parses `(1-0j)` as a
+    subtraction, which loses the sign of the zero."""
     return math.isfinite(abs(value)) and repr(eval(repr(value))) == repr(value)  # noqa: S307 - the text is a number
 
 
