@@ -1,9 +1,10 @@
-"""Which side rounds more: differences between CPU and target, judged by a run in float64.
+"""Arbitration by float64: whether torch CPU or the target has the larger rounding error.
 
-Defines `arbitrate`. The key insight: where the two disagree by rounding alone, torch CPU is not right by definition; a
-run in wider dtypes says which side is nearer. It acquits a target of which each element agrees with CPU or with float64
-by the very same tolerance, and that is no further from float64 than CPU; and one whose answer lies where float64's own
-goes when rounded results on the way are moved by one unit in the last place. How float64 runs is not its business.
+Defines `arbitrate`. If the two sides differ by rounding alone, torch CPU is not right by definition; a run in wider
+dtypes shows which side is nearer. A target is acquitted in two cases. First, each of its elements agrees with CPU or
+with float64 within the tolerance, and its largest error against float64 does not exceed CPU's. Second, its answer lies
+in the range that float64's own answer covers when intermediate rounded results move by one unit in the last place. The
+caller runs float64; this module only compares.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ def arbitrate(
     atol: float | None = None,
     swayed: Sequence[Observation] = (),
 ) -> list[Mismatch]:
-    """The differences that are left of `found` once a run in wider floating dtypes, `truth`, has said who is right.
+    """Return the mismatches of `found` that remain after comparison with `truth`, a run in wider floating dtypes.
 
-    None is left when all of `found` are floating values, gradients or storages in which each element of the target
-    agrees with the truth or with CPU by the very rule and tolerances of `compare`, and CPU is no nearer to the truth in
-    its worst element. Nor is any left when each element lies, within the tolerances, between the
-    truth and what runs say that moved what is rounded on the way, `swayed`. Otherwise all are left, and their details
-    have both errors where CPU's is not 0. The truth is first rounded to the dtype that was asked for: a value that
-    overflows there must overflow, and one that overflows only on the way must not.
+    Only floating values, gradients and storages can be arbitrated; if `found` holds anything else, all remain. A
+    mismatch is acquitted in one of two cases. First, each element of the target agrees with the truth or with CPU, by
+    the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
+    the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all
+    are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0.
+
+    The truth is first rounded to the requested dtype. A value that overflows in that dtype must overflow; a value that
+    overflows only in an intermediate result must not.
     """
     judged = []
     for mismatch in found:
@@ -73,28 +76,29 @@ def arbitrate(
 def _between(
     right: torch.Tensor, got: torch.Tensor, mismatch: Mismatch, swayed: Sequence[Observation], rtol: float, atol: float
 ) -> bool:
-    """Whether each element lies between the right one and those of the runs that moved what was rounded."""
+    """Whether each element lies between the truth and the runs with moved intermediate results, within the
+    tolerances."""
     others = [subject(mismatch, observation) for observation in swayed]
     if not others or right.is_complex() or any(one is None or one.shape != right.shape for one in others):
         return False
     reached = torch.stack([right.double(), *(one.to(right.dtype).double() for one in others if one is not None)])
-    low, high = reached.amin(0), reached.amax(0)  # nan where one of them is nan
+    low, high = reached.amin(0), reached.amax(0)  # nan if one of them is nan
     slack, here = atol + rtol * right.double().abs(), got.double()
     between = (low - slack <= here) & (here <= high + slack)
     return bool((between | ~differing(right, got, False, rtol, atol)).all())
 
 
 ARBITRATED = frozenset({"value", "grad", "storage"})
-"""The oracles whose differences may be a matter of rounding."""
+"""The oracles whose differences may be rounding errors."""
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """float64 for a floating dtype, complex128 for a complex one, any other as it is."""
+    """float64 for a floating dtype, complex128 for a complex one; other dtypes unchanged."""
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
 def subject(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None:
-    """The tensor that the mismatch is about; None for a plain value or a gradient that is not there."""
+    """Return the tensor that the mismatch is about; None for a plain value or a missing gradient."""
     if mismatch.oracle == "grad":
         return observation.grads.get(mismatch.where.removeprefix("grad of "))
     if mismatch.oracle == "storage":
@@ -104,13 +108,13 @@ def subject(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None
 
 
 def _in_tolerances(error: float) -> str:
-    """A multiple of the tolerance in words; infinite where a finite number should be nan or infinite, or the other way
-    round."""
+    """Format a multiple of the tolerance. It is infinite if a finite number should be nan or infinite, or the
+    reverse."""
     return "an infinite amount" if error == float("inf") else f"{error:.2g} times the tolerance"
 
 
 def _error(right: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> float:
-    """How far the worst element is from the right one, in multiples of what the tolerances allow there."""
+    """Return the largest error of an element, in multiples of the tolerance for that element."""
     right, got = right.to(widened(right.dtype)), got.to(widened(got.dtype))
     same = (right == got) | right.isnan() & got.isnan()
     ratio = ((got - right).abs() / (atol + rtol * right.abs())).nan_to_num(nan=torch.inf, posinf=torch.inf)

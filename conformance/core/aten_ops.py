@@ -1,9 +1,10 @@
 """Dispatch modes that watch the aten operators of a run.
 
-`AtenOps` counts the operators that compute or move data on torch CPU, which is the bound on a device's kernels.
-`Operators` notes the names, `Calls` the arguments and the call that raised, and `Tagged` whether an operator has one of
-torch's tags. The key insight: eager execution pays one kernel for each aten operator that computes or moves data, and
-none for a view, which the operator's schema tells."""
+`AtenOps` counts the operators that compute or move data on torch CPU, which bounds a device's kernels. `Operators`
+records the names, `Calls` the arguments and the call that raised, and `Tagged` whether an operator has one of torch's
+tags. Eager execution runs one kernel for each aten operator that computes or moves data, and none for a view; the
+operator's schema tells which.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from conformance.core.torch_compat import DispatchKey, DispatchKeySet, TorchDisp
 
 
 class AtenOps(TorchDispatchMode):
-    """Counts the aten ops that compute or move data: what eager execution pays one kernel each for."""
+    """Counts the aten ops that compute or move data; eager execution runs one kernel for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class AtenOps(TorchDispatchMode):
         if func.namespace == "aten":
             self.total += not is_metadata_only(func)
             return func(*args, **(kwargs or {}))
-        # An operator that was registered from Python, such as linear_cross_entropy in chunks, runs what it runs inside.
+        # An operator registered from Python, such as linear_cross_entropy in chunks, calls other operators inside.
         before = self.total
         with self:
             result = func.redispatch(DispatchKeySet(DispatchKey.CPU), *args, **(kwargs or {}))
@@ -37,7 +38,7 @@ class AtenOps(TorchDispatchMode):
 
 
 class Operators(TorchDispatchMode):
-    """Notes the operators that are called, by name as the dispatcher writes it: aten::add.Tensor."""
+    """Records the names of called operators, as the dispatcher writes them: aten::add.Tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,14 +63,14 @@ class OperatorCall:
         return name_of(self.func)
 
     def below(self, key: str) -> list[OperatorCall]:
-        """The calls that raise one inside of the other, this one first, when the kernel of this dispatch key runs."""
+        """Return the nested calls that raise when the kernel of this dispatch key runs, this call first."""
         with Calls() as inside, contextlib.suppress(Exception):
             run_kernel(self.func, key, *self.args, **self.kwargs)
         return [self, *(inside.raised.below(key) if inside.raised is not None else ())]
 
 
 class Calls(TorchDispatchMode):
-    """Keeps the last call of each operator, by name, and the call that raised last."""
+    """Records the last call of each operator, by name, and the last call that raised."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,13 +87,15 @@ class Calls(TorchDispatchMode):
 
 
 def name_of(func: Any) -> str:
-    """An overload's name as the dispatcher writes it: aten::add.Tensor, and aten::exp for the default one."""
+    """Return an overload's name as the dispatcher writes it: aten::add.Tensor, and aten::exp for the default
+    overload."""
     overload = func._schema.overload_name
     return str(func._schema.name) + (f".{overload}" if overload else "")
 
 
 def is_metadata_only(func: Any) -> bool:
-    """Whether the schema says that the op returns a view and writes nothing, or changes metadata only."""
+    """Whether the op only changes metadata, or returns a view and writes nothing, according to its schema and
+    `METADATA_ONLY`."""
     if func.overloadpacket in METADATA_ONLY:
         return True
     returns = func._schema.returns
@@ -112,7 +115,7 @@ METADATA_ONLY = frozenset(
 
 
 class Tagged(TorchDispatchMode):
-    """Notes whether an aten op is called that has one of these tags of torch's."""
+    """Records whether a called aten op has one of these torch tags."""
 
     def __init__(self, tags: Collection[torch.Tag]) -> None:
         super().__init__()

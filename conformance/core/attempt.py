@@ -1,9 +1,8 @@
 """One trial of a subject on a target: whether it works, lacks a kernel, or fails.
 
-Defines `attempt`. The key insight: an exception alone never says "lacking". It must say that something is not
-implemented. The operator to blame must raise the same when it is called alone on the device, with the arguments of the
-failing call. The dispatcher must have no kernel of the device for it. Everything else is a finding, and some run
-reports it.
+Defines `attempt`. An exception alone never means "lacking". Three conditions must hold. The error says that something
+is not implemented. The operator to blame raises the same when called alone on the device, with the arguments of the
+failing call. The dispatcher has no kernel of the device for it. Any other error is a finding, and some run reports it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ LONGEST = 160
 
 
 def attempt(name: str, subject: Subject, target: Target) -> Trial:
-    """Run the subject, whose last step is what is tried under this name, on torch CPU and then on the target, once."""
+    """Run the subject once on torch CPU and then on the target. The subject's last step is the one on trial under this
+    name."""
     begin = time.monotonic()
     outcome, operator, said = _attempt(subject, target)
     return Trial(name, outcome, operator, said, time.monotonic() - begin)
@@ -59,7 +59,7 @@ def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
 
 
 def steps_of(subject: Subject) -> int:
-    """How many steps the subject has; one that is no program has one."""
+    """Return the number of steps of the subject; 1 if the subject is not a program."""
     return len(getattr(getattr(subject, "program", None), "steps", "1"))
 
 
@@ -69,14 +69,14 @@ def not_implemented(error: Raised) -> bool:
 
 
 def named(text: str) -> str:
-    """The first operator that an error names, as the dispatcher writes it: aten::add.out; "" where it names none."""
+    """Return the first operator in an error's text, as the dispatcher writes it: aten::add.out; "" if there is none."""
     found = NAMED.search(text)
     return f"aten::{found[1].removesuffix('.default')}" if found else ""
 
 
 def without_kernel(operator: str, target: Target) -> bool:
-    """Whether the device has no kernel for the operator, as far as the dispatcher's tables tell; where they say nothing
-    of the device, the trial alone has told."""
+    """Whether the device has no kernel for the operator, according to the dispatcher's tables. If the tables do not
+    cover the device, return True: then the trial alone decides."""
     key = key_of(target)
     return key is None or kernel_of(operator, key) is Kernel.NONE
 
@@ -110,7 +110,7 @@ def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
 
 
 def _on_cpu(subject: Subject, operator: str) -> list[Alone]:
-    """The last call of the operator in a run on torch CPU, if there is one."""
+    """Return the last call of the operator in a run on torch CPU, if there is one."""
     with Calls() as calls:
         Executor(load_target("cpu")).run(subject)
     return [Alone(calls.by_name[operator])] if operator in calls.by_name else []
@@ -124,27 +124,27 @@ def _raises(alone: Alone, target: Target) -> bool:
 
 @dataclass
 class Alone:
-    """The executor's subject: one call of an operator, with its result read. The arguments of a call that was recorded
-    on the target are already `there`."""
+    """Subject for the executor: one call of an operator, with its result read. If the call was recorded on the target,
+    its arguments are already `there`."""
 
     call: OperatorCall
     there: bool = False
 
     def inputs(self) -> tuple[Any, tuple[int, ...]]:
-        """The arguments on the CPU; a device among them becomes the target's."""
+        """Return the arguments on the CPU; a CPU device among them becomes the target's device."""
         if self.there:
             return (), ()
         on_cpu = torch.device("cpu")
         return map_leaves([self.call.args, self.call.kwargs], lambda leaf: MARKER if leaf == on_cpu else leaf), ()
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> RunningAlone:
-        """The call on arguments that lie on the target."""
+        """Start the call on arguments that are on the target."""
         args, kwargs = (self.call.args, self.call.kwargs) if self.there else inputs
         return RunningAlone(self.call, args, kwargs, transform)
 
 
 class RunningAlone:
-    """A call under way: one step."""
+    """A call in progress: one step."""
 
     count = 1
     outcome: Any = None
@@ -165,5 +165,5 @@ class RunningAlone:
         self.outcome = self.function(*self.args, **self.kwargs)
 
     def observe(self, target: Target) -> Observation:
-        """All of the result, so that a lazy device computes it."""
+        """Observe the whole result, so that a lazy device computes it."""
         return observe(self.outcome, target=target)

@@ -1,8 +1,8 @@
-"""What a probe says against a profile: features and dtypes that it leaves out and that are there, and the other way.
+"""Contradictions between a probe and a profile: features and dtypes declared lacking that work, and the reverse.
 
-Defines `contradicted`. The key insight: a feature that is declared lacking in error costs oracles
-and steps in silence, so that it is as strict a declaration as that of an operator: what works fails the run. What is
-missing and undeclared fails programs anyhow, and is only said. This module must not import torch.
+Defines `contradicted`. A feature wrongly declared lacking silently costs oracles and steps. So this declaration is as
+strict as that of an operator: a feature that works fails the run. A missing feature that is not declared makes programs
+fail anyway, so it is only reported. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from conformance.core.profile import Profile
 
 
 def contradicted(profile: Profile, seen: Probe | None) -> tuple[dict[str, str], list[str]]:
-    """By `feature NAME` or `dtype NAME`: the sentence on what the profile leaves out and the probe finds, with the line
-    to change; and sentences on what is missing or wrong though the profile does not say so, or what was not tried."""
+    """Compare a profile with a probe of its device. The first result maps `feature NAME` or `dtype NAME` to a sentence
+    with the line to change: the profile declares it lacking, but the probe shows that it works. The second lists
+    sentences on missing or wrong features and dtypes that the profile does not declare, or on declarations that were
+    not probed."""
     if seen is None:
         return {}, []
     if seen.unmade:

@@ -1,8 +1,7 @@
-"""What the entries of an expectations file have in common: how they are read, checked by name, and written.
+"""The common part of the entries of an expectations file: reading, checking of names, and writing.
 
-Defines `Entry`, `read`, `quoted` and `twice`. The key insight: a misspelt key would silently declare more than was
-meant, so every key must be a field of the entry, and a mistake is one sentence with the file, the line and the nearest
-key. Nothing here runs an op.
+Defines `Entry`, `read`, `quoted` and `twice`. A misspelt key would silently declare too much. So every key must be a
+field of the entry, and a mistake is one sentence with the file, the line and the nearest key. Nothing here runs an op.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ FORMS = {
     int | None: "a whole number, 0 or more",
     tuple[str, ...]: "a name or a non-empty list of names",
 }
-"""What the value of a field of this type must be."""
+"""The required form of a field's value, by the field's type."""
 
 
 class Entry:
-    """An entry of the file, a dataclass: `KIND` is the name of its tables, `KEYS` are those of its fields that stand
-    in the file, in their order there, and `NEEDED` those of them that must not be blank."""
+    """An entry of the file, a dataclass. `KIND` is the name of its tables. `KEYS` are the fields that the file holds,
+    in the file's order, and `NEEDED` the keys that must not be blank."""
 
     KIND: ClassVar[str]
     KEYS: ClassVar[tuple[str, ...]]
     NEEDED: ClassVar[tuple[str, ...]]
     torch: str
-    """The versions of torch of which it speaks, a PEP 440 specifier; empty for all."""
+    """The versions of torch that the entry applies to, a PEP 440 specifier; empty for all."""
     reason: str
     issue: str
     file: str
     line: int
-    """Where the entry stands; empty and 0 where no file was read."""
+    """The file and line of the entry; empty and 0 if it was not read from a file."""
 
     def passes(self, what: str) -> str:
-        """The sentence on an entry whose case or finding does not fail: where it stands, and how to take it out."""
+        """Return the sentence on an entry whose case or finding does not fail: its place, and how to remove it."""
         return (
             f"{self.file}, line {self.line} declares it, and {what}: delete or narrow that [[{self.KIND}]] entry, or "
             f"let the same command with --update-expectations do so (its reason: {self.why})"
@@ -55,16 +54,16 @@ class Entry:
 
     @property
     def holds(self) -> bool:
-        """Whether it speaks of the torch that is installed; an entry that does not is kept, and declares nothing."""
+        """Whether the entry applies to the installed torch. If not, it stays in the file and declares nothing."""
         return versions.holds(self.torch)
 
     @property
     def why(self) -> str:
-        """The reason, and the issue where there is one."""
+        """The reason, followed by the issue if there is one."""
         return f"{self.reason} {self.issue}".strip()
 
     def toml(self) -> str:
-        """The entry as the file holds it, without what a reader assumes."""
+        """Return the entry as TOML, without fields that have their default value."""
         usual = {item.name: item.default for item in fields(self)}  # type: ignore[arg-type]  # subclasses are
         given = {key: value for key in self.KEYS if (value := getattr(self, key)) != usual[key]}
         return "\n".join([f"[[{self.KIND}]]", *(f"{key} = {_toml(value)}" for key, value in given.items())]) + "\n"
@@ -80,29 +79,29 @@ def _toml(value: str | int | tuple[str, ...]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A TOML basic string: JSON's escapes are TOML's, but DEL must be escaped too."""
+    """Return a TOML basic string. JSON's escapes are TOML's, but DEL must be escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def reasons(entries: Iterable[Entry]) -> str:
-    """Why these entries say so, each reason once."""
+    """Return the reasons of these entries, each once."""
     return "; ".join(dict.fromkeys(entry.why for entry in entries))
 
 
 def unexplained(result: Result) -> str:
-    """The reason of an entry that a command writes for what it has seen."""
+    """Return the reason that a command writes into a new entry for this result."""
     return f"{UNEXPLAINED}{headline(result) if result.failures else result.id}"[:200]
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raises ReportError with the first of these sentences, if there is one."""
+    """Raise ReportError with the first of these sentences, if there is one."""
     if problems:
         more = f" And {len(problems) - 1} more such entries." if problems[1:] else ""
         raise ReportError(problems[0] + more)
 
 
 def twice(keyed: Iterable[tuple[Entry, tuple[str, ...]]], path: Path) -> list[str]:
-    """One sentence for each entry whose key another one had before."""
+    """Return one sentence for each entry whose key occurred in an earlier entry."""
     seen, problems = set(), []
     for entry, key in keyed:
         if key in seen:
@@ -112,7 +111,7 @@ def twice(keyed: Iterable[tuple[Entry, tuple[str, ...]]], path: Path) -> list[st
 
 
 def read(path: Path | str, kinds: Sequence[type[Entry]]) -> list[list[Any]]:
-    """The entries of a file, of each kind; none when there is no file. Raises ReportError, which names the file and the
+    """Read the entries of a file, of each kind; none if there is no file. Raises ReportError with the file and the
     line."""
     path = Path(path)
     data, lines = parsed(path, {kind.KIND: f"[[{kind.KIND}]]" for kind in kinds})
@@ -120,8 +119,8 @@ def read(path: Path | str, kinds: Sequence[type[Entry]]) -> list[list[Any]]:
 
 
 def parsed(path: Path, tables: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """A TOML file with these tables, by name and as they are written, and no others; and its lines. Empty when there
-    is no file. Raises ReportError, which names the file and the line."""
+    """Parse a TOML file that may hold only these tables, given by name and by their form in the file. Returns the data
+    and the lines, both empty if there is no file. Raises ReportError with the file and the line."""
     try:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
@@ -141,7 +140,7 @@ def parsed(path: Path, tables: Mapping[str, str]) -> tuple[dict[str, Any], list[
 
 
 def known_keys(path: Path, lines: list[str], head: int, table: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Raises ReportError for a key of the table, which begins on line `head`, that is not among these."""
+    """Check that every key of the table, which begins on line `head`, is one of these. Raises ReportError."""
     for key in table.keys() - set(keys):
         line = line_of(lines, rf"[\"']?{re.escape(key)}[\"']?\s*=", head)
         hint = nearest(key, keys) or f"; use {', '.join(sorted(keys))}."
@@ -180,6 +179,6 @@ def _entry(path: Path, lines: list[str], head: int, table: dict[str, Any], kind:
 
 
 def line_of(lines: list[str], pattern: str, after: int) -> int:
-    """The number of the first line behind `after` that begins so, or that number itself."""
+    """Return the number of the first line after `after` that starts with the pattern, or `after` itself."""
     found = (number for number, line in enumerate(lines, 1) if number > after and re.match(rf"\s*(?:{pattern})", line))
     return next(found, after)

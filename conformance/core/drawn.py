@@ -1,8 +1,8 @@
-"""The totals of drawing: how many programs a campaign drew and ran, what they reached, and what was left out.
+"""The totals of drawing: the number of programs drawn and run, the coverage cells reached, and the exclusions.
 
-Defines `Drawn`, one section of a `Run`. The key insight: a table of the cells that were reached hides those that were
-not, so the axes may be named in full; and no share of all cells is ever stated, since some of them cannot exist. This
-module must not import torch.
+Defines `Drawn`, one section of a `Run`. A table of the cells that were reached hides the others, so `families`,
+`layouts` and `dtypes` may name each axis in full. No share of all cells is ever stated, since some cells cannot exist.
+This module must not import torch.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ Cell = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Drawn:
-    """What one campaign drew, or several joined.
+    """The totals of one campaign, or of several joined campaigns.
 
-    `cells` counts steps by family, layout class of the first tensor, and its dtype; `families`, `layouts` and `dtypes`
-    name all that exist, reached or not, and are empty where they are not known. `entries` counts calls of op_db's
-    entries by entry, variant, layout class and dtype, joined by `|`. `unsupported` counts programs that the
-    target leaves out, by reason, `avoided` steps that were drawn and not run. `kernels_allowed` is 0 when the target
-    does not count kernels. `corpus` names the saved programs that ran as well. `options` are the words of the command
-    line that narrow the drawing; empty where programs were drawn as usual.
+    `cells` counts steps by family, layout class of the first tensor, and its dtype. `families`, `layouts` and `dtypes`
+    name all existing values of an axis, reached or not; they are empty if unknown. `entries` counts calls of op_db's
+    entries by entry, variant, layout class and dtype, joined by `|`. `unsupported` counts programs that the target does
+    not support, by reason. `avoided` counts drawn steps that did not run, by reason. `kernels_allowed` is 0 if the
+    target does not count kernels. `corpus` names the saved programs that ran as well. `options` are the options of the
+    command line that restrict drawing; empty if there are none.
 
-    `failing` counts programs with a difference that is not declared, `known` those with declared ones only, and
-    `masked` programs with steps that could not be judged behind a declared difference. `failing` and `known` are None
-    in results that do not say."""
+    `failing` counts programs with a difference that is not declared, and `known` programs with declared differences
+    only. Both are None in results without these counts. `masked` counts programs in which a declared difference hides
+    later steps from the judge.
+    """
 
     seeds: tuple[int, ...] = ()
     programs: int = 0
@@ -56,17 +57,17 @@ class Drawn:
 
     @property
     def called(self) -> int:
-        """How many of op_db's entries were called."""
+        """Number of op_db entries that were called."""
         return len({cell.partition("|")[0] for cell in self.entries})
 
     @property
     def compared(self) -> int:
-        """Programs that were run, the failing ones included."""
+        """Number of programs that ran, failing ones included."""
         return self.programs - sum(self.unsupported.values())
 
 
 def join(drawn: Sequence[Drawn]) -> Drawn | None:
-    """Several campaigns' totals as one, None for none: counts are added, names joined."""
+    """Join the totals of several campaigns: add counts and unite names. None for no campaigns."""
 
     def joined(values: list[Any]) -> Any:
         match values[0]:

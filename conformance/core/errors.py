@@ -1,7 +1,7 @@
-"""Errors that are the user's to mend: each is one sentence saying what is wrong, where, and what to do.
+"""Errors that the user can correct: each is one sentence with the problem, its place, and the action to take.
 
-The key insight: a command catches `UserError` alone, prints its sentence and exits with 2, so a traceback is always a
-fault of this package.
+A command catches only `UserError`, prints its sentence and exits with 2, so a traceback is always a fault of this
+package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class TargetError(UserError):
 
 
 class UsageError(UserError):
-    """What was asked for names nothing, or cannot be shown."""
+    """The requested case does not exist or cannot be displayed."""
 
 
 class ReportError(UserError):

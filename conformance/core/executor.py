@@ -1,9 +1,10 @@
-"""The executor: the only code that runs a subject on a target, and that applies what the target is.
+"""The executor: the only code that runs a subject on a target and applies the target's transform.
 
-Defines `Subject` (a drawn program, or one op_db sample), `Running` (a subject under way), `Execution` (what a run
-showed) and `Executor`. The key insight: whether a target moves tensors, transforms functions or interprets metadata is
-decided here, for both kinds of subject, so no subject can be compared with itself: a transform that gives its function
-back is refused, and what never reached the compiler is told apart from what did."""
+Defines `Subject` (a drawn program, or one op_db sample), `Running` (a subject in progress), `Execution` (the outcome of
+a run) and `Executor`. One place decides whether a target moves tensors, transforms functions or interprets metadata,
+for both kinds of subject. So no subject can be compared with itself: the executor rejects a transform that returns its
+function unchanged, and distinguishes samples that reached the compiler from those which did not.
+"""
 
 from __future__ import annotations
 
@@ -23,45 +24,48 @@ from conformance.core.target import Capture, Target
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 Watch = Callable[[int, bool], None]
-"""Is told the number of a step before it runs, and whether kernels may be built in it for the first time."""
+"""Callback that receives the number of a step before it runs, and whether the step may build kernels for the first
+time."""
 
 _RUN: weakref.WeakKeyDictionary[Target, set[Hashable]] = weakref.WeakKeyDictionary()
-"""What each target has run in this process: the signatures of steps."""
+"""The signatures of all steps that each target has run in this process."""
 
 
 class Running(Protocol):
-    """A subject under way on one side, its inputs already there."""
+    """A subject in progress on one side, with its inputs already moved."""
 
     @property
     def count(self) -> int:
-        """How many steps it has; a function that is transformed is one step."""
+        """Number of steps; a transformed function is one step."""
 
     def signature(self, number: int) -> Hashable:
-        """What tells the kernels of a step from those of others: its op, and the dtypes and ranks that it works on."""
+        """Key that distinguishes the kernels of two steps: the step's op, and the dtypes and ranks of its operands."""
 
     def advance(self, number: int) -> None:
-        """Run step `number`, from 1 on. Raises StepFailed, or what the step raises and the subject does not declare."""
+        """Run step `number`, starting at 1. Raises StepFailed, or an error that the step raises and the subject does
+        not declare."""
 
     def observe(self, target: Target) -> Observation:
-        """All that can be seen now."""
+        """Return everything observable now."""
 
     @property
     def outcome(self) -> Any:
-        """What it returned, as it lies on the target."""
+        """The subject's return value, still on the target."""
 
 
 class Subject(Protocol):
-    """What is run: inputs, and calls on them."""
+    """The unit that is run: inputs, and calls on them."""
 
     def inputs(self) -> tuple[Any, Collection[int]]:
-        """The tree of inputs on the CPU, and the storages of those that stay there."""
+        """Return the tree of inputs on the CPU, and the storage keys of the inputs that stay on the CPU."""
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
-        """The subject on inputs that lie on the target. With `transform`, the function that it is goes through it."""
+        """Start the subject on inputs that are on the target. With `transform`, the subject's function is passed
+        through it."""
 
 
 class StepFailed(Exception):
-    """A step raised where none was expected; the original error is the cause."""
+    """A step raised unexpectedly; the original error is the cause."""
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(f"step {number} ({name})")
@@ -70,23 +74,25 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True)
 class Execution:
-    """What a run showed: one observation at the end, or one after each step.
+    """The outcome of a run: one observation at the end, or one after each step.
 
-    `failed_step` says where an error that no step declares came: 0 while the inputs moved, None while observing or
-    without one; it is in the last observation. `capture` is what a compiler was handed; None without a transform."""
+    `failed_step` is the step of an error that no step declares: 0 while the inputs moved, None while observing or
+    without such an error. The last observation holds the error. `capture` is the compiler's input; None without a
+    transform.
+    """
 
     observations: tuple[Observation, ...]
     failed_step: int | None = None
     capture: Capture | None = None
     outcome: Any = None
     inputs: Any = None
-    """What it returned and its inputs, as they lie on the target."""
+    """`outcome` is the return value and `inputs` are the moved inputs, both still on the target."""
     unavailable: str = ""
-    """The layout of an input that the device has no way to make; then nothing ran."""
+    """The layout of an input that the device cannot make. If it is set, nothing ran."""
 
     @property
     def last(self) -> Observation:
-        """What was seen at the end."""
+        """The last observation of the run."""
         return self.observations[-1]
 
 
@@ -99,14 +105,17 @@ class Executor:
     def run(
         self, subject: Subject, *, each: bool = False, count: bool = False, watch: Watch = lambda number, builds: None
     ) -> Execution:
-        """Run a subject, and observe it at the end, or after each step when `each`.
+        """Run a subject, and observe it at the end, or after each step if `each`.
 
-        The target first forgets what earlier subjects taught it, so that kernels follow from the subject alone. `count`
-        counts kernels, the observation's included. `watch` is told the number of each step before it runs, 0 for the
-        move of the inputs and one more for the observation, and whether kernels may be built in it: in a step whose
-        signature the target has not run before, and in the observation after one; of a compiler in every step, and of
-        a lazy device, which fuses what it is given, in the observation too. Raises TargetError for a target that
-        transforms nothing, and what is not understood of the subject.
+        The target first forgets the state of earlier subjects, so kernels depend on the subject alone. `count` counts
+        kernels, including the observation's.
+
+        `watch` receives the number of each step before it runs, and whether the step may build kernels. Number 0 is the
+        move of the inputs; the last number plus one is the observation. A step may build kernels if the target has not
+        run its signature before. With a compiler, every step may. On a lazy device the observation may, since the
+        device fuses the steps before it.
+
+        Raises TargetError for a target that transforms nothing, and UserError from the subject.
         """
         target = self.target
         for _ in range(target.rehearsals):
@@ -122,7 +131,7 @@ class Executor:
         with target.entered(), captured as capture, counting as counted:
             try:
                 tree, kept = subject.inputs()
-                if target.device.type == "cpu":  # all inputs are where the target computes
+                if target.device.type == "cpu":  # the target computes on the CPU, so all inputs are already there
                     kept = ()
                 watch(0, news.of(("inputs", signature_of(tensors(tree)))))
                 inputs = moved(tree, target.send, target.device, kept)
@@ -153,7 +162,7 @@ class Executor:
         return Execution(tuple(seen), failed, capture, outcome, inputs)
 
     def _rehearse(self, subject: Subject, each: bool) -> None:
-        """Run a subject for what the target learns of it; an error comes again in the run that counts."""
+        """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""
         target = self.target
         target.reset_state()
         with target.entered(), contextlib.suppress(Exception):
@@ -169,7 +178,7 @@ class Executor:
 
     @contextlib.contextmanager
     def _captured(self) -> Any:
-        """What the target says that its compiler was handed; otherwise whether the function was ever called."""
+        """Yield the target's own capture; if it has none, count calls of the function."""
         with self.target.capture() as capture:
             yield capture if capture is not None else _Calls()
 
@@ -188,7 +197,7 @@ class Executor:
 
 
 class _News:
-    """What is new to a target in a run: where its kernels may have to be built."""
+    """Tracks which steps are new to a target in a run, so that it may have to build kernels for them."""
 
     def __init__(self, target: Target) -> None:
         self.run = _RUN.setdefault(target, set())
@@ -196,7 +205,7 @@ class _News:
         self.any = target.lazy
 
     def of(self, signature: Hashable) -> bool:
-        """Whether the target has not run this yet; from now on it has."""
+        """Whether the target has not run this signature yet; records it as run."""
         new = self.always or signature not in self.run
         self.run.add(signature)
         self.any = self.any or (new and not self.always)
@@ -204,15 +213,15 @@ class _News:
 
 
 def signature_of(given: Iterable[torch.Tensor]) -> tuple[tuple[torch.dtype, int], ...]:
-    """The dtypes and ranks of tensors."""
+    """Return the dtypes and ranks of tensors."""
     return tuple((tensor.dtype, tensor.dim()) for tensor in given)
 
 
 class _Calls(Capture):
-    """For a transform that says nothing of what it does: the calls of the function that it was given."""
+    """Capture for a transform that reports nothing: counts the calls of the function passed to it."""
 
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, its calls counted."""
+        """Return the function with its calls counted."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.graphs, self.ops = self.graphs + 1, self.ops + 1

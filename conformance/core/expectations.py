@@ -1,9 +1,9 @@
-"""What is known to fail, strictly: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
+"""Declared failures of op_db cases: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
 
-Defines `Expectation`, `load`, `apply` and `update`, for the `[[expect]]` entries of a file, and `dumps` of a whole
-file; its `[[finding]]` entries are those of `known_findings`. The key insight: an entry is a promise in both
-directions. A failure that it declares is XFAIL; a case that it covers and that passes is XPASS and fails the run, so
-that the file can only shrink knowingly. Nothing here runs an op.
+Defines `Expectation`, `load`, `apply` and `update`, for the `[[expect]]` entries of a file, and `dumps` for a whole
+file. `known_findings` handles the file's `[[finding]]` entries. An entry is a promise in both directions. A failure
+that it declares is XFAIL. A case that it covers and that passes is XPASS and fails the run, so an obsolete entry cannot
+stay unnoticed. Nothing here runs an op.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from conformance.core.result import Outcome, Result, Run
 FOLDER = Path("reports/expectations")
 
 OP_DB = Path(__file__).parent.parent / "opinfo" / "nothing_to_compare.toml"
-"""What op_db itself leaves nothing to compare in, for any target."""
+"""Declarations for every target: parts of op_db that leave nothing to compare."""
 WORDS: dict[str, Sequence[str]] = {
     "variant": tuple(VARIANTS),
     "layout": tuple(LAYOUTS),
     "dtype": DTYPES,
     "oracle": (*ORACLES, *RUN_ORACLES),
 }
-"""What the lists of an entry may hold."""
+"""The words that the lists of an entry may hold."""
 
 _HEAD = """\
 # What is known to fail on {target}, and why. Each [[expect]] covers the cases of op_db that match all of its lists, "*"
@@ -48,8 +48,9 @@ _HEAD = """\
 
 @dataclass(frozen=True)
 class Expectation(Entry):
-    """Cases whose op matches a glob and whose other names are in the lists; `oracle` may hold "*" or "skip". With
-    `samples`, a case that compared fewer need not fail: what is declared may show in a later sample only."""
+    """Cases whose op matches a glob and whose other names are in the lists. `oracle` may hold "*" or "skip". With
+    `samples`, a case that compared fewer samples need not fail, since the declared failure may show only in a later
+    sample."""
 
     op: str
     variant: tuple[str, ...] = ALL
@@ -68,11 +69,12 @@ class Expectation(Entry):
     NEEDED: ClassVar = ("op", "reason")
 
     def covers(self, case: Any) -> bool:
-        """Whether a result or case (anything with name, variant, dtype, layout) is among those declared."""
+        """Whether the entry declares this result or case (any object with name, variant, dtype, layout)."""
         return self.holds and self.matches(case.name, dtype=case.dtype, variant=case.variant, layout=case.layout)
 
     def matches(self, op: str, **lists: str) -> bool:
-        """Whether it is about an op of this full name and, as far as they are given, its dtype, variant and layout."""
+        """Whether the entry covers an op of this full name with the dtype, variant and layout, if these are
+        specified."""
         return fnmatch.fnmatchcase(op, self.op) and all(_within(v, getattr(self, k)) for k, v in lists.items())
 
     def declares(self, oracle: str) -> bool:
@@ -84,13 +86,13 @@ def _within(name: str, listed: Sequence[str]) -> bool:
 
 
 def path_for(target: str) -> Path:
-    """Where a target's expectations are kept."""
+    """Return the path of a target's expectations file."""
     return FOLDER / f"{profiles.file_name(target)}.toml"
 
 
 def file_of(options: Any, usual: Path) -> Path:
-    """The file that `--expectations` names, else the usual one, which need not exist. Raises ReportError where the
-    named one does not exist and `--update-expectations` is not there to create it."""
+    """Return the file named by `--expectations`, else the usual one, which need not exist. Raises ReportError if the
+    named file does not exist and `--update-expectations` is not given to create it."""
     file: Path = options.expectations or usual
     update = getattr(options, "update_expectations", False)
     if options.expectations and not file.exists() and not update:
@@ -101,13 +103,13 @@ def file_of(options: Any, usual: Path) -> Path:
 
 
 def load(path: Path | str) -> list[Expectation]:
-    """The `[[expect]]` entries of a file; none when there is no file. Raises ReportError, which names the file and the
-    line, also for a mistake in the other entries."""
+    """Read the `[[expect]]` entries of a file; none if there is no file. Raises ReportError with the file and the line,
+    also for a mistake in the other entries."""
     return _load(path)[0]
 
 
 def findings(path: Path | str) -> list[KnownFinding]:
-    """The `[[finding]]` entries of a file, likewise."""
+    """Read the `[[finding]]` entries of a file, with the same errors."""
     return _load(path)[1]
 
 
@@ -119,19 +121,19 @@ def _load(path: Path | str) -> tuple[list[Expectation], list[KnownFinding]]:
 
 
 def expected(path: Path | str) -> list[Expectation]:
-    """The entries of a target's file, and those that hold for every target. Raises ReportError."""
+    """Return the entries of a target's file, and the entries for every target. Raises ReportError."""
     return [*load(path), *load(OP_DB)]
 
 
 def dumps(entries: Iterable[Expectation], target: str, known: Iterable[KnownFinding] = ()) -> str:
-    """The entries of a file as TOML, sorted, so that the file changes only where they do."""
+    """Return the entries of a file as TOML, sorted, so that the file changes only where entries change."""
     cases = sorted(entries, key=lambda e: (e.op, e.variant, e.dtype, e.layout, e.oracle))
     return "\n".join([_HEAD.format(target=quoted(target)), *(one.toml() for one in [*cases, *sorted(known, key=str)])])
 
 
 def declare(run: Run, path: Path, reason: str = "") -> list[str]:
-    """Write what fails in the run, of cases and of programs, into the file, take out what passes, and say what was
-    done. Raises ReportError."""
+    """Add the failures of a run, of cases and programs, to the file, remove its passes, and return a summary. Raises
+    ReportError."""
     entries, known = _load(path)
     entries, done = update(entries, run, reason) if run.cases else (entries, [])
     known, more = known_findings.update(known, run, reason) if run.drawn else (known, [])
@@ -140,13 +142,13 @@ def declare(run: Run, path: Path, reason: str = "") -> list[str]:
 
 
 def accept(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
-    """Results to which older entries were applied, by entries that were updated from them."""
+    """Apply updated entries to results that older entries were already applied to."""
     undone = (r.replace(outcome=Outcome.PASS, reason="") if r.outcome is Outcome.XPASS else r for r in results)
     return apply(undone, entries)
 
 
 def apply(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
-    """The results with declared failures as XFAIL and declared failures that passed as XPASS."""
+    """Return the results with declared failures as XFAIL and declared failures that passed as XPASS."""
     return [_applied(result, [entry for entry in entries if entry.covers(result)]) for result in results]
 
 
@@ -166,10 +168,10 @@ def _applied(result: Result, entries: list[Expectation]) -> Result:
 
 
 def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[Expectation], list[str]]:
-    """The entries with `run`'s failures added and its passes taken out, and what was done in words.
+    """Return the entries with `run`'s failures added and its passes removed, and a list of the changes in words.
 
-    A glob that covers a pass is narrowed to the cases of this run that still fail; entries for cases that the run did
-    not contain stay as they are.
+    A glob that covers a pass is narrowed to the cases of this run that still fail. Entries for cases outside this run
+    stay as they are.
     """
     results = {result.id: result for result in run.results}
     kept: list[Expectation] = []
@@ -206,7 +208,7 @@ def _for(result: Result, oracles: tuple[str, ...], reason: str) -> Expectation:
 
 
 def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
-    """Entries that differ in one list only become one entry: first by dtype, then by layout."""
+    """Join entries that differ in one list only: first by dtype, then by layout."""
     result = list(dict.fromkeys(entries))
     for name in ("dtype", "layout"):
         groups: dict[Expectation, list[Expectation]] = {}
@@ -224,10 +226,10 @@ def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
 def check(
     entries: Sequence[Expectation], ops: Iterable[str], path: Path, words: Mapping[str, Sequence[str]] = WORDS
 ) -> list[str]:
-    """What is wrong with the entries, one sentence each: names that nothing has, and the same case declared twice."""
+    """Return the mistakes in the entries, one sentence each: unknown names, and cases declared twice."""
     names = list(ops)
     problems = []
-    entries = [entry for entry in entries if entry.holds]  # of another torch, this one cannot tell
+    entries = [entry for entry in entries if entry.holds]  # entries for another torch cannot be checked with this one
     for entry in entries:
         where = f"{path}, line {entry.line}"
         if not any(fnmatch.fnmatchcase(name, entry.op) for name in names):
@@ -247,8 +249,8 @@ def check(
 
 
 def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: Path) -> list[str]:
-    """One sentence for each entry whose names exist, but which covers no case of op_db (a list of the planner's
-    entries): an op that lost a dtype or a variant."""
+    """Return one sentence for each entry whose names exist but which covers no case of op_db. An op may have lost a
+    dtype or a variant. `catalog` is a list of the planner's entries."""
     problems = []
     for entry in (entry for entry in entries if entry.holds):
         ops = [op for op in catalog if fnmatch.fnmatchcase(op.name, entry.op)]
@@ -260,7 +262,7 @@ def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: 
 
 def _has_case(op: Any, entry: Expectation) -> bool:
     for variant in op.variants if "*" in entry.variant else op.variants.intersection(entry.variant):
-        # Error inputs choose their dtypes themselves, so a run names them by whatever dtype it was asked for.
+        # Error inputs choose their own dtypes, so a run names them by the requested dtype, whatever it is.
         dtypes = op.backward_dtypes if variant in DIFFERENTIATED else op.dtypes
         if variant == "error_inputs" or "*" in entry.dtype or dtypes.intersection(entry.dtype):
             return True

@@ -1,8 +1,8 @@
-"""What a device may lack of what the harness itself needs: `FEATURES`, by name.
+"""Features that the harness itself needs and a device may lack: `FEATURES`, by name.
 
-The key insight: what is lacking costs oracles and steps that can be named, so a run says what it did not judge. How a
-tensor is laid out with what is left is `core/input_layout.py`; this module imports no torch, since the process that
-collects results reads the table too.
+A missing feature costs oracles and steps that can be named, so a run states the parts that it did not judge.
+`core/input_layout.py` lays out tensors with the remaining features. This module imports no torch, since the process
+that collects results also reads the table.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Feature:
-    """What the harness does with it, and what is not judged or not drawn where a device lacks it."""
+    """One feature: its purpose for the harness, and the oracles and steps that a device without it loses."""
 
     purpose: str
     oracles: frozenset[str] = frozenset()
     steps: frozenset[str] = frozenset()
     operators: frozenset[str] = frozenset()
-    """The operators of torch that are this feature. Steps of the harness's own (`empty_filled`) and torch's composites
-    (`fill_diagonal_`) call some within, and are wrong where the feature is: `program/cause.py`."""
+    """torch's operators that are this feature. Steps of the harness (`empty_filled`) and torch's composites
+    (`fill_diagonal_`) call some of them internally, and fail if the feature fails: `program/cause.py`."""
 
 
 _STORAGE_STEPS = frozenset({"same_base", "set_view_", "resize_filled_", "empty_filled"})
 
 _STRIDE_STEPS = frozenset({"is_contiguous", "contiguous", "contiguous.channels_last", "reshape", "reshape_as",
                            "flatten", "ravel"})  # fmt: skip
-"""Whether one of these gives a view or a copy follows from the strides, and a later write tells the two apart."""
+"""Steps that return a view or a copy depending on the strides; a later write shows which."""
 
 FEATURES = {
     "storages": Feature("untyped_storage() tells which tensors share memory", frozenset({"alias", "storage"}),
@@ -47,4 +47,4 @@ FEATURES = {
     "random": Feature("manual_seed() gives torch CPU's random numbers; else their values are not judged"),
     "version": Feature("a write raises the version counter by one", frozenset({"version"})),
 }  # fmt: skip
-"""By the name that a target's `lacks` and the option `without=` use."""
+"""Features by the name that a target's `lacks` and the option `without=` use."""

@@ -1,7 +1,7 @@
-"""Files on disk: JSON that may be compressed, and writing a whole file or none.
+"""Files on disk: reading JSON that may be compressed, and atomic writes.
 
-Defines `read` and `write_atomic`. The key insight: a file is written beside its old one and renamed, so a full disk or
-a killed process leaves the old one as it was.
+Defines `read` and `write_atomic`. A new file is written next to the old one and then renamed. A full disk or a killed
+process leaves the old one unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.core.errors import ReportError
 
 
 def read(path: Path | str) -> Any:
-    """The data of a .json or .json.gz file. Raises ReportError when there is none or it is damaged."""
+    """Return the data of a .json or .json.gz file. Raises ReportError if the file is missing or damaged."""
     path = Path(path)
     try:
         raw = path.read_bytes()
@@ -32,7 +32,8 @@ def read(path: Path | str) -> Any:
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:
-    """Write a whole file or none: beside it, flushed, then renamed. Raises ReportError; an old file stays untouched."""
+    """Write a whole file or none: to a temporary file in the same folder, flushed, then renamed. Raises ReportError; an
+    old file stays unchanged."""
     path = Path(path)
     temporary = None
     try:

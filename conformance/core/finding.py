@@ -1,8 +1,8 @@
-"""One distinct finding of drawn programs: its cause, the parts of its signature, and the names of what can be wrong.
+"""One distinct finding of drawn programs: its cause, its signatures, and the properties that can be wrong.
 
-Defines `Finding`, `property_of` and `severity_of`. The key insight: how a failure is *seen* (the oracle, the layout,
-the words of an error) differs from program to program, while its *cause*, the op and the property that is wrong first,
-does not; so a finding is named by its cause and lists what it was seen as. This module must not import torch.
+Defines `Finding`, `property_of` and `severity_of`. The symptom of a failure (the oracle, the layout, the text of an
+error) differs from program to program. Its *cause*, the op and the property that is wrong first, does not. A finding is
+therefore named by its cause and lists the signatures of its symptoms. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any, ClassVar
 FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
 CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
 KINDS = (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID)
-"""The kinds that the first word of a signature tells."""
+"""The kinds of failure. The first word of a signature gives the kind."""
 
 ALSO = " (also without the backend)"
-"""The end of the title of a finding that PyTorch shows without the backend: the backend's own is another finding."""
+"""Suffix of the title of a finding that PyTorch also shows without the backend. The backend's own finding is a
+different one."""
 
 MOVE = "the move of the inputs"
-"""Where a program goes wrong that fails before its first step."""
+"""The failing step of a program that fails before its first step."""
 
 SEVERITY = (
     ("crash", "timeout", "memory", "device"),
@@ -34,8 +35,9 @@ SEVERITY = (
     ("missing error",),
     ("wording",),
 )
-"""The properties that can be wrong, the worst first: `memory` is running out of it, `aliasing` also a write outside of
-what was to be written, `error` one where none is due. What is in no row comes last."""
+"""The properties that can be wrong, the worst first. `memory` means running out of memory. `aliasing` includes a write
+outside the region that the step should write. `error` is an error where torch CPU raises none. Properties in no row
+come last."""
 
 PROPERTIES = (*(name for row in SEVERITY for name in row), "kernels")
 
@@ -48,7 +50,8 @@ _OF_ORACLE = {
 
 
 def property_of(oracle: str, expected: str, actual: str, detail: str = "") -> str:
-    """The property that is wrong where an oracle saw this difference, one of `PROPERTIES` or the oracle's own name."""
+    """Return the property that is wrong: one of `PROPERTIES`, or the oracle's own name. The arguments describe the
+    mismatch."""
     if oracle == "grad" and detail == "requires_grad":
         return "metadata"
     if oracle != "error":
@@ -61,7 +64,7 @@ def property_of(oracle: str, expected: str, actual: str, detail: str = "") -> st
 
 
 def severity_of(wrong: str) -> int:
-    """The rank of a property, 0 the worst; a fault of the harness itself is looked at first, too."""
+    """Return the rank of a property, 0 the worst. A fault of the harness itself also has rank 0."""
     return 0 if wrong == "harness" else next((rank for rank, row in enumerate(SEVERITY) if wrong in row), len(SEVERITY))
 
 
@@ -69,14 +72,15 @@ def severity_of(wrong: str) -> int:
 class Finding:
     """One distinct finding of drawn programs: its cause, the parts of its signature, and the programs that showed it.
 
-    The cause is `property` and `op`, of the first wrong step of its smallest program; both are empty where none is
-    known. `signature` is what that program was seen as, `signatures` what others were.
-    `count` is how many programs showed it, 0 for a declared finding that did not show; `first` the smallest number of a
-    drawn one, `saved` the names of saved ones. `program` is the number and `steps` the length of its smallest program.
-    `elsewhere` says what becomes of it on each related target, which tells whose bug it is. `layer` is the target
-    without the backend under test that is wrong in the same way on each of the programs; empty if there is none.
-    `pattern` is its common form with findings of other operators (`core/patterns.py`). `shrunk` is false while its
-    program is as it was drawn. `masked` counts the programs with steps behind this difference that could not be judged.
+    The cause is `property` and `op`, from the first wrong step of the smallest program. Both are empty if the cause is
+    unknown. `signature` is the signature of the smallest program; `signatures` belong to the other programs. `count` is
+    the number of programs that showed the finding, 0 for a declared finding that did not show. `first` is the smallest
+    number of a drawn program, and `saved` are the names of saved programs. `program` is the number of the smallest
+    program and `steps` its length. `elsewhere` gives the outcome on each sibling target, which tells whose bug it is.
+    `layer` is the target without the backend under test that fails in the same way on each of the programs; empty if
+    there is none. `pattern` is the form that the finding shares with findings of other operators (`core/patterns.py`).
+    `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides
+    later steps from the judge.
     """
 
     signature: str
@@ -102,11 +106,11 @@ class Finding:
     WRITTEN: ClassVar = ("kind", "count")
 
     def title(self) -> str:
-        """Its cause where one is known, else its signature; and whether it is one without the backend, too."""
+        """Return the cause if known, else the signature, with `ALSO` appended for a finding without the backend."""
         return (cause_text(self.kind, self.property, self.op) or self.signature) + ALSO * bool(self.layer)
 
     def seen_as(self) -> Iterator[Finding]:
-        """It with the parts of each of its signatures, its own first."""
+        """Yield this finding with the parts of each of its signatures, its own signature first."""
         yield self
         for signature in self.signatures:
             other = from_signature(signature, self.kind)
@@ -115,7 +119,7 @@ class Finding:
 
 
 def gist(text: str) -> str:
-    """The first words of an error's text, without what differs from program to program; operators keep their names."""
+    """Return the first nine words of an error's text without quoted parts and numbers. Operators keep their names."""
     text = re.sub(r"not implemented is never a pass: ", " ", text)
     text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
     words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
@@ -123,8 +127,8 @@ def gist(text: str) -> str:
 
 
 def answers(differences: Iterable[Any]) -> frozenset[tuple[Any, ...]]:
-    """What mismatches, or failures of a case, say: the oracle, the tensor, the sample, and both answers. Of the text of
-    an error only the gist counts, since it may name what differs from run to run."""
+    """Return the answers of mismatches or of a case's failures: oracle, tensor, sample, expected, actual, and detail.
+    For an error, the detail is reduced to its gist, since the text may differ from run to run."""
     return frozenset(
         (
             *(one.oracle, one.where, getattr(one, "sample", 0), one.expected, one.actual),
@@ -135,12 +139,13 @@ def answers(differences: Iterable[Any]) -> frozenset[tuple[Any, ...]]:
 
 
 def cause_text(kind: str, wrong: str, op: str) -> str:
-    """`aliasing / as_strided`, with `flaky / ` before it for a failure that did not come again; nothing without one."""
+    """Return the cause as text, such as `aliasing / as_strided`, or "" if `wrong` is empty. A failure that did not
+    recur gets the prefix `flaky / `."""
     return " / ".join(filter(None, ("flaky" if kind == FLAKY else "", wrong, op))) if wrong else ""
 
 
 def with_signal_number(said: str) -> str:
-    """What is said of a process's end, with the number of the signal that it names: `SIGSEGV (signal 11)`."""
+    """Add its number to each signal named in a text about a process's end: `SIGSEGV (signal 11)`."""
 
     def numbered(found: re.Match[str]) -> str:
         number = getattr(signal, found[0], None)
@@ -150,8 +155,8 @@ def with_signal_number(said: str) -> str:
 
 
 def from_signature(signature: str, kind: str = "") -> Finding:
-    """A finding with the parts of its signature's text, as `verdict.Signature` writes it; without a kind, with the one
-    that the text tells."""
+    """Parse the text of a signature, as `verdict.Signature` writes it, into a finding. Without `kind`, the text gives
+    the kind."""
     head, _, rest = signature.partition(" / ")
     kind = kind or (head.upper() if head.upper() in KINDS else FAIL)
     oracle, *words = (rest if head == "flaky" else signature).split(" / ")
@@ -165,7 +170,7 @@ def from_signature(signature: str, kind: str = "") -> Finding:
 
 
 def from_title(text: str) -> Finding:
-    """A finding of this title, which may be a signature, or a cause as `cause_text` writes it."""
+    """Parse a title into a finding. The title is a signature, or a cause as `cause_text` writes it."""
     text = text.removesuffix(ALSO)
     made, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
     is_cause = len(words) == 2 and words[0] in PROPERTIES

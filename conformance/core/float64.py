@@ -1,7 +1,7 @@
-"""Torch CPU in float64 and complex128, as a target: the reference that says which side rounds more.
+"""Torch CPU in float64 and complex128, as a target: the reference for arbitration by float64.
 
-Defines `Float64Reference`. The key insight: storages are widened, not tensors, so aliasing is kept, and a call or a
-program can be run again as it is. What is run there is not this module's business.
+Defines `Float64Reference`. This target widens storages, not tensors, so it keeps aliasing, and runs a call or a program
+unchanged. This module does not depend on the kind of subject.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conformance.core.target import Target
 
 
 class Float64Reference(Target):
-    """Torch CPU on inputs whose floating and complex storages are widened; layout and aliasing are kept."""
+    """Torch CPU on inputs with widened floating and complex storages; layout and aliasing are unchanged."""
 
     name = "wide"
 

@@ -1,8 +1,7 @@
-"""What a call took: its peak memory and its time, on the target and on torch CPU, and when the memory is a finding.
+"""Peak memory and time of a call, on the target and on torch CPU, and the limit of memory for a finding.
 
-Defines `Footprint` and the rule. The key insight: what a call must hold are its inputs and its results, so a peak is
-judged in multiples of their bytes; and a call for which torch CPU itself needs more may take as much. This module must
-not import torch.
+Defines `Footprint` and the rule. A call must hold its inputs and its results, so the limit of a peak is a multiple of
+their bytes. If torch CPU itself needs more, the target may use as much. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -11,23 +10,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 SIZES = "sizes"
-"""In place of a layout, since inputs are chosen by the table of rows."""
+"""Stands in place of a layout, since the table of rows chooses the inputs."""
 
 HELD_TIMES = 3
-"""So many times the bytes that are held may be resident at the peak, those of the inputs not counted again."""
+"""Growth of memory allowed at the peak, as a multiple of the bytes held. Growth counts from the start of the call, when
+the inputs are already in memory."""
 
 ALLOWANCE = 128 << 20
-"""Bytes that every call may take beyond: kernels that are built and loaded, chunks of results that are read."""
+"""Further bytes allowed for every call: kernels that it builds and loads, and chunks of results that the harness
+reads."""
 
 
 SHORT = "needs more than --memory"
-"""How the reason begins of a case that the harness's own limit of memory kept from being measured."""
+"""Prefix of the reason of a case that could not be measured within the harness's own limit of memory."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes that a call holds, its inputs and results with the objects around them; and by how many bytes the
-    memory of the process grew at the peak, and how many seconds passed, on the target and on torch CPU."""
+    """Memory and time of one call. `held` is the bytes of its inputs and results with the objects around them. `target`
+    and `cpu` are the growth of the process's memory at the peak, in bytes; the other two are the seconds."""
 
     held: int
     target: int
@@ -38,20 +39,20 @@ class Footprint:
 
     @property
     def limit(self) -> int:
-        """The largest peak that is no finding."""
+        """The largest peak in bytes that is no finding."""
         return allowed(self.held, self.cpu)
 
     @property
     def excess(self) -> float:
-        """How many times the limit the peak is; above 1 it is a finding."""
+        """The peak as a multiple of the limit; above 1 it is a finding."""
         return self.target / self.limit
 
 
 def allowed(held: int, cpu: int) -> int:
-    """The largest peak in bytes that is no finding where so many are held, and torch CPU's peak is this."""
+    """Return the largest peak in bytes that is no finding, given the bytes held and torch CPU's peak."""
     return max(HELD_TIMES * held, cpu) + ALLOWANCE
 
 
 def mebibytes(count: float) -> str:
-    """Bytes as people read them: `12 MiB`."""
+    """Format a number of bytes for a reader: `12 MiB`."""
     return f"{count / 2**20:,.0f} MiB"

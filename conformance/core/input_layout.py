@@ -1,10 +1,10 @@
-"""How a tensor is laid out on a device, with what the device has of `core/features.py`.
+"""Construction of a tensor's layout on a device, with the features of `core/features.py` that the device has.
 
-The key insight: how the inputs of a subject are made must not decide what is found. So a geometry is built in the best
-way that the device has - `set_`, else `as_strided`, else the shortest chain of ordinary views, else windows within
-windows, else a plain copy - with the same outcome wherever one succeeds: a leaf that is no view to autograd and shares
-memory exactly where the original does. Where none succeeds, the subject is counted as not run, with the layout that
-could not be made."""
+The construction of inputs must not affect the findings. So a geometry is built in the best way that the device
+supports: `set_`, else `as_strided`, else the shortest chain of ordinary views, else nested windows, else a plain copy.
+Each way has the same outcome: a leaf that is no view to autograd and shares memory exactly where the original does. If
+none works, the subject counts as not run, with the layout that could not be made.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from conformance.core.torch_compat import neg_view
 
 
 class LayoutUnavailable(Exception):
-    """The device has no way to make an input of this geometry; the text says which."""
+    """The device has no way to make an input of this geometry; the text states the geometry."""
 
 
 def lay_out(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str] = (), alone: bool = False) -> torch.Tensor:
-    """A tensor on the memory of `flat`, a dense 1-d device tensor, with the geometry, dtype and lazy bits of the CPU
-    tensor `like`. `alone`: no other tensor shares that memory, so that a copy will do. Raises LayoutUnavailable."""
+    """Return a tensor on the memory of `flat`, a dense 1-d device tensor, with the geometry, dtype and lazy bits of the
+    CPU tensor `like`. `alone`: no other tensor shares that memory, so a copy is allowed. Raises LayoutUnavailable."""
     size, stride, offset = like.size(), like.stride(), int(like.storage_offset())
     if "storages" not in lacks and "set_" not in lacks:
         made = torch.empty(0, dtype=like.dtype, device=flat.device)
-        # set_ counts as a write, and `.data` starts at none, however a tensor was made.
+        # set_ counts as a write; the tensor that `.data` returns has version 0.
         made = made.set_(flat.untyped_storage(), offset, size, stride).data
     elif not ({"data", "as_strided"} & {*lacks}) and (typed := _typed(flat, like.dtype, lacks)) is not None:
         made = typed.as_strided(size, stride, offset).data
@@ -51,7 +51,8 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
         made: torch.Tensor | None = None
-        # A device may refuse one kind of view and have the others: what it refuses as a step is a finding there.
+        # A device may refuse one kind of view and support the others. If a step uses the refused view, that is a
+        # finding.
         with contextlib.suppress(Exception):
             chain = view_source(host, size, stride, offset, {*lacks, "as_strided"})
             made = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
@@ -60,7 +61,7 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
                 made = unfolded(typed, size, stride, offset)
         if made is not None:
             return made.detach() if "data" in lacks else made.data
-    # A copy is the same memory only without cells beside the view, and without cells that several elements share.
+    # A copy is equivalent only if no cell lies outside the view and no two elements share a cell.
     if alone and flat.numel() * flat.element_size() == like.numel() * like.element_size():
         plain = like.detach().resolve_conj().resolve_neg()
         plain = (plain.contiguous() if "strides_kept" in lacks else plain).to(flat.device, copy=True)
@@ -72,8 +73,8 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
 
 
 def unfolded(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor | None:
-    """A view of a 1-d tensor of any geometry, by `unfold`, `narrow`, `expand` and `permute`: windows within windows,
-    the longest stride first. None where it has an element behind the last, or none at all."""
+    """Return a view of a 1-d tensor of any geometry, made by `unfold`, `narrow`, `expand` and `permute`: nested
+    windows, the longest stride first. Return None for an empty view."""
     if 0 in size:
         return None
     dims = sorted((dim for dim in range(len(size)) if stride[dim]), key=lambda dim: -stride[dim])

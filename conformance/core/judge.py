@@ -1,8 +1,9 @@
-"""The judge: what is wrong with a run, given the reference's observation and what may rightly differ.
+"""The judge: compares a run with the reference and removes the differences that the policy allows.
 
-Defines `Policy` and `judge`. The key insight: what a caller knows beyond the oracles (values that nothing defines,
-signs and phases that are free, an answer in float64) can only take mismatches away, so every exception to "equal" has
-one place to stand; what 'equal' means remains the oracles'."""
+Defines `Policy` and `judge`. A caller's further facts (values that PyTorch does not define, signs and phases that are
+free, an answer in float64) can only remove mismatches. So every exception to "equal" has one place; `oracles` alone
+defines "equal".
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from conformance.core.oracles import Mismatch, compare
 
 
 class Judgement(NamedTuple):
-    """The mismatches, and whether there is none only because the target agrees with the answer in float64, to which
-    the CPU is no nearer."""
+    """The mismatches, and `arbitrated`: whether there are none only because the target agrees with the float64 answer
+    and torch CPU is no nearer to it."""
 
     mismatches: list[Mismatch]
     arbitrated: bool = False
@@ -26,8 +27,8 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """How strictly two observations are compared: by which oracles, which tensors to the bit, and OpInfo's tolerances
-    (None: torch.testing's for the dtype). Subclasses say what nothing defines."""
+    """The strictness of a comparison: the oracles, the tensors that must agree to the bit, and OpInfo's tolerances
+    (None: torch.testing's for the dtype). Subclasses define the differences that PyTorch allows."""
 
     oracles: Collection[str] = ORACLES
     exact: Collection[str] | bool = ()
@@ -35,26 +36,28 @@ class Policy:
     atol: float | None = None
 
     def undefined(self, mismatch: Mismatch) -> bool:
-        """Whether nothing promises that the two agree in this."""
+        """Whether PyTorch leaves this answer undefined, so that the two sides may differ."""
         return False
 
     def processed(
         self, expected: Observation, actual: Observation, found: Sequence[Mismatch]
     ) -> tuple[Observation, Observation, list[Mismatch]] | None:
-        """Both sides with results that may differ brought to one form, and the mismatches then; None: as they are."""
+        """Convert both sides, whose results may rightly differ, to one form, and return them with the remaining
+        mismatches. None means no conversion."""
         return None
 
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
-        """What torch CPU answers in float64, where that can decide about these mismatches."""
+        """Return torch CPU's answer in float64 if it can decide about these mismatches, else None."""
         return None
 
     def swayed(self, found: Sequence[Mismatch]) -> Sequence[Observation]:
-        """What it answers there when every rounded result on the way is moved by a unit in the last place."""
+        """Return torch CPU's float64 answers with every intermediate rounded result moved by one unit in the last
+        place."""
         return ()
 
 
 def judge(expected: Observation, actual: Observation, policy: Policy) -> Judgement:
-    """The mismatches between the reference and the target. Running out of memory is the oracle "memory"."""
+    """Return the mismatches between the reference and the target. Running out of memory is the oracle "memory"."""
     options: Any = {"rtol": policy.rtol, "atol": policy.atol}
     found = compare(expected, actual, oracles=policy.oracles, exact=policy.exact, **options)
     found = [mismatch for mismatch in found if not policy.undefined(mismatch)]
@@ -81,5 +84,5 @@ def judge(expected: Observation, actual: Observation, policy: Policy) -> Judgeme
 
 
 def first_line(text: str) -> str:
-    """What an error says first, cut."""
+    """Return the first line of an error's text, at most 300 characters."""
     return text.strip().partition("\n")[0][:300]

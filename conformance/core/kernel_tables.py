@@ -1,9 +1,10 @@
-"""What the dispatcher's tables say of a device: whether an operator has a kernel for its key.
+"""Queries of the dispatcher's tables: whether an operator has a kernel for a device's dispatch key.
 
-Defines `backend_key`, `kernel_of` and `lacking`. The key insight: an operator runs by a kernel of the device's own, by
-that of its out= form where torch makes one from the other ("structured"), or as a composite of other operators; a
-fallback that takes everything is no kernel. Of a device whose tensors dispatch on another key (wrappers on the meta
-device), or of torch CPU with something around it, the tables say nothing.
+Defines `backend_key`, `kernel_of` and `lacking`. An operator can run in three ways. First, the device has a kernel for
+it. Second, the device has a kernel for its out= form, and torch derives one form from the other ("structured"). Third,
+it is a composite of other operators. A fallback that accepts every operator is no kernel. Some devices are not covered
+by the tables: those whose tensors dispatch on another key (wrappers on the meta device), and torch CPU with something
+around it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ and torch's composite kernel of it only raises."""
 
 
 class Kernel(StrEnum):
-    """By what an operator runs on a device, if it does."""
+    """The kind of kernel that an operator has on a device."""
 
     OWN = "own"
     STRUCTURED = "structured"
@@ -33,15 +34,15 @@ class Kernel(StrEnum):
 
 
 def backend_key(tensor: torch.Tensor) -> str | None:
-    """The dispatch key of the device that a tensor lies on; None where the tables of that key say nothing of it."""
+    """Return the dispatch key of the device of a tensor; None if the tables of that key do not cover the device."""
     keys = torch_compat.dispatch_keys(tensor)
     foreign = {"Meta", "CPU", "Python"} if tensor.device.type != "meta" else {"CPU", "Python"}
     return keys[0] if keys and keys[0] not in foreign else None
 
 
 def kernel_of(operator: str, key: str) -> Kernel | None:
-    """By what the operator, such as aten::sum.IntList_out, runs on the device of this key; None where torch has no
-    operator of that name."""
+    """Return the kind of kernel that runs the operator, such as aten::sum.IntList_out, on the device of this key.
+    Return None if torch has no operator of that name."""
     if operator not in torch_compat.operator_names():
         return None
     if torch_compat.has_kernel(operator, key) or torch_compat.has_kernel(operator, f"Autograd{key}"):
@@ -57,7 +58,7 @@ def kernel_of(operator: str, key: str) -> Kernel | None:
 
 @functools.lru_cache
 def key_of(target: Target) -> str | None:
-    """The key of a prepared target; see `backend_key`."""
+    """Return the key of a prepared target; see `backend_key`."""
     return backend_key(target.upload([torch.zeros(1)])[0])
 
 

@@ -1,7 +1,7 @@
-"""What a device has no kernel for: the answer of one trial, and the row of the table that a run shows.
+"""Operators without a kernel: the outcome of one trial, and the rows of a run's table.
 
-The key insight: an operator that is declared lacking is counted once, with what it keeps from being compared, and with
-how often real programs call it, which says how soon it will be missed. This module must not import torch.
+Each operator declared lacking is counted once, with the parts of the run that it excludes. Its row also states how
+often real programs call it, which shows how urgent it is. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 DECLARED = "lacking"
-"""The variant of an op_db run's result that is no case, but what the profile declares lacking in error."""
+"""The variant of a result for a wrong declaration: the profile declares something lacking that is not. It is no op_db
+case."""
 
 
 class Outcome(StrEnum):
-    """What became of one trial of an OpInfo or a step."""
+    """The outcome of one trial of an OpInfo or a step."""
 
     WORKS = "works"
     LACKING = "lacking"
-    """It raised a not-implemented error for an operator of which the dispatcher has no kernel of the device."""
+    """It raised a not-implemented error for an operator without a kernel of the device in the dispatcher."""
     FAILS = "fails"
-    """It raised anything else, or for an operator that has a kernel: a finding."""
+    """It raised another error, or a not-implemented error for an operator that has a kernel: a finding."""
     DIED = "died"
     """It ended or hung its process: a finding."""
     UNTRIED = "not tried"
@@ -29,7 +30,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial: of the OpInfo or the step of this name, the operator that is lacking, and what was said."""
+    """One trial of the OpInfo or step `name`: the outcome, the missing operator, the error's text, and the time."""
 
     name: str
     outcome: Outcome
@@ -40,9 +41,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Lacking:
-    """One operator without a kernel, and the part of a run that is not run for it: the op_db cases, the steps, the
+    """One operator without a kernel, and the parts of a run that it excludes. These are the op_db cases, the steps, the
     `entries` of op_db by name, and the `families` of the steps. A campaign counts the entries that it would have drawn.
-    Of the `measured` real programs, `programs` call the operator, and `share` is its share of all their calls."""
+    `programs` of the `measured` real programs call the operator, and `share` is its share of all their calls."""
 
     operator: str
     cases: int = 0
@@ -55,14 +56,14 @@ class Lacking:
 
     @property
     def used(self) -> str:
-        """How often real programs use it, in words."""
+        """Usage of the operator by real programs, in words."""
         if not self.programs:
             return f"none of {self.measured} programs"
         return f"{self.programs} of {self.measured} programs, {self.share:.1%} of calls"
 
 
 def joined(parts: list[tuple[Lacking, ...]]) -> tuple[Lacking, ...]:
-    """The rows of several shards: cases add up, and names are joined."""
+    """Join the rows of several shards: add the cases, and unite the names."""
     rows: dict[str, Lacking] = {}
     for row in (row for part in parts for row in part):
         other = rows.get(row.operator, Lacking(row.operator))
@@ -77,7 +78,8 @@ def joined(parts: list[tuple[Lacking, ...]]) -> tuple[Lacking, ...]:
 
 
 def ranked(rows: Iterable[Lacking]) -> tuple[Lacking, ...]:
-    """Most missed first: by the programs that use it, by its calls, by what it leaves out."""
+    """Sort rows by urgency: by the programs that use the operator, by its share of calls, by the number of things that
+    it excludes."""
 
     def key(row: Lacking) -> tuple[float, float, int, str]:
         return -row.programs, -row.share, -row.cases - len(row.entries) - len(row.steps), row.operator
@@ -86,7 +88,8 @@ def ranked(rows: Iterable[Lacking]) -> tuple[Lacking, ...]:
 
 
 def removed(rows: Sequence[Lacking]) -> str:
-    """What all of these rows remove from a run, in words: `3 op_db entries, 7 op_db cases, 2 steps of 1 family`."""
+    """Return everything that these rows remove from a run, in words: `3 op_db entries, 7 op_db cases, 2 steps of 1
+    family`."""
     entries = {name for row in rows for name in row.entries}
     cases, steps = sum(row.cases for row in rows), {name for row in rows for name in row.steps}
     families = {name for row in rows for name in row.families}

@@ -1,6 +1,6 @@
-"""From a target's spec (`tiny`, `device:cuda`, `class:MODULE.CLASS`) to a `Target`; imports only what it names.
+"""Loading of a `Target` from its spec (`tiny`, `device:cuda`, `class:MODULE.CLASS`); imports only the modules it names.
 
-Whatever goes wrong in a target's own module is one sentence (`TargetError`), since it is anybody's code.
+Any error in a target's own module becomes one sentence (`TargetError`), since the module is third-party code.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ ENTRY_POINTS = "conformance.targets"
 
 
 def load_target(spec: str) -> Target:
-    """The target for `NAME` or `NAME:ARGUMENT`, built in or registered under the entry points `conformance.targets`, or
-    for `class:MODULE.CLASS`, any subclass of Target that can be imported, or for the path of a profile, `*.toml`.
+    """Load and prepare the target of a spec. The spec is `NAME` or `NAME:ARGUMENT`, for a target that is built in or
+    registered under the entry points `conformance.targets`. It may also be `class:MODULE.CLASS`, for any subclass of
+    Target that can be imported, or the path of a profile, `*.toml`.
 
-    Its `prepare` has run. Raises TargetError with one sentence when there is none of that name or it cannot be used.
+    Raises TargetError with one sentence if there is no such target or it cannot be used.
     """
     target = describe_target(spec)
     try:
         target.prepare()
     except TargetError:
         raise
-    except Exception as error:  # it is anybody's code, which may fail in any way
+    except Exception as error:  # third-party code may raise anything
         raise TargetError(f"target {spec!r} cannot be prepared: {_reason(error)}") from error
     return target
 
 
 def describe_target(spec: str) -> Target:
-    """The target of this spec before its `prepare`: it can be asked for its name and script, and imports no device.
+    """Return the target of this spec before its `prepare`. Its name and script are available, and no device is
+    imported.
 
-    Raises TargetError, also where what the class says of itself is not understood."""
+    Raises TargetError, also if a declaration of the class is not valid.
+    """
     profile = profiles.of(spec)
     if profile is not None:
         return _profiled(spec, profile)
@@ -65,14 +68,14 @@ def describe_target(spec: str) -> Target:
         _check(spec, target)
     except TargetError:
         raise
-    except Exception as error:  # its module is anybody's code, which may fail in any way
+    except Exception as error:  # third-party code may raise anything
         raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {_reason(error)}") from error
     target.spec = spec
     return target
 
 
 def _profiled(spec: str, profile: Profile) -> Target:
-    """The target that a profile names, without what the profile says that it lacks."""
+    """Return the target that a profile names, with the profile's declarations applied."""
     profile.activate()
     profile.check("lacks", FEATURES)
     target = describe_target(profile.spec)
@@ -93,7 +96,8 @@ def _reason(error: Exception) -> str:
 
 
 def _check(spec: str, target: Target) -> None:
-    """What a misspelt word would leave out in silence; `without` is checked where it is understood, in `support`."""
+    """Check the oracles and dtypes that a target declares, since a misspelt one would silently exclude something.
+    `program/unsupported.py` checks the names in `unsupported`."""
     unknown = [oracle for oracle in target.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
     if unknown or not target.oracles:
         said = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"

@@ -1,7 +1,7 @@
-"""Joining runs: the shards of one op_db run, or several campaigns on one target.
+"""Joining of runs: the shards of one op_db run, or several campaigns on one target.
 
-Defines `merge`. The key insight: an op case is in exactly one shard, so twice the same is a mistake; a finding may
-be in several, and is one finding all the same. A shard that left no file must be seen.
+Defines `merge`. An op case is in exactly one shard, so a duplicate is a mistake; a finding may be in several shards and
+is still one finding. A shard without a file must be visible in the report.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SHARD = re.compile(r"; shard (\d{1,4})/(\d{1,4})$")
 
 
 def merge(runs: Iterable[Run]) -> Run:
-    """Join the shards of one run, or several campaigns; a shard that is missing makes the run incomplete. A finding of
-    several campaigns becomes one, with the shortest of its programs. Raises ReportError when they are of different
-    targets or a case is in two of them."""
+    """Join the shards of one run, or several campaigns. A missing shard makes the run incomplete. A finding of several
+    campaigns becomes one, with the shortest of its programs. Raises ReportError if the runs are of different targets or
+    a case is in two of them."""
     runs = list(runs)
     if len({run.title for run in runs}) > 1:
         raise ReportError(f"runs of different targets cannot be merged: {', '.join(sorted({r.title for r in runs}))}.")
@@ -32,13 +32,13 @@ def merge(runs: Iterable[Run]) -> Run:
             if result.id not in results:
                 results[result.id] = result
             elif result.variant == lacking.DECLARED:
-                continue  # what a profile declares in error, every shard says
+                continue  # each shard reports a wrong declaration of the profile
             elif result.finding is None:
                 raise ReportError(f"{result.id} is in two of the merged files; merge the shards of one run only.")
             else:
                 results[result.id] = _joined(results[result.id], result)
     first = runs[0]
-    # What all shards together were asked for.
+    # The selection that all shards together cover.
     whole = _SHARD.sub("", first.environment.get("selection", ""))
     found = [match for run in runs if (match := _SHARD.search(run.environment.get("selection", "")))]
     count = int(found[0][2]) if found else 0
@@ -60,7 +60,7 @@ def merge(runs: Iterable[Run]) -> Run:
 
 
 def _joined(one: Result, two: Result) -> Result:
-    """The same finding of two campaigns, as undeclared as the worse of them."""
+    """Join the same finding of two campaigns, with the worse of the two outcomes."""
     assert one.finding is not None and two.finding is not None  # op cases are never joined
     order, steps = list(Outcome), (one.finding.steps or 0, two.finding.steps or 0)
     least, worst = one if steps[0] <= steps[1] else two, min(one, two, key=lambda result: order.index(result.outcome))

@@ -1,8 +1,9 @@
-"""Modes on torch's stacks: those that loading a device pushes for good, and a way to be without any.
+"""Modes on torch's stacks: removal of the modes that a device pushes when it is loaded, and calls without any mode.
 
-The key insight: a mode acts on every call, also on those of the CPU tensors that a device is compared with, so what a
-device has pushed may be active only while the device is used. That torch has these private symbols is probed by
-`torch_compat`, where their names are listed."""
+A mode acts on every call, also on calls of the CPU tensors that serve as reference. So modes pushed by a device may be
+active only while the device is used. `torch_compat` lists the private symbols of torch used here, and probes that they
+exist.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from torch.utils import _python_dispatch as dispatch
 
 
 def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Call the function, and take off torch's stacks what it has pushed there: modes through which every call goes from
-    then on, of CPU tensors, too. Returns a context that pushes them again for as long as it lasts."""
+    """Call the function, and remove the modes that it pushed onto torch's stacks. Such modes would act on every later
+    call, also of CPU tensors. Return a function that makes a context; inside it, these modes are active."""
     functions = len(overrides._get_current_function_mode_stack())
     dispatches = len(dispatch._get_current_dispatch_mode_stack())
     function()
@@ -38,7 +39,7 @@ def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.Abstract
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Within, no mode is active, whoever has pushed one."""
+    """Deactivate all modes inside the block, and restore them afterwards."""
     modes = _taken(0, 0)
     try:
         yield

@@ -1,9 +1,10 @@
-"""Moving trees of tensors between devices: each storage once, each tensor rebuilt on its moved storage.
+"""Move trees of tensors between devices: copy each storage once, and rebuild each tensor on its moved storage.
 
-The key insight: layout and aliasing survive a move only when *storages* move. Each storage is copied once, whole, and
-every tensor on it is rebuilt with its own size, stride and offset; so a device is asked for one copy a storage, however
-many views there are, and bytes outside all views can be compared too. A sparse tensor travels as the strided tensors
-that it consists of, and a tensor that a call wants on the CPU stays there."""
+Layout and aliasing survive a move only if *storages* move. Each storage is copied once and whole, and every tensor on
+it is rebuilt with its size, stride and offset. So a device makes one copy per storage, however many views there are,
+and bytes outside all views can be compared too. A sparse tensor moves as the strided tensors that it consists of. A
+tensor that a call needs on the CPU stays there.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from conformance.core.torch_compat import coo_parts, storage_id
 
 
 def copied_to_host(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies on the CPU, each with a storage of its own."""
+    """Copy tensors to the CPU, each into a new storage."""
     return [flat.clone() if flat.device.type == "cpu" else flat.cpu() for flat in flats]
 
 
 def map_tensors(tree: Any, replace: Callable[[torch.Tensor], Any]) -> Any:
-    """The tree with each tensor replaced; tuples, named tuples, lists and dicts keep their types."""
+    """Return the tree with each tensor replaced; tuples, named tuples, lists and dicts keep their types."""
     if isinstance(tree, torch.Tensor):
         return replace(tree)
     if isinstance(tree, tuple):
@@ -39,13 +40,14 @@ def map_tensors(tree: Any, replace: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The identity of the tensor's storage: equal exactly for tensors that alias, also when it is empty."""
+    """Return the identity of the tensor's storage: equal exactly for tensors that alias, also if the storage is
+    empty."""
     return storage_id(tensor.untyped_storage())
 
 
 def whole_storage(tensor: torch.Tensor, by_set: bool = True) -> torch.Tensor:
-    """A detached 1-d tensor over all of the tensor's storage: of its dtype, or of bytes when they do not divide. Where
-    not `by_set`, with `as_strided`, for a device without `set_`."""
+    """Return a detached 1-d tensor over the tensor's whole storage: of the tensor's dtype, or uint8 if the storage is
+    no whole number of elements. With `by_set` False, use `as_strided`, for a device without `set_`."""
     storage = tensor.untyped_storage()
     size, rest = divmod(storage.nbytes(), tensor.element_size())
     if not by_set:
@@ -60,8 +62,8 @@ def whole_storage(tensor: torch.Tensor, by_set: bool = True) -> torch.Tensor:
 
 
 LayOut = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
-"""Lays a tensor over moved memory: the 1-d tensor that is that memory, the tensor as it was, and whether it is the only
-one there."""
+"""Function that lays a tensor over moved memory. Arguments: the 1-d tensor of that memory, the original tensor, and
+whether no other tensor uses the memory."""
 
 
 def _over_storage(flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
@@ -74,11 +76,11 @@ def rebuild(
     place: LayOut = _over_storage,
     flatten: Callable[[torch.Tensor], torch.Tensor] = whole_storage,
 ) -> Any:
-    """The tree with all of its storages moved at once by `move`, and each tensor rebuilt on its moved storage.
+    """Return the tree with all its storages moved in one call of `move`, and each tensor rebuilt on its moved storage.
 
     A tensor object that occurs twice stays one object. Size, stride, offset, dtype, `requires_grad` and the conj and
-    neg bits are kept; a tensor that was not a leaf becomes one. Raises TypeError for tensors that are not strided, and
-    LayoutUnavailable.
+    neg bits stay the same; a tensor that was not a leaf becomes one. Raises TypeError for tensors that are not strided,
+    and LayoutUnavailable.
     """
     originals: dict[int, torch.Tensor] = {}
     map_tensors(tree, lambda tensor: originals.setdefault(id(tensor), tensor))
@@ -96,18 +98,19 @@ def rebuild(
             storage = storage_key(tensor)
             rebuilt[key] = place(moved[storage], tensor, sharing[storage] == 1)
     for key, tensor in originals.items():
-        # torch itself can make an integer that requires grad, and refuses to be asked for one.
+        # torch itself can create an integer tensor that requires grad, but `requires_grad_()` refuses to.
         if tensor.requires_grad and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             rebuilt[key].requires_grad_()
     return map_tensors(tree, lambda tensor: rebuilt[id(tensor)])
 
 
 MARKER = torch.device("cpu", 0)
-"""Stands in a tree for the device under test; it equals no device that a caller leaves out."""
+"""Placeholder in a tree for the device under test. It differs from `torch.device("cpu")`, the usual device argument of
+a call."""
 
 
 def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
-    """The tree with each leaf replaced; tuples, named tuples, lists and dicts keep their types."""
+    """Return the tree with each leaf replaced; tuples, named tuples, lists and dicts keep their types."""
     if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
         items = [map_leaves(item, replace) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
@@ -119,14 +122,14 @@ def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The tree's leaves, in order."""
+    """Return the tree's leaves, in order."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return found
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tree's tensors, in order."""
+    """Return the tree's tensors, in order."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
@@ -139,7 +142,7 @@ _COMPRESSED = {
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that a sparse tensor consists of: indices, then values."""
+    """Return the strided tensors that a sparse tensor consists of: indices, then values."""
     if tensor.layout is torch.sparse_coo:
         return coo_parts(tensor)
     if tensor.layout not in _COMPRESSED:
@@ -161,12 +164,12 @@ def _assembled(like: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
 
 
 Send = Callable[[Any], Any]
-"""Moves a tree of strided tensors to a device, with their layout and aliasing."""
+"""Function that moves a tree of strided tensors to a device, with their layout and aliasing."""
 
 
 def moved(tree: Any, send: Send, device: torch.device, kept: Collection[int] = ()) -> Any:
-    """The tree where it is to be called: strided tensors as `send` moves them, sparse ones by their parts; tensors on a
-    storage of `kept` are copied on the CPU, meta tensors (of inputs that must raise) are left as they are, and `MARKER`
+    """Return the tree where the call will run. `send` moves strided tensors, and sparse tensors by their parts. Tensors
+    on a storage in `kept` are copied on the CPU. Meta tensors (of inputs that must raise) stay unchanged, and `MARKER`
     becomes `device`."""
     here: list[torch.Tensor] = []
     there: list[torch.Tensor] = []
@@ -192,7 +195,8 @@ def moved(tree: Any, send: Send, device: torch.device, kept: Collection[int] = (
 
 
 def taken_apart(tree: Any) -> Any:
-    """The tree with each sparse tensor as a dict of its layout, size and parts, so that all of it can be observed."""
+    """Return the tree with each sparse tensor as a dict of its layout, size and parts, so that all of it can be
+    observed."""
 
     def apart(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
@@ -203,9 +207,9 @@ def taken_apart(tree: Any) -> Any:
 
 
 def observable(tree: Any, given: Any) -> Any:
-    """The inputs as they are observed after a call: `tree` where it was called, `given` as it was on the CPU. Only
-    tensors can be written to; other inputs, such as the device, rightly differ, and meta tensors of `given` hold
-    nothing."""
+    """Return the inputs to observe after a call. `tree` holds them on the target, `given` as they were on the CPU. Only
+    tensors can be written to. Other inputs, such as the device, rightly differ, and meta tensors hold no values, so
+    both become None."""
     originals = iter(leaves(given))
 
     def seen(leaf: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The names that users write: targets, oracles, dtypes, variants, layouts; and the nearest known one to a misspelt one.
+"""Names that users write: targets, oracles, dtypes, variants, layouts; and the nearest known name to a misspelt one.
 
-The key insight: planning, expectations and reports need names only, so this module must import neither torch nor a
-target. What the names stand for is defined where they are used, and tests hold the two together.
+Planning, expectations and reports need names only, so this module must import neither torch nor a target. The
+definitions are in the modules that use the names; tests check that both agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BUILTIN = {
     "inductor": "conformance.targets.inductor:InductorTarget",
     "mutant": "conformance.selftest.mutants:MutantTarget",
 }
-"""Built-in targets, by the word before the colon of a spec, and where their classes are."""
+"""Built-in targets, by the word before the colon of a spec, and the paths of their classes."""
 
 ORACLES = (
     "structure",
@@ -41,13 +41,13 @@ ORACLES = (
     "kernels",
 )
 SIGNIFICANT_STRIDE = "significant_stride"
-"""In place of `stride`, for targets that follow PyTorch's own rule: strides of dimensions of length 1 and of tensors
-without elements mean nothing (pytorch#77553), nor where a tensor without elements begins, which follows from such
-strides. A difference is reported as `stride` all the same."""
+"""Replaces `stride` for targets that follow PyTorch's own rule (pytorch#77553): strides of dimensions of length 1 and
+of tensors without elements have no meaning. The storage offset of a tensor without elements follows from such strides
+and has no meaning either. A difference is still reported as `stride`."""
 
 RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", "skip")
-"""Oracles beyond those of a result; "skip" is a sample that could not be compared though neither OpInfo nor torch CPU
-nor the target's declarations say why."""
+"""Further oracles, which exist only for a run. "skip" is a sample that could not be compared although neither OpInfo
+nor torch CPU nor the target's declarations give a reason."""
 
 VARIANTS = {
     "forward": "the function, on OpInfo's sample inputs",
@@ -70,9 +70,9 @@ SPECIALS = {
     "specials_inf": "the infinities",
     "specials_nan": "nan",
 }
-"""Variants that are the function on OpInfo's sample inputs with such values among theirs, by tier."""
+"""Variants that call the function on OpInfo's sample inputs with special values placed among the elements, by tier."""
 SPECIALS_BACKWARD = {f"{tier}_backward": tier for tier in SPECIALS}
-"""The same of gradients: the tier of a variant's name."""
+"""The gradient variants with special values, each with its tier."""
 TIERS = {**{tier: tier for tier in SPECIALS}, **SPECIALS_BACKWARD}
 """The tier of each variant that has one."""
 VARIANTS |= {name: f"the function, with special values placed: {what}" for name, what in SPECIALS.items()}
@@ -96,17 +96,18 @@ DTYPES = (
     *("uint8", "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128"),
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
 )
-"""The names that torch has for dtypes, so that a misspelt one is noticed without importing torch."""
+"""torch's names of dtypes, so that a misspelt name is detected without importing torch."""
 
 
 def without_features(spec: str) -> str:
-    """A target's spec without the features that a probe found lacking: these are no part of its name."""
+    """Return a target's spec without the features that a probe found missing; they are not part of the target's
+    name."""
     return re.sub(r",without=[^,]*", "", spec) if spec.startswith("device:") else spec
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean a, b?` or nothing: names with this last part first (`relu` is `nn.functional.relu`), then names
-    that are spelt alike."""
+    """Return `; did you mean a, b?` or "". Names that end in this word come first (`relu` is `nn.functional.relu`),
+    then names with similar spelling."""
     known = list(known)
     same_end = [name for name in known if name.rpartition(".")[2] == word]
     near = [*same_end, *difflib.get_close_matches(word, known, n=3, cutoff=0.6)]

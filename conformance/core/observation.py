@@ -1,8 +1,8 @@
-"""An `Observation`: all that can be seen of an outcome on the host; `observe` takes one, with one copy a storage.
+"""An `Observation`: everything observable of an outcome, on the host; `observe` makes one, with one copy per storage.
 
-The key insight: a value is the least of what a tensor promises. Its dtype, shape, strides, offset, contiguity, which
-tensors share its storage, and the cells of the storage *outside* the view can each be wrong while the value is right.
-An observation holds no device tensor, so it outlives the target. How two observations differ is `oracles`' business.
+The key insight: a correct value is only one property of a tensor. Its dtype, shape, strides, offset, contiguity, the
+tensors that share its storage, and the cells of the storage *outside* the view can each be wrong as well. An
+observation holds no device tensor, so it outlives the target. `oracles` compares two observations.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def out_of_memory(text: str) -> bool:
-    """Whether an error's type or text says that memory ran out, in the words of Python, torch, C++ or the system."""
+    """Whether an error's type or text says that memory ran out, in the wording of Python, torch, C++ or the system."""
     return _OUT_OF_MEMORY.search(text) is not None
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception as it was seen: its type's name, the names of the type's ancestors, and its text."""
+    """A recorded exception: the name of its type, the names of the type's ancestors, and its text."""
 
     kind: str
     ancestors: tuple[str, ...]
@@ -38,19 +38,21 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException) -> Raised:
-        """What was seen of this exception."""
+        """Record this exception."""
         return cls(type(error).__name__, tuple(base.__name__ for base in type(error).__mro__), str(error))
 
     @property
     def not_implemented(self) -> bool:
-        """Whether it says that the operation is missing, which is a `RuntimeError` but no right answer."""
+        """Whether the error says that the operation is missing. Such an error is a `RuntimeError`, but never a correct
+        answer."""
         return "NotImplementedError" in self.ancestors
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One tensor on the host. `value` is detached and has the original's geometry; `alias` is the first name seen with
-    the same storage; `version` counts in-place writes since the start that was given to `observe`, None without one."""
+    """One tensor on the host. `value` is detached and has the original's geometry. `alias` is the name of the first
+    tensor with the same storage. `version` counts in-place writes since the start passed to `observe`; None without a
+    start."""
 
     value: torch.Tensor
     dtype: torch.dtype
@@ -64,13 +66,15 @@ class Seen:
 
     @property
     def significant_stride(self) -> tuple[int, ...]:
-        """The strides that say where an element lies."""
+        """The strides that affect where an element lies: strides of dimensions of length other than 1, of tensors with
+        elements."""
         return tuple(st for n, st in zip(self.shape, self.stride) if n != 1) if 0 not in self.shape else ()
 
 
 @dataclass(frozen=True)
 class Observation:
-    """All that was seen: tensors and plain values by name, whole storages by their alias name, gradients by leaf."""
+    """One outcome: tensors and plain values by name, whole storages by their alias name, gradients by leaf, error,
+    kernels."""
 
     tensors: Mapping[str, Seen] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +85,7 @@ class Observation:
 
 
 def names_of(tree: Any, root: str) -> dict[str, Any]:
-    """The tree's leaves by name: `out`, `out[0]`, `out['key'][1]`; an empty container is a leaf."""
+    """Return the tree's leaves by name: `out`, `out[0]`, `out['key'][1]`. An empty container is a leaf."""
     if isinstance(tree, (tuple, list)) and tree:
         parts: Any = enumerate(tree)
     elif isinstance(tree, dict) and tree:
@@ -92,7 +96,7 @@ def names_of(tree: Any, root: str) -> dict[str, Any]:
 
 
 def versions_of(tree: Any) -> dict[int, int]:
-    """The version counters of the tree's tensors now, to be given to `observe` as the start of counting."""
+    """Return the current version counters of the tree's tensors; pass them to `observe` as the start of counting."""
     versions: dict[int, int] = {}
     map_tensors(tree, lambda tensor: versions.setdefault(id(tensor), version_of(tensor)))
     return versions
@@ -107,13 +111,13 @@ def observe(
     kernels: int | None = None,
     versions: Mapping[int, int] | None = None,
 ) -> Observation:
-    """Everything that can be seen of an outcome and of its inputs after it, fetched with one copy a storage.
+    """Observe an outcome and the inputs after it, fetched with one copy per storage.
 
-    `outcome` and `inputs` are trees of tensors and plain values; a `Raised` among them is an error that was expected.
-    As a dict at its root, a tree's keys are the names; otherwise the names start with `out` and `in`. Storages that an
-    input lies in are kept whole, for the oracle 'storage'; what a fresh result holds outside its views is nobody's
-    promise. Gradients are those of leaf inputs.
-    `target` is None for torch CPU. Errors that the device raises while it computes are raised here.
+    `outcome` and `inputs` are trees of tensors and plain values; a `Raised` among them is an expected error. If the
+    root of a tree is a dict, its keys are the names; otherwise the names start with `out` and `in`. The observation
+    keeps storages of inputs whole, for the oracle 'storage'. It does not keep storages of fresh results, since PyTorch
+    defines no content outside their views. Gradients belong to leaf inputs. `target` is None for torch CPU. Errors that
+    the device raises while it computes are raised here.
     """
     named = {**_rooted(outcome, "out"), **_rooted(inputs, "in")} if error is None else _rooted(inputs, "in")
     tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
@@ -180,8 +184,8 @@ def _flat(host: torch.Tensor) -> torch.Tensor:
 
 
 def contiguity(tensor: torch.Tensor) -> str:
-    """The layout flags that torch derives from the geometry, the lazy conj and neg bits, and whether autograd never
-    records it, as words. A tensor without elements is stored in no order; its strides are another oracle's."""
+    """Return layout flags as words: the flags that torch derives from the geometry, the lazy conj and neg bits, and
+    "inference". A tensor without elements has no memory format; the oracle `stride` compares its strides."""
     dims = tensor.dim() if tensor.numel() else 0
     flags = {
         "contiguous": tensor.is_contiguous(),

@@ -1,11 +1,11 @@
-"""What 'equal' means: `differences` between two tables of facts, oracle by oracle; `compare` of two observations.
+"""The comparison of two tables of facts, oracle by oracle: `differences`; and of two observations: `compare`.
 
-The key insight: each thing that a tensor promises (value, dtype, shape, strides, offset, contiguity, aliasing, the
-storage outside the view) can be wrong while the others are right, so each is a fact of its own under (oracle, name).
-A table is made of an observation here and of tensors in a script, so both are judged by the same rules.
+Each property of a tensor is a separate fact under (oracle, name), since each can be wrong while the others are right:
+value, dtype, shape, strides, offset, contiguity, aliasing, the storage outside the view. This module builds the table
+from an observation, a script builds it from tensors, and the same rules judge both.
 
-Tolerances are torch.testing's for the dtype, or the caller's (OpInfo's own); none is invented here. "Not implemented"
-never equals anything. This module knows nothing of programs, OpInfo or reports.
+Tolerances are torch.testing's for the dtype, or the caller's (OpInfo's own); this module invents none. "Not
+implemented" never equals anything. This module does not depend on programs, OpInfo or reports.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from conformance.core.observation import Observation, Raised
 from conformance.core.torch_compat import default_tolerances
 
 Facts = dict[tuple[str, str], Any]
-"""What was seen, by oracle and by what it was seen of: a `Raised`, a tensor, or anything that has an equality."""
+"""Observed facts by oracle and name: a `Raised`, a tensor, or any value with an equality."""
 
 MAX_SHOWN = 64
-"""Values of at most this many elements are shown whole in a mismatch."""
+"""A mismatch shows the values of a tensor whole up to this many elements."""
 
 BITS = "bits"
-"""The rule of what was only moved, in a mismatch's detail."""
+"""The word in a mismatch's detail for the rule that values must agree to the bit, used for pure data movement."""
 
 WHOLE = "the whole run"
 DETAIL = {
@@ -43,7 +43,7 @@ METADATA = ("dtype", "shape", "stride", "storage_offset", "contiguity", "alias",
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One difference: which oracle saw it, on what (`out[0]`, `grad of a`), CPU's answer, the target's, and why."""
+    """One difference: the oracle, the name of the tensor or value (`out[0]`, `grad of a`), both answers, details."""
 
     oracle: str
     where: str
@@ -53,12 +53,12 @@ class Mismatch:
 
     @property
     def by_bits(self) -> bool:
-        """Whether it is one of values that had to agree to the bit."""
+        """Whether the values had to agree to the bit."""
         return f"({BITS})" in self.detail
 
     @property
     def first(self) -> str:
-        """The index of the first element that differs, as text; empty where it is not of elements."""
+        """The index of the first element that differs, as text; empty if the mismatch is not about elements."""
         return self.detail.partition(", first at (")[2].partition("):")[0].removesuffix(",")
 
     def __str__(self) -> str:
@@ -75,12 +75,12 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> list[Mismatch]:
-    """The differences between CPU's observation and the target's, as `differences` has them."""
+    """Return the differences between CPU's observation and the target's, in the form of `differences`."""
     return differences(facts_of(expected), facts_of(actual), oracles=oracles, exact=exact, rtol=rtol, atol=atol)
 
 
 def facts_of(seen: Observation) -> Facts:
-    """The facts of an observation."""
+    """Return the facts of an observation."""
     facts: Facts = {} if seen.error is None else {("error", WHOLE): seen.error}
     for name, tensor in seen.tensors.items():
         facts["structure", name] = "Tensor"
@@ -94,7 +94,7 @@ def facts_of(seen: Observation) -> Facts:
 
 
 def plain_facts(name: str, answer: Any) -> Facts:
-    """The facts of an answer that is no tensor."""
+    """Return the facts of an answer that is not a tensor."""
     if isinstance(answer, Raised):
         return {("error", name): answer}
     return {("structure", name): type(answer).__name__, ("value", name): answer}
@@ -109,11 +109,11 @@ def differences(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> list[Mismatch]:
-    """How the target's facts differ from CPU's, in the order of `ORACLES`.
+    """Return the mismatches between CPU's facts and the target's, in the order of `ORACLES`.
 
-    `exact` names the tensors whose bits must agree (pure data movement), or is True for all; NaNs agree whatever their
+    `exact` names the tensors whose bits must agree (pure data movement), or is True for all. NaNs agree whatever their
     payload. `rtol` and `atol` replace torch.testing's tolerances for the dtype. `kernels` compares the target's count
-    with CPU's: fusion must never be worse than eager. A side that raised has no results, which says nothing of them.
+    with CPU's: fusion must never be worse than eager. If one side raised, its missing results are not differences.
     """
     if want.keys() != got.keys():
         want, got = _same_owners(want, got), _same_owners(got, want)
@@ -138,13 +138,13 @@ def differences(
         elif not both or (strided and _significant(want, name) == _significant(got, name)):
             continue
         elif oracle == "storage_offset" and SIGNIFICANT_STRIDE in oracles and 0 in want["shape", name]:
-            continue  # a narrow to nothing begins as far off as a stride says that means nothing
+            continue  # the start of an empty narrow depends on a stride without meaning
         elif oracle == "kernels":
             if two > one:
                 found.append(Mismatch(oracle, name, f"at most {one}", str(two), DETAIL[oracle]))
         elif isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
             bits = oracle != "grad" and (exact if isinstance(exact, bool) else name in exact)
-            if (one.dtype, one.shape) != (two.dtype, two.shape):  # of values, dtype and shape are facts of their own
+            if (one.dtype, one.shape) != (two.dtype, two.shape):  # for values, dtype and shape are separate facts
                 left, right = (f"{side.dtype} {tuple(side.shape)}" for side in (one, two))
                 found += [Mismatch(oracle, name, left, right)] if oracle != "value" else []
             elif oracle != "grad" or "value" in oracles:
@@ -155,15 +155,15 @@ def differences(
         elif oracle == "grad" and (one is None or two is None):
             if one is not two:
                 found.append(Mismatch(oracle, name, *("none" if grad is None else show(grad) for grad in (one, two))))
-        # Without values nothing is computed, and whether a result requires grad follows from how it is decomposed.
+        # Without values nothing is computed, and whether a result requires grad depends on its decomposition.
         elif one != two and (oracle != "grad" or "value" in oracles):
             found.append(Mismatch(oracle, name, str(one), str(two), DETAIL.get(oracle, "")))
     return sorted(found, key=lambda mismatch: ORACLES.index(mismatch.oracle))
 
 
 def _same_owners(facts: Facts, other: Facts) -> Facts:
-    """The facts with each storage named by the first tensor on it that both sides have: named by a result that the
-    other side lacks, one storage would have two names."""
+    """Rename storages: each gets the name of its first tensor that exists on both sides. Otherwise a result that only
+    one side has would give one storage two names."""
     first: dict[str, str] = {}
     for (oracle, name), owner in facts.items():
         if oracle == "alias" and (oracle, name) in other:
@@ -177,7 +177,7 @@ def _same_owners(facts: Facts, other: Facts) -> Facts:
 
 
 def _came_to(facts: Facts, name: str) -> bool:
-    """Whether there is an answer of this name: a side that raised before has none, which is not an absent error."""
+    """Whether the side has an answer of this name. A side that raised earlier has none: no error is missing there."""
     return ("error", name) in facts or ("structure", name) in facts
 
 
@@ -194,7 +194,7 @@ def _line(text: str) -> str:
 
 
 def _significant(facts: Facts, name: str) -> tuple[int, ...]:
-    """The strides that say where an element lies."""
+    """The strides that affect where an element lies."""
     shape = facts["shape", name]
     return tuple(st for n, st in zip(shape, facts["stride", name]) if n != 1) if 0 not in shape else ()
 
@@ -209,7 +209,8 @@ def _same_plain(want: Any, got: Any) -> bool:
 def differing(
     want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None, atol: float | None
 ) -> torch.Tensor:
-    """A bool tensor, true where two CPU tensors of one shape and dtype disagree under the rules of `differences`."""
+    """Return a bool tensor, true where two CPU tensors of one shape and dtype disagree under the rules of
+    `differences`."""
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         return want != got
     default = _defaults(want.dtype)
@@ -220,7 +221,7 @@ def differing(
         return ~((want == got) & same_sign(want, got) | want.isnan() & got.isnan())
     rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     if want.dtype.is_complex:
-        # An infinite part leaves the distance of two complex numbers undefined, however close the other parts are.
+        # An infinite part makes the distance of two complex numbers undefined, even if the other parts are close.
         parts = [torch.view_as_real(side.resolve_conj()) for side in (got, want)]
         close = torch.isclose(parts[0], parts[1], rtol=rtol, atol=atol, equal_nan=True).all(-1)
         return ~(torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True) | close)
@@ -228,7 +229,8 @@ def differing(
 
 
 def _defaults(dtype: torch.dtype) -> tuple[float, float]:
-    """(rtol, atol) of torch.testing for a floating or complex dtype; a number of one byte has none and must agree."""
+    """Return torch.testing's (rtol, atol) for a floating or complex dtype. One-byte floats have no tolerance and must
+    agree exactly."""
     return (0.0, 0.0) if dtype.itemsize == 1 else default_tolerances(dtype)
 
 
@@ -236,7 +238,7 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.co
 
 
 def same_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """True where the sign bits agree, so that 0.0 and -0.0 differ; complex numbers part by part."""
+    """Return a bool tensor, true where the sign bits agree, so 0.0 and -0.0 differ; complex numbers part by part."""
     if want.is_complex():
         return same_sign(want.real, got.real) & same_sign(want.imag, got.imag)
     return want.signbit() == got.signbit()
@@ -247,7 +249,7 @@ def _values(
 ) -> list[Mismatch]:
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
     if not bits and want.dtype in _FLOATS and torch.equal(want, got):
-        return []  # a hundred times faster than isclose, for what agrees to the bit anyway
+        return []  # a hundred times faster than isclose when the values are equal
     wrong = differing(want, got, bits, rtol, atol)
     count = int(wrong.sum())
     if not count:
@@ -259,7 +261,7 @@ def _values(
 
 
 def show(tensor: torch.Tensor) -> str:
-    """The values as nested lists, or a summary when there are more than `MAX_SHOWN`."""
+    """Format the values as nested lists, or as a summary of more than `MAX_SHOWN` elements."""
     if tensor.numel() <= MAX_SHOWN:
         return str(tensor.tolist())
     return f"{tensor.numel()} elements, first {tensor.reshape(-1)[:8].tolist()}"

@@ -1,7 +1,7 @@
-"""Dataclasses as plain data for JSON, and back.
+"""Conversion of dataclasses to plain data for JSON, and back.
 
-Defines `dump` and `load`. The key insight: a field's annotation and default say all that it takes to write it and to
-read it again, so what is written and what is accepted cannot drift apart. This module must not import torch.
+Defines `dump` and `load`. A field's annotation and default determine both how to write it and how to read it, so the
+two cannot diverge. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def dump(value: Any) -> Any:
-    """A dataclass as a dictionary, tuples as lists, and a mapping by tuples as sorted mappings in mappings. Fields that
-    hold their default are left out, but for those that the class names in `WRITTEN`."""
+    """Convert a dataclass to a dictionary, a tuple to a list, and a mapping with tuple keys to nested sorted mappings.
+    Fields with their default value are omitted, except those named in the class's `WRITTEN`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         held = ((name, getattr(value, name), usual) for name, usual in _defaults(type(value)))
         written = getattr(value, "WRITTEN", ())
@@ -31,8 +31,8 @@ def dump(value: Any) -> Any:
 
 
 def load(kind: Any, data: Any, name: str = "the data") -> Any:
-    """The inverse of `dump`, for a dataclass or another annotation. Raises KeyError, TypeError or ValueError on data
-    that is no `kind`; `name` is the field's, for its errors."""
+    """The inverse of `dump`, for a dataclass or another annotation. Raises KeyError, TypeError or ValueError if the
+    data does not match `kind`. `name` is the field's name, for errors."""
     origin, args = get_origin(kind) or kind, get_args(kind)
     if kind is Any:
         return data

@@ -1,10 +1,9 @@
-"""What a device has, tried: `TRIALS`, one small experiment a feature; what they showed is a table, `core/probed.py`.
+"""Trials of a device's features: `TRIALS`, one small experiment per feature; `core/probed.py` holds the results.
 
-The key insight: no flag can be believed. `_has_storage`, `is_meta`, `_is_view`, `data_ptr()` and the identity of a
-storage each lie on some published device, so every trial does the thing with numbers and looks at the outcome. A trial
-may raise, hang or end its process, so trials are run in a worker, one by one and each noted before it begins
-(`run/probe.py`). Only what the harness needs for itself is read off a probe - how inputs are made and what is judged;
-an operator that fails is a finding all the same.
+No flag is reliable. `_has_storage`, `is_meta`, `_is_view`, `data_ptr()` and the identity of a storage are each wrong on
+some published device. So every trial performs the operation with numbers and checks the outcome. A trial may raise,
+hang or end its process, so a worker runs the trials one by one, each noted before it begins (`run/probe.py`). A probe
+decides only how the harness makes inputs and which oracles it judges. An operator that fails is still a finding.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from conformance.core.torch_compat import storage_id, version_of
 
 
 class Differs(Exception):
-    """A trial ran and its outcome is not torch CPU's."""
+    """A trial ran and its outcome differs from torch CPU's."""
 
 
 def _same(actual: torch.Tensor, expected: list[Any], what: str = "read back") -> None:
@@ -58,7 +57,7 @@ def _tolist(target: Target) -> None:
 
 
 def _written_through(target: Target, view: Callable[[torch.Tensor], torch.Tensor], index: list[int]) -> None:
-    """A write through the view lands in these cells of six, and in no other."""
+    """Check that a write through the view lands in these cells of six, and in no other."""
     base = _flat(target)
     view(base).copy_(torch.full(tuple(view(torch.arange(6.0)).shape), 9.0))
     _same(base, [9 if cell in index else cell for cell in range(6)], "a write through it, seen in its base")
@@ -100,7 +99,7 @@ VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], list[int]]] = {
     "unsqueeze": (lambda t: t.unsqueeze(0)[0, :2], [0, 1]),
     "permute": (lambda t: t.view(1, 2, 3).permute(2, 0, 1)[1], [1, 4]),
 }
-"""Ordinary views, and the cells of six that a write through each lands in."""
+"""Ordinary views, and the cells of six that a write through each view reaches."""
 
 
 def _views(target: Target) -> None:
@@ -147,7 +146,7 @@ def _strides(target: Target) -> None:
         wanted = view(here)
         try:
             seen = view(there)
-        except Exception as error:  # a view that it refuses shows no strides, wrong or right
+        except Exception as error:  # a refused view shows no strides
             refused = error
             continue
         shown += 1
@@ -222,11 +221,11 @@ TRIALS: dict[str, Callable[[Target], None]] = {
     "random": _random,
     "devices": _devices,
 }
-"""In this order, since later ones use what earlier ones found."""
+"""The trials in order of execution; later ones rely on features that earlier ones tested."""
 
 
 def trial(target: Target, name: str) -> Row:
-    """Try one thing; a device's exception of any kind is an answer."""
+    """Run one trial; a device's exception of any kind is an answer."""
     try:
         with target.entered():
             TRIALS[name](target)
@@ -239,7 +238,7 @@ def trial(target: Target, name: str) -> Row:
 
 
 def dtype_survives(target: Target, name: str) -> bool:
-    """Whether values of this dtype come back from the device as they were."""
+    """Whether values of this dtype survive a round trip to the device unchanged."""
     dtype = getattr(torch, name, None)
     if dtype is None:
         return False
@@ -253,5 +252,5 @@ def dtype_survives(target: Target, name: str) -> bool:
         return (
             there.dtype is dtype and back.dtype is dtype and torch.equal(back.view(torch.uint8), here.view(torch.uint8))
         )
-    except Exception:  # any answer but the value is no
+    except Exception:  # any error means no
         return False

@@ -1,7 +1,7 @@
-"""What a probe showed of a device, as one table: `Probe`, its rows and their answers.
+"""The result of probing a device, as one table: `Probe`, its rows and their answers.
 
-The key insight: the process that collects results shows the table and keeps it, and must import no torch for that; the
-trials that fill it are `core/probe.py`, in a worker.
+The process that collects results shows and stores this table, and must import no torch for that. `core/probe.py` fills
+it, in a worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conformance.core.features import FEATURES
 
 
 class Answer(StrEnum):
-    """What a trial showed."""
+    """The answer of a trial."""
 
     YES = "yes"
     NO = "no"
@@ -24,7 +24,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """One trial: its name, the answer, and what was seen, in a few words."""
+    """One trial: its name, the answer, and a short detail."""
 
     name: str
     answer: Answer
@@ -33,32 +33,33 @@ class Row:
 
 @dataclass(frozen=True)
 class Probe:
-    """What all trials showed."""
+    """The results of all trials."""
 
     rows: tuple[Row, ...] = ()
     dtypes: tuple[str, ...] = ()
-    """Names of the dtypes whose values survive the way to the device and back."""
+    """Names of the dtypes whose values survive a round trip to the device."""
     declared: frozenset[str] = frozenset()
-    """Features that the target's class says itself that it lacks."""
+    """Features that the target's class declares lacking."""
     seconds: float = 0.0
-    """How long the trials took, with the target loaded."""
+    """Duration of the trials in seconds, without the loading of the target."""
     unmade: str = ""
-    """Why nothing was tried of a target that has a profile, if so."""
+    """The reason if a target with a profile was not probed."""
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The features that are not there, or not right."""
+        """The features that are missing or wrong."""
         return frozenset(row.name for row in self.rows if row.name in FEATURES and row.answer is not Answer.YES)
 
     def described(self) -> dict[str, str]:
-        """The table as a result keeps it, among what is said of the environment."""
+        """Return the table in the form that a result stores among its environment."""
         if self.unmade:
             return {"device: probe": f"not made: {self.unmade}"}
         rows = {f"device: {row.name}": f"{row.answer}{': ' if row.detail else ''}{row.detail}" for row in self.rows}
         return rows | {"device: dtypes": ", ".join(self.dtypes)}
 
     def consequences(self, declared: Collection[str] | None = None) -> Iterator[str]:
-        """What follows from what is lacking, a sentence each: from what a profile says of it, where there is one."""
+        """Yield the consequences of the missing features, a sentence each. `declared` are the features that a profile
+        declares lacking; without a profile, the probe's answers count."""
         lacks = self.lacks if declared is None else {*declared} | self.declared
         ways = {"set_": not {"set_", "storages"} & lacks, "as_strided": not {"as_strided", "data"} & lacks}
         way = next((name for name, there in ways.items() if there), "chains of ordinary views, or copies")

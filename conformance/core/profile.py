@@ -1,9 +1,9 @@
-"""The profile of a target, `conformance.toml`: how it is loaded, what it holds, what it lacks, and its limits.
+"""The profile of a target, `conformance.toml`: how to load it, its dtypes, the features it lacks, and its limits.
 
-Defines `Profile`, `load` and `dumps`. The key insight: what is lacking is declared in a file that somebody reads and
-keeps, never read off an exception while a run judges, so nothing can hide a bug by calling itself unsupported. A
-misspelt word would declare something else in silence, so every word must be known. This module must not import torch:
-a profile's environment variables are set before anything is imported.
+Defines `Profile`, `load` and `dumps`. A file that the user reads and keeps declares all missing features and operators.
+A run never infers them from an exception, so nothing can hide a bug by calling itself unsupported. A misspelt word
+would silently declare something else, so an unknown word is an error. This module must not import torch: a profile's
+environment variables must be set before any other import.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from conformance.core.names import BUILTIN, DTYPES, nearest, without_features
 from conformance.core.usage import usage_of
 
 NAME = "conformance.toml"
-"""The profile that commands take where no target is named."""
+"""The profile that commands use if no target is named."""
 
 TINY, TINY_NEEDS = "tiny", "tinygrad"
-"""The target where there is no profile either, and the module without which it cannot be loaded."""
+"""The target if there is no profile either, and the module that it needs."""
 
 FORMS = {"target": "[target]", "environment": "[environment]", "limits": "[limits]", "lacking": "[[lacking]]"}
 OPTIONS = ("import", "call", "dynamic")
@@ -38,12 +38,13 @@ KEYS = {
     "limits": LIMITS,
     "lacking": ("operator", "opinfos", "steps", "said"),
 }
-"""The keys of each table; those of [environment] are names of variables."""
+"""The keys of each table; the keys of [environment] are names of variables."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """One operator without a kernel, with the OpInfos and the steps that need it, and where the profile says so."""
+    """One operator without a kernel, the OpInfos and steps that need it, the error's text, and the line of the
+    entry."""
 
     operator: str
     opinfos: tuple[str, ...] = ()
@@ -54,8 +55,8 @@ class Missing:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a profile says. `lacks` are names of features; `dtypes` None means all; limits are None where it is silent:
-    `seconds` for a program or case, `compiling` for a first kernel, `memory` in GiB."""
+    """The contents of a profile. `lacks` are names of features; `dtypes` None means all. Limits are None if the profile
+    does not set them: `seconds` for a program or case, `compiling` for a first kernel, `memory` in GiB."""
 
     kind: str = "device"
     name: str = ""
@@ -71,26 +72,26 @@ class Profile:
 
     @property
     def spec(self) -> str:
-        """The spec of the target without what the profile says of it beyond loading."""
+        """The spec that loads the target, without the profile's further declarations."""
         argument = ",".join([self.name, *(f"{key}={value}" for key, value in self.options.items())])
         return f"{self.kind}:{argument}" if argument else self.kind
 
     def activate(self) -> None:
-        """Set the environment variables, for this process and those that it starts."""
+        """Set the environment variables, for this process and the processes that it starts."""
         os.environ.update(self.environment)
 
     @property
     def opinfos(self) -> dict[str, str]:
-        """The operator that is lacking, by the OpInfo that needs it."""
+        """The missing operator, by the OpInfo that needs it."""
         return {name: missing.operator for missing in self.lacking for name in missing.opinfos}
 
     @property
     def steps(self) -> dict[str, str]:
-        """The operator that is lacking, by the step that needs it."""
+        """The missing operator, by the step that needs it."""
         return {name: missing.operator for missing in self.lacking for name in missing.steps}
 
     def check(self, what: str, known: Collection[str]) -> None:
-        """Raises TargetError for a word of `lacks`, `opinfos` or `steps` that is not known, with the file and line."""
+        """Reject unknown words in `lacks`, `opinfos` or `steps`. Raises TargetError with the file and line."""
         groups = (
             [(getattr(entry, what), entry.line) for entry in self.lacking] if what != "lacks" else [(self.lacks, 0)]
         )
@@ -101,7 +102,8 @@ class Profile:
                     raise TargetError(f"{where}: unknown name {name!r} in {what!r}{nearest(name, known)}")
 
     def told(self, name: str, what: str) -> str:
-        """What to delete, where this OpInfo or step (`what` is opinfos or steps) is no longer lacking."""
+        """Return the instruction for an OpInfo or step whose operator is no longer missing: the entry or name to
+        delete. `what` is "opinfos" or "steps"."""
         entry = next(entry for entry in self.lacking if name in getattr(entry, what))
         beside = ""
         if len(entry.opinfos) + len(entry.steps) > 1:
@@ -109,7 +111,8 @@ class Profile:
         return f"{self.file}, line {entry.line}: delete the [[lacking]] entry of {entry.operator}{beside}"
 
     def where(self, key: str, name: str = "") -> str:
-        """`FILE, line N` of a key of [target], or of a name in its list; of the table, where the key is not there."""
+        """Return `FILE, line N` of a key of [target], or of a name in its list. If the key does not exist, the line is
+        the table's."""
         lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
         table = declared.line_of(lines, r"\[\s*target\s*\]", 0)
         line = declared.line_of(lines, rf"[\"']?{key}[\"']?\s*=", table)
@@ -143,7 +146,7 @@ class Profile:
 
 
 def _line_of(file: Path, name: str, after: int) -> int:
-    """The first line behind `after` that has this string, or that number itself."""
+    """Return the first line from `after` on that has this string, or `after` itself."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return next((number for number, line in enumerate(lines, 1) if number >= after and quoted(name) in line), after)
 
@@ -181,13 +184,12 @@ def usual(spec: str | None) -> str:
 
 
 def of(spec: str) -> Profile | None:
-    """The profile that a target's spec names; None for any other. Raises TargetError."""
+    """Return the profile if a target's spec is the path of one, else None. Raises TargetError."""
     return load(spec) if is_profile(spec) else None
 
 
 def limit(spec: str, name: str, given: float | None, usual: float) -> float:
-    """A limit of a command: what was given, else what the target's profile says, else the usual one. Raises
-    TargetError."""
+    """Return a limit of a command: the given value, else the profile's, else the default. Raises TargetError."""
     profile = of(spec)
     said = getattr(profile, name) if profile is not None else None
     return given if given is not None else said if said is not None else usual
@@ -205,7 +207,7 @@ def load(path: Path | str) -> Profile:
 
 @dataclass(frozen=True)
 class _Table:
-    """One table of the file, with the line on which it begins."""
+    """One table of the file, with the number of its first line."""
 
     values: Mapping[str, Any]
     file: Path
@@ -288,7 +290,7 @@ def _missing(table: _Table) -> Missing:
 
 
 def dumps(profile: Profile, head: Iterable[str] = ()) -> str:
-    """The profile as TOML, below the lines of `head` as comments."""
+    """Return the profile as TOML, with the lines of `head` as comments at the top."""
     lines = [*(f"# {line}".rstrip() for line in head), "", "[target]"]
     lines += [f"{key} = {quoted(value)}" for key, value in (("kind", profile.kind), ("name", profile.name)) if value]
     lines += [f"{key} = {quoted(value)}" for key, value in profile.options.items()]
@@ -306,7 +308,7 @@ def dumps(profile: Profile, head: Iterable[str] = ()) -> str:
 
 
 def _list(key: str, names: tuple[str, ...]) -> list[str]:
-    """A list on one line, or, where it is too long, a name a line, so that one can be deleted."""
+    """Return a list as one line, or, if that is too long, with one name a line, so that a user can delete a name."""
     line = f"{key} = [{', '.join(map(quoted, names))}]"
     if not names or len(line) <= 100:
         return [line] if names else []

@@ -1,7 +1,7 @@
-"""The part of a target's spec behind its name, `NAME,import=MODULE,call=FUNCTION,...`, and loading what it names.
+"""Options in a target's spec, `NAME,import=MODULE,call=FUNCTION,...`, and loading of the modules that they name.
 
-The key insight: a module that registers a device or a compiler is anybody's code, which may fail in any way and prints
-what it likes; the sentence that says so is the same for both.
+A module that registers a device or a compiler is third-party code, which may raise or print anything. Both kinds of
+module share the sentence that reports a failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conformance.core.names import nearest
 
 
 def options(target: str, argument: str, known: Collection[str], form: str) -> tuple[str, dict[str, str]]:
-    """The name before the first comma, and the options behind it. Raises TargetError with the `form` to write."""
+    """Return the name before the first comma, and the options after it. Raises TargetError with the `form` to write."""
     name, *parts = argument.split(",")
     given = dict(part.partition("=")[::2] for part in parts)
     for key, value in given.items():
@@ -29,7 +29,7 @@ def options(target: str, argument: str, known: Collection[str], form: str) -> tu
 
 
 def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
-    """The lines of a script that set the environment variables, import the module and call its function."""
+    """Return the lines of a script that set the environment variables, import the module and call its function."""
     lines = ["import os"] if environment else []
     lines += [f"os.environ[{key!r}] = {value!r}" for key, value in environment.items()]
     lines += [f"import {module}"] if module else []
@@ -38,12 +38,12 @@ def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
 
 
 def register(module: str, function: str, what: str) -> None:
-    """Import the module, also from the current folder, and call its function (a dotted name), so that `what` is there.
-    Raises TargetError with the last line of the module's own error."""
+    """Import the module, also from the current folder, and call its function (a dotted name), which should register
+    `what`. Raises TargetError with the last line of the module's own error."""
     if not module:
         return
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # the installed command does not look there by itself
+        sys.path.append(os.getcwd())  # the installed command does not search it by default
     called = ""
     try:
         made = importlib.import_module(module)

@@ -1,7 +1,7 @@
-"""A finding run again and how it is shown: in one form for a saved program and for a sample of op_db.
+"""Display of a finding that is run again, in one form for saved programs and op_db samples.
 
-The key insight: who replays a finding wants to paste it, so what is printed is the script's own part, and as comments
-behind it both answers as they were observed this time. How something is run again is its own room's business.
+Users paste a replayed finding into an issue. So the output is the script's own part, followed by both answers of this
+run as comments. Other modules run the finding again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from conformance.core.script import own_part
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of a program or case: `kind` is the word for its failure, none where it agrees on all of `extent`;
-    `about` are the differences with both answers; `lacks` says what the target had declared that it leaves out."""
+    """The result of a rerun program or case. `kind` is the word for its failure, empty if both sides agree on all of
+    `extent`. `about` are the differences with both answers. `lacks` names the part that the target does not support, in
+    which case nothing ran."""
 
     name: str
     target: str
@@ -28,7 +29,7 @@ class Replayed:
 
 
 def show(one: Replayed) -> int:
-    """Print one, and return the exit code. Raises UsageError where nothing was compared."""
+    """Print one result, and return the exit code. Raises UsageError if nothing was compared."""
     if one.lacks:
         raise UsageError(f"{one.name}: {one.target} leaves out {one.lacks}, so there is nothing to compare")
     if not one.kind:
@@ -42,7 +43,7 @@ def show(one: Replayed) -> int:
 
 
 def show_all(found: Sequence[Replayed], noun: str) -> int:
-    """Print each in a line, then how many agree, and return the exit code."""
+    """Print each result on one line, then the number that agree, and return the exit code."""
     for one in found:
         name = one.name.rpartition("/")[2].removesuffix(".json")
         if one.kind:

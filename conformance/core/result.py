@@ -1,9 +1,9 @@
-"""The result model: what one run found, of op_db cases and of drawn programs alike, and how it is kept on disk.
+"""The result model: results of op_db cases and of drawn programs in one form, and their JSON files.
 
-Defines `Outcome`, `Failure`, `Result` (one op case, or one distinct finding of programs), `Run` (all results of one
-target), the exit rule and the order of findings, with a versioned JSON form. The key insight: a result says how much
-was *compared*, so that "nothing was compared" can never look like a pass. This module must not import torch, and knows
-neither how results are produced nor how they are shown.
+Defines `Outcome`, `Failure`, `Result` (one op case, or one distinct finding of programs) and `Run` (all results of one
+target). Also defines the exit rule, the order of findings, and a versioned JSON form. A result records how much was
+*compared*, so "nothing was compared" can never look like a pass. This module must not import torch. It neither produces
+results nor displays them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from conformance.core.names import without_features
 SCHEMA = 2
 KIND = "conformance"
 SHOWS = "shows its headline"
-"""Said of a script that was run in a fresh process and shows what the result says."""
+"""Value of `alone` for a script that shows the result's headline when run in a fresh process."""
 WITHOUT_BACKEND = "also fails without your backend"
-"""The heading of what fails in the same way on PyTorch's own compiler backends."""
+"""Heading of the findings that fail in the same way on PyTorch's own compiler backends."""
 UNEXPLAINED = "not yet explained: "
-"""How the reason of an entry begins that a command wrote, until its reader writes a better one."""
+"""Prefix of the reason that a command writes into a new entry. The user replaces it with a real reason."""
 
 
 class Outcome(StrEnum):
@@ -56,16 +56,16 @@ class Outcome(StrEnum):
 UNEXPECTED = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XPASS, Outcome.FLAKY})
 # Outcomes that a rerun may show to be flaky.
 RERUN = UNEXPECTED - {Outcome.XPASS, Outcome.FLAKY}
-# Outcomes in which the target did not do what torch CPU does, declared or not.
+# Outcomes of a target that differs from torch CPU, with or without a declaration.
 BROKEN = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XFAIL})
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first mismatch that one oracle found in one case, with everything needed to see it again.
+    """The first mismatch that one oracle found in one case, with all data needed to display it.
 
-    `values` holds rows (index, expected, actual, differs) of the compared tensor around the first difference;
-    `layouts` maps "expected" and "actual" to (size, stride, storage_offset, storage elements).
+    `values` holds rows (index, expected, actual, differs) of the compared tensor around the first difference; `layouts`
+    maps "expected" and "actual" to (size, stride, storage_offset, storage elements).
     """
 
     oracle: str
@@ -86,7 +86,7 @@ class Failure:
 
 
 class Named:
-    """What has an op, overload, dtype, variant and layout has a name and an id."""
+    """Mixin for anything with an op, overload, dtype, variant and layout: gives it a name and an id."""
 
     op: str
     overload: str
@@ -101,7 +101,8 @@ class Named:
 
     @cached_property
     def id(self) -> str:
-        """Unique within a run: of a case `add::float32::forward::as_sampled`, of a finding `program::CAUSE`."""
+        """Id that is unique within a run: `add::float32::forward::as_sampled` for a case, `program::CAUSE` for a
+        finding."""
         finding = getattr(self, "finding", None)
         if finding is not None:
             return f"program::{finding.title()}"
@@ -110,26 +111,29 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Result(Named):
-    """One case: an OpInfo with one dtype, variant and input layout, over all its samples; or, where there is a
-    `finding`, one distinct finding of drawn programs, with the first wrong step's op, the variant "program", the layout
-    class of what that step worked on, and no dtype.
+    """One op case, or one distinct finding of drawn programs.
 
-    `samples` counts the samples that were compared by at least one oracle, `skipped` those that were not; `arbitrated`
-    those of `samples` in which the target differs from torch CPU by more than the tolerance and agrees with its answer
-    in float64, to which torch CPU's own is no nearer.
-    `kernels`, `native`, `decomposed` and `fallback` count what the target ran; None when the target cannot count.
-    `eager` counts the aten ops that compute or move data on torch CPU for the same samples, when kernels are counted;
-    `allowed` is that and one for each storage that is sent or fetched: the most kernels that these samples may run.
-    `host` counts calls that run on the CPU by design, apart from `fallback`.
-    `scheduled` counts the graphs that had to be scheduled, since no earlier run had left a schedule on disk; None when
-    the target cannot tell.
-    `compiled`, `partly_compiled` and `not_compiled` count the samples by how much of them reached the compiler;
-    those that did not at all are not compared. None where the target does not compile.
-    `accuracy` is what was measured of its errors, where they were: of the answer that is off most. `footprint` is what
-    it took, where that was measured.
-    `alone` says of the script of the first failure whether it shows its headline in a fresh process: SHOWS, or the
-    reason why not; empty if the script was not run. `layer` is the target without the backend under test that fails in
-    the same way; empty if there is none.
+    A case is an OpInfo with one dtype, variant and input layout, over all its samples. A result with a `finding` has
+    the variant "program", the op of the first wrong step, the layout class of its operands, and no dtype.
+
+    `samples` counts the samples that at least one oracle compared, `skipped` the other samples. `arbitrated` counts the
+    samples that pass only by arbitration in float64: the target differs from torch CPU by more than the tolerance, but
+    agrees with the float64 answer and is no further from it than torch CPU.
+
+    `kernels`, `native`, `decomposed` and `fallback` count the kernels and calls of the target; None if the target
+    cannot count. `eager` counts the aten ops that compute or move data on torch CPU for the same samples, if kernels
+    are counted. `allowed` is `eager` plus one for each storage that is sent or fetched: the most kernels that these
+    samples may run. `host` counts calls that run on the CPU by design; they are not part of `fallback`. `scheduled`
+    counts the graphs that had to be scheduled because no earlier run had left a schedule on disk; None if the target
+    cannot count them.
+
+    `compiled`, `partly_compiled` and `not_compiled` count the samples by how much of them reached the compiler. Samples
+    that did not reach it are not compared. All three are None if the target does not compile.
+
+    `accuracy` holds the measured errors of the answer with the largest error, and `footprint` the measured memory and
+    time; each is None if it was not measured. `alone` says whether the script of the first failure shows its headline
+    in a fresh process: SHOWS, or the reason why not; empty if the script was not run. `layer` is the target without the
+    backend under test that fails in the same way; empty if there is none.
     """
 
     op: str
@@ -167,45 +171,46 @@ class Result(Named):
 
     @property
     def remark(self) -> str:
-        """The reason and, of a script that does not show its headline, a sentence about it."""
+        """The reason, and a sentence about a script that does not show its headline."""
         lost = f"does not reproduce alone: {self.alone}" if self.alone not in ("", SHOWS) else ""
         return "; ".join(filter(None, (self.reason, lost)))
 
     def without_backend(self, layer: str, fails: bool) -> Result:
-        """This failure, which fails in the same way on `layer`: PyTorch's own, and no failure of the run unless it
-        `fails`."""
+        """Return this failure, which also occurs in the same way on `layer`, as PyTorch's own. The outcome becomes
+        XFAIL, unless such a failure `fails` the run."""
         outcome = self.outcome if fails else Outcome.XFAIL
         return self.replace(layer=layer, outcome=outcome, reason=f"{WITHOUT_BACKEND}, on {layer}")
 
     def fails_as(self, other: Result) -> bool:
-        """Whether the case fails in the same way as in another run: in as many samples, and with the same answers in
-        the first sample of each oracle."""
+        """Whether the case fails in the same way in both runs: the same outcome, the same number of failed samples, and
+        the same answers in the first sample of each oracle."""
         compared = self.failures and not {"skip", "harness"} & {*self.oracles}
         same = (self.outcome, self.failed) == (other.outcome, other.failed)
         return bool(compared) and same and answers(self.failures) == answers(other.failures)
 
     @property
     def oracles(self) -> tuple[str, ...]:
-        """The oracles that found a mismatch, in the order in which they were first seen."""
+        """The oracles that found a mismatch, in the order of their first mismatch."""
         return tuple(dict.fromkeys(f.oracle for f in self.failures))
 
     @property
     def only_kernels(self) -> bool:
-        """Whether it is declared to run more kernels than are allowed, and does what torch CPU does otherwise."""
+        """Whether the only difference is declared: the case runs more kernels than are allowed, and otherwise agrees
+        with torch CPU."""
         return self.outcome is Outcome.XFAIL and self.oracles == ("kernels",)
 
     def replace(self, **changes: Any) -> Result:
         return dataclasses.replace(self, **changes)
 
     def flaky(self) -> Result:
-        """This failure, once a rerun has passed."""
+        """Return this failure as FLAKY, after a rerun has passed."""
         reason = f"{self.outcome} at first, PASS when run again"
         return self.replace(outcome=Outcome.FLAKY, reason=reason)
 
 
 def severity(result: Result) -> tuple[bool, bool, int, int, str]:
-    """The order in which findings are listed: that of `finding.SEVERITY`; then the most programs first. Findings of
-    PyTorch itself come after the others, and at the end the findings whose script does not show its headline."""
+    """Sort key of findings: the order of `finding.SEVERITY`, then the most programs first. Findings of PyTorch itself
+    come after the others. In each of these two groups, findings whose script does not show its headline come last."""
     finding = result.finding
     seen = [property_of(one.oracle, one.expected, one.actual, one.detail) for one in result.failures]
     if finding and finding.property:
@@ -218,8 +223,8 @@ def severity(result: Result) -> tuple[bool, bool, int, int, str]:
 
 
 def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrupted: int = 0) -> int:
-    """The exit rule of every command: 128 + N after signal N; 1 for anything unexpected (findings, FLAKY and XPASS
-    included, and regressions) and for a run that ended early; 2 when nothing was compared; else 0."""
+    """The exit rule of every command. Returns 128 + N after signal N; 1 for anything unexpected (findings, FLAKY, XPASS
+    and regressions) and for a run that ended early; 2 if nothing was compared; else 0."""
     if interrupted:
         return 128 + interrupted
     if unexpected:
@@ -228,21 +233,22 @@ def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrup
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code of several parts: an interruption before findings, findings before nothing compared."""
+    """The exit code of several parts. An interruption takes precedence over findings, and findings over "nothing
+    compared"."""
     return max(codes, key=lambda code: (code > 2, code == 1, code), default=2)
 
 
 @dataclass
 class Run:
-    """All results of one target in one run, with the environment in which they were found.
+    """All results of one target in one run, with the environment of the run.
 
-    `drawn` are the totals of drawing, where programs were drawn. `calibration` is the median time in seconds of a fixed
-    loop that ran between the cases, 0 when it is not known: times of two machines, or of a quiet and a busy one, are
-    compared as multiples of it. `budgets` are the kernels and copies of whole workloads, where they were counted beside
-    the run. `expectations` is the file of what was declared; `interrupted` the number of the signal that ended the run.
-    `lacking` are the operators that the target's profile declares lacking and that kept something from being run.
-    `target` is the spec that ran, which a replay runs again; `identity` is the name of the target, the same whether a
-    profile loads it or not (`profile.identity`).
+    `drawn` holds the totals of drawn programs. `calibration` is the median time in seconds of a fixed loop that ran
+    between the cases, 0 if unknown. Times of two machines, or of an idle and a busy machine, are compared as multiples
+    of it. `budgets` are the kernels and copies of whole workloads, if they were counted with the run. `expectations` is
+    the file of declarations. `interrupted` is the number of the signal that ended the run. `lacking` are the operators
+    that the target's profile declares lacking and that kept something from running. `target` is the spec that ran,
+    which a replay runs again. `identity` is the name of the target, the same whether a profile loads it or not
+    (`profile.identity`).
     """
 
     target: str
@@ -268,7 +274,7 @@ class Run:
         return self.identity or without_features(self.target)
 
     def counts(self) -> Counter[str]:
-        """Results by outcome word."""
+        """Number of results by outcome word."""
         return Counter(str(result.outcome) for result in self.results)
 
     @property
@@ -278,20 +284,19 @@ class Run:
 
     @property
     def measures(self) -> str:
-        """ACCURACY or SIZES where all results are of a command of this name, else nothing."""
+        """ACCURACY or SIZES if all results come from the command of that name, else ""."""
         layouts = {result.layout for result in self.results}
         return next((command for command in (ACCURACY, SIZES) if layouts == {command}), "")
 
     @property
     def measured(self) -> list[Result]:
-        """The results of cases whose errors were measured, those that are off by the most multiples of torch CPU's
-        first."""
+        """The results of cases whose errors were measured, ordered by excess over the limit, largest first."""
         found = [(result.accuracy.excess, result) for result in self.results if result.accuracy]
         return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
 
     @property
     def footprints(self) -> list[Result]:
-        """The results of cases whose memory was measured, those with the most of what is allowed first."""
+        """The results of cases whose memory was measured, ordered by excess over the limit, largest first."""
         found = [(result.footprint.excess, result) for result in self.results if result.footprint]
         return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
 
@@ -302,7 +307,8 @@ class Run:
 
     @property
     def stopped_at_inputs(self) -> Result | None:
-        """The finding that every program is, in the same way, at the move of its inputs: nothing else was seen."""
+        """The finding that every program shows at the move of its inputs, or None. With such a finding, no step of any
+        program ran."""
         programs = self.drawn.compared if self.drawn else 0
         all_alike = (one for one in self.findings if one.finding and one.finding.op == MOVE
                      and one.finding.count == programs and one.outcome in UNEXPECTED)  # fmt: skip
@@ -310,13 +316,14 @@ class Run:
 
     @property
     def listed(self) -> list[Result]:
-        """The findings that are shown one by one, worst first: none that a sentence at the top says all of."""
+        """The findings that a report lists one by one, worst first. `stopped_at_inputs` is excluded: a sentence at the
+        top reports it."""
         stopped = self.stopped_at_inputs
         return [result for result in self.findings if result is not stopped]
 
     @property
     def failing_programs(self) -> int:
-        """Programs with a difference that is not declared."""
+        """Number of programs with a difference that is not declared."""
         if self.drawn is not None and self.drawn.failing is not None:
             return self.drawn.failing
         found = (result.finding.count for result in self.results if result.finding and result.outcome in UNEXPECTED)
@@ -324,7 +331,7 @@ class Run:
 
     @property
     def known_programs(self) -> int:
-        """Programs with declared differences only."""
+        """Number of programs with declared differences only."""
         if self.drawn is not None and self.drawn.known is not None:
             return self.drawn.known
         return sum(
@@ -333,27 +340,27 @@ class Run:
 
     @property
     def unexpected(self) -> list[Result]:
-        """What fails the run, worst first."""
+        """The results that fail the run, worst first."""
         return sorted((result for result in self.results if result.outcome in UNEXPECTED), key=severity)
 
     @property
     def compared(self) -> int:
-        """Samples that were compared by at least one oracle, over all results."""
+        """Number of samples that at least one oracle compared, over all results."""
         return sum(result.samples for result in self.results)
 
     @property
     def arbitrated(self) -> int:
-        """Samples that pass by the answer in float64, over all results."""
+        """Number of samples that pass by arbitration in float64, over all results."""
         return sum(result.arbitrated for result in self.results)
 
     def passed_without_fallback(self) -> int | None:
-        """How many PASS results needed no CPU fallback; None when the target cannot count fallbacks."""
+        """Number of PASS results without CPU fallback; None if the target cannot count fallbacks."""
         passed = [result for result in self.results if result.outcome is Outcome.PASS]
         counted = [result for result in passed if result.fallback is not None]
         return sum(result.fallback == 0 for result in counted) if counted else None
 
     def passed_on_host(self) -> int:
-        """How many PASS results without CPU fallback had calls that run on the CPU by design."""
+        """Number of PASS results without CPU fallback that had calls which run on the CPU by design."""
         return sum(r.outcome is Outcome.PASS and r.fallback == 0 and bool(r.host) for r in self.results)
 
     def fallbacks(self) -> Counter[str]:
@@ -361,15 +368,15 @@ class Run:
         return sum((Counter(result.fallbacks) for result in self.results), Counter())
 
     def exit_code(self, regressions: int = 0) -> int:
-        """By the exit rule, with this number of regressions since the baseline."""
+        """Return the exit code by the exit rule, with this number of regressions since the baseline."""
         compared = self.compared + (self.drawn.compared if self.drawn else 0)
         unexpected = len(self.unexpected) + regressions
         return exit_code(unexpected, compared, complete=self.complete, interrupted=self.interrupted)
 
 
 def summary_line(run: Run) -> str:
-    """The last line of a run: `N passed, N failed, N skipped`, of cases and of drawn programs. Known failures are none
-    of these: `report.summary` has a line for them."""
+    """The last line of a run: `N passed, N failed, N skipped`, over cases and drawn programs. Known failures are not
+    counted here; `report.summary` has a line for them."""
     tests = Counter(str(result.outcome) for result in run.cases)
     failed, passed, skipped = sum(tests[str(word)] for word in UNEXPECTED), tests["PASS"], tests["SKIP"]
     # A declared finding that did not show is a failure without a program.
@@ -382,29 +389,29 @@ def summary_line(run: Run) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 program`, `2 programs`."""
+    """A number and its noun: `1 program`, `2 programs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
         *("interrupted", "expectations", "budgets", "drawn", "lacking"))  # fmt: skip
-"""What a file says of a run before its notes and results."""
+"""The fields of a run that a file holds before its notes and results."""
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    """A result as plain data; fields that hold their default are left out."""
+    """Convert a result to plain data. Fields with their default value are omitted."""
     data: dict[str, Any] = plain.dump(result.replace(seconds=round(result.seconds, 4)))
     return data
 
 
 def result_from_json(data: Any) -> Result:
-    """The inverse of `result_to_json`. Raises KeyError, TypeError or ValueError on data that is no result."""
+    """The inverse of `result_to_json`. Raises KeyError, TypeError or ValueError if the data is not a result."""
     result: Result = plain.load(Result, data)
     return result
 
 
 def run_to_json(run: Run) -> dict[str, Any]:
-    """A run as plain data, with the schema's version first."""
+    """Convert a run to plain data, with the schema's version first."""
     seconds, calibration = round(run.seconds, 3), round(run.calibration, 6)
     data = plain.dump(dataclasses.replace(run, results=[], seconds=seconds, calibration=calibration))
     head = {"schema": SCHEMA, "kind": KIND, **{name: data[name] for name in HEAD if name in data}}
@@ -412,7 +419,7 @@ def run_to_json(run: Run) -> dict[str, Any]:
 
 
 def dumps(run: Run) -> str:
-    """One result a line, so that two runs can be compared by any text tool."""
+    """Serialize a run with one result a line, so that any text tool can compare two runs."""
     data = run_to_json(run)
     results = data.pop("results")
     head = json.dumps(data, ensure_ascii=False, indent=1)[:-2]
@@ -421,7 +428,8 @@ def dumps(run: Run) -> str:
 
 
 def run_from_json(data: Any, source: str) -> Run:
-    """Plain data as a run. Raises ReportError, which names `source`, when the data is not a run of a known schema."""
+    """Convert plain data to a run. Raises ReportError, which names `source`, if the data is not a run of a known
+    schema."""
     if not isinstance(data, dict) or data.get("kind") != KIND:
         old = isinstance(data, dict) and data.get("kind") in ("conformance.opinfo", "fuzz") and "schema" in data
         why = "has an older result schema; run again to renew it" if old else "is not a conformance result file; give "
@@ -446,19 +454,21 @@ def run_from_json(data: Any, source: str) -> Run:
 
 
 def load(path: Path | str) -> Run:
-    """Read a run from a .json or .json.gz file. Raises ReportError when there is none or it is damaged."""
+    """Read a run from a .json or .json.gz file. Raises ReportError if the file is missing or damaged."""
     return run_from_json(read(path), str(path))
 
 
 def save(run: Run, path: Path | str) -> None:
-    """Write a run as .json, or .json.gz by its name, beside and then renamed. Raises ReportError."""
+    """Write a run as .json, or as .json.gz if the path ends so, to a temporary file that is then renamed. Raises
+    ReportError."""
     data = dumps(run).encode()
     # mtime 0: the same results give the same bytes, so a tracked baseline changes only when the results do.
     write_atomic(path, gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
 
 
 def slim(run: Run) -> Run:
-    """The run as a baseline keeps it: failures without scripts, values and pictures, seconds to the tenth."""
+    """Reduce a run to the form of a baseline: failures without scripts, values and pictures, seconds rounded to tenths,
+    no `budgets`."""
     results = [
         result.replace(
             seconds=round(result.seconds, 1),

@@ -1,11 +1,11 @@
-"""A finding as a standalone Python script that needs torch and the target only; both kinds of finding in one shape.
+"""A finding as a standalone Python script that needs only torch and the target; one form for programs and op_db cases.
 
 The first screen of a script is the bug in plain torch, so that it can be pasted into an issue: the inputs, the calls,
-and a print of the one answer that differs, from the CPU and from the target. The device is loaded first, since autograd
-counts the devices before the first `backward`. A device may push modes under which torch CPU answers differently, so
-the CPU answers in another thread, which has no modes. After a marker comes the comparison by the harness's rules. Its
-exit code says whether anything differs. That part is the source of the harness, read from its files without importing
-them: a process that must not load torch writes scripts too.
+and a print of the one answer that differs, from the CPU and from the target. The script loads the device first, since
+autograd counts the devices before the first `backward`. A device may push modes under which torch CPU answers
+differently. The CPU therefore answers in another thread, which has no modes. After a marker comes the comparison by the
+harness's rules; its exit code says whether anything differs. That part is the source of the harness, read from its
+files without importing them: a process that must not load torch writes scripts too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conformance.core.oracles import Mismatch
 
 MARKER = "# The full comparison: exit code 1 where anything differs that is judged, 0 where nothing does."
-"""Stands between the bug in plain torch and the functions that each script carries."""
+"""Separates the bug in plain torch from the functions that each script carries."""
 
 ROOM = Path(__file__).parent.parent
 MODULES = (
@@ -33,7 +33,7 @@ MODULES = (
     *("core/script_runtime.py", "opinfo/sampling.py", "opinfo/specials.py", "opinfo/sample_runtime.py"),
     *("core/accuracy.py", "accuracy/errors.py", "core/footprint.py", "sizes/calls.py"),
 )
-"""Where the functions are that scripts carry; of two with one name the later is meant."""
+"""Modules with the functions that scripts carry. If two modules define the same name, the later one counts."""
 
 IMPORTS = {
     "contextlib.": "import contextlib",
@@ -52,7 +52,8 @@ IMPORTS = {
     "forward_ad.": "from torch.autograd import forward_ad",
     "default_tolerances(": "from torch.testing._comparison import default_tolerances",
 }
-"""What carried functions need beside torch, by how they use it."""
+"""Imports that carried functions need in addition to torch. Each key is a text in the functions that need the
+import."""
 
 ANSWERS = {
     "dtype": "{}.dtype",
@@ -63,7 +64,7 @@ ANSWERS = {
     "storage": "{0}.data.set_({0}.untyped_storage()).tolist()",
     "device": "{}.device",
 }
-"""What is printed of a tensor, by the oracle that saw the difference."""
+"""The expression that prints a tensor's answer, by the oracle that saw the difference."""
 
 BY_STRIDES = "{}.detach().as_strided(({}.untyped_storage().nbytes() // {}.element_size(),), (1,), 0).tolist()"
 """A whole storage on a device without `set_`."""
@@ -75,13 +76,16 @@ FLAGS = {
     "channels_last": "{}.is_contiguous(memory_format=torch.channels_last)",
     "channels_last_3d": "{}.is_contiguous(memory_format=torch.channels_last_3d)",
 }
-"""The same for the words of `contiguity`."""
+"""The expression that prints a layout flag, by the flag's word in `contiguity`."""
 
 
 class Bug(NamedTuple):
-    """The part of a script that is its own: `functions` that the calls use, the lines that make the `inputs` (named
-    `given`) and return them by name, and the text of the function `program`. `call` names the function among them that
-    makes the call of a program on what is given, where it is more than that."""
+    """The part of a script that is specific to the bug.
+
+    `functions` are functions that the calls use. `inputs` are the lines that make the inputs (named `given`) and return
+    them by name. `program` is the text of the function `program`. If running the program takes more than a plain call,
+    `call` names the function in `functions` that does it.
+    """
 
     functions: Sequence[str]
     inputs: Sequence[str]
@@ -99,9 +103,9 @@ def render(
     notes: Sequence[str] = (),
     roots: Sequence[str] = (),
 ) -> str:
-    """The script. `about` is its docstring, which may hold any text, and `notes` are comments behind the marker;
-    `setup` is the target's `script()`; `mismatch` says what is printed, None that all results are; `options` are what
-    `compare` is given beside the calls, as expressions, and `roots` the carried functions that they name."""
+    """Return the script. `about` is its docstring, which may hold any text, and `notes` are comments after the marker.
+    `setup` is the target's `script()`. `mismatch` selects the printed answer; None prints all results. `options` are
+    further arguments of `compare`, as expressions, and `roots` the carried functions that they name."""
     names = {"transform": "transform", "MODE": "mode"}
     chosen = {key: name for name, key in names.items() if name in defined(setup)}
     chosen |= {"call": bug.call} if bug.call else {}
@@ -125,13 +129,13 @@ def render(
 
 
 def own_part(text: str) -> str:
-    """The part of a script that is its own, which runs alone: the bug in plain torch."""
+    """Return the part of a script before the marker, which runs alone: the bug in plain torch."""
     return text.partition(MARKER)[0].rstrip("\n")
 
 
 class Loading(NamedTuple):
-    """How a script loads its device: the first lines after the docstring, and the lines before the calls, `late`.
-    `pushes` says that the device may push modes by then, which are those of its thread."""
+    """The lines of a script that load its device: `head`, the first lines after the docstring, and `late`, lines before
+    the calls. `pushes` says that the device may have pushed modes onto its thread by then."""
 
     head: str
     late: str = ""
@@ -139,13 +143,13 @@ class Loading(NamedTuple):
 
 
 def load(setup: str, early: bool) -> Loading:
-    """How a target's `script()` is loaded: the lines at its beginning that register a device, under a `try`. With
-    `early`, only its imports come first, since op_db is imported after a device is registered, and draws its samples
+    """Split a target's `script()` into the lines that register a device, under a `try`, and the others. With `early`,
+    only the imports come first: op_db must be imported after a device is registered, and it must generate its samples
     before the device pushes modes."""
     plain = Loading(f"import torch\n{setup.strip()}")
     try:
         body = ast.parse(setup).body
-    except SyntaxError:  # it is anybody's text; the script will say so
+    except SyntaxError:  # the text is the target's; running the script shows the error
         return plain
     first = next((at for at, line in enumerate(body) if not _registers(line)), len(body))
     lines, rest = [*map(ast.unparse, body[:first])], "\n".join(map(ast.unparse, body[first:]))
@@ -177,8 +181,8 @@ def _registers(line: ast.stmt) -> bool:
 
 
 def _tried(lines: Sequence[str]) -> str:
-    """These lines under a `try`. Modules are found in the current folder as by the installed command. If a line fails,
-    the script prints one sentence and ends with exit code 2, which is not that of a difference."""
+    """Return these lines under a `try`. Modules are also found in the current folder, as with the installed command. If
+    a line fails, the script prints one sentence and exits with code 2, which differs from the code of a difference."""
     said = "f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}'"
     return "\n".join(
         [
@@ -192,7 +196,7 @@ def _tried(lines: Sequence[str]) -> str:
 
 
 def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], pushes: bool) -> Iterator[str]:
-    """The lines that make the calls on both sides and print the answer that differs."""
+    """Yield the lines that make the calls on both sides and print the answer that differs."""
     run, on, label = "program", "device", "device"
     if "transform" in defined(setup):
         run, on, label = "run", '"cpu"', "name"
@@ -230,15 +234,16 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
 
 
 def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
-    """Whether it is about no one answer: an error of the whole run, or of a step that is to give an answer."""
+    """Whether the mismatch is about no single answer: an error of the whole run, or of a step that should give an
+    answer."""
     if mismatch is None or mismatch.where in ("the whole run", "the error"):
         return True
     return mismatch.oracle == "error" and f"{mismatch.where!r}:" not in bug.program
 
 
 def answer(mismatch: Mismatch, given: Collection[str], by_set: bool = True) -> str:
-    """The expression of what differs, with `{made}` for the results and `{given}` for the inputs, both by name;
-    `by_set` says that the device has `set_`."""
+    """Return the expression of the answer that differs, with `{made}` for the results and `{given}` for the inputs,
+    both by name. `by_set` says that the device has `set_`."""
     where = mismatch.where.removeprefix("grad of ")
     tensor, ends = _named(where, given), (mismatch.expected, mismatch.actual)
     if mismatch.oracle == "structure":
@@ -268,7 +273,7 @@ def answer(mismatch: Mismatch, given: Collection[str], by_set: bool = True) -> s
 
 
 def _named(where: str, given: Collection[str]) -> str:
-    """`result[0]` as an expression; what has the name of an input is the input."""
+    """Return `result[0]` as an expression. The name of an input refers to the input."""
     if where in given:
         return f"{{given}}[{where!r}]"
     root, bracket, rest = where.partition("[")
@@ -276,8 +281,8 @@ def _named(where: str, given: Collection[str]) -> str:
 
 
 def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
-    """The options of `compare` that follow from a target's oracles, without kernels, which a script cannot count, and
-    from what the device lacks."""
+    """Return the options of `compare` that depend on a target's oracles and on the features that the device lacks. The
+    oracle "kernels" is excluded, since a script cannot count kernels."""
     unseen = {"kernels"}.union(*(FEATURES[name].oracles for name in lacks))
     unseen |= {"storage"} if {"set_", "as_strided"} <= {*lacks} else set()
     chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - unseen]
@@ -285,7 +290,8 @@ def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, s
 
 
 def inert(text: str) -> str:
-    """Text from anywhere as part of a docstring: it neither ends it, nor escapes, nor moves a terminal's cursor."""
+    """Escape arbitrary text for a docstring: it cannot end the docstring, start an escape, or move a terminal's
+    cursor."""
     escaped = text.replace("\\", "\\\\").replace('"', "'")
     return "".join(c if (c.isascii() and c.isprintable()) or c == "\n" else f"<{ord(c):x}>" for c in escaped)
 
@@ -297,25 +303,26 @@ def uses_device(text: str) -> bool:
 
 @functools.cache
 def defined(text: str) -> frozenset[str]:
-    """The names that a text defines at its top, such as `DEVICE`, `MODE` and `transform` of a target's `script()`."""
+    """Return the names that a text defines at its top level, such as `DEVICE`, `MODE` and `transform` in a target's
+    `script()`."""
     try:
         body = ast.parse(text).body
-    except SyntaxError:  # it is anybody's text; the script will say so
+    except SyntaxError:  # the text is the target's; running the script shows the error
         return frozenset()
     named = [line.name for line in body if isinstance(line, (ast.FunctionDef, ast.ClassDef))]
     return frozenset([*named, *(name for line in body for name in _stored(line))])
 
 
 def _stored(node: ast.AST) -> list[str]:
-    """The names that a statement assigns."""
+    """Return the names that a statement assigns."""
     found = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
     return [one.id for one in found if isinstance(one.ctx, ast.Store)]
 
 
 @functools.cache
 def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> str:
-    """The source of the harness's functions of these names and of all that they use, without annotations and
-    docstrings: they are what a reader scrolls past. Names in `without` are there already."""
+    """Return the source of these functions of the harness and of everything that they use. Annotations and docstrings
+    are removed to keep scripts short. Names in `without` are already defined in the script."""
     known = _definitions()
     wanted, left = set[str](), [*roots]
     while left:
@@ -328,14 +335,14 @@ def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> st
 
 
 def _used(node: ast.AST) -> set[str]:
-    """The names that a definition takes from outside of itself."""
+    """Return the names that a definition takes from outside."""
     inner = {*_stored(node), *(one.arg for one in ast.walk(node) if isinstance(one, ast.arg))}
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - inner
 
 
 @functools.cache
 def _definitions() -> dict[str, ast.AST]:
-    """Functions, classes and constants of the modules by name."""
+    """Return functions, classes and constants of the modules by name."""
     found: dict[str, ast.AST] = {}
     for module in MODULES:
         for node in ast.parse((ROOM / module).read_text(encoding="utf-8")).body:
@@ -347,7 +354,7 @@ def _definitions() -> dict[str, ast.AST]:
 
 
 def bare(text: str) -> str:
-    """The text of functions without annotations and docstrings."""
+    """Return the text of functions without annotations and docstrings."""
     return ast.unparse(_Bare().visit(ast.parse(text)))
 
 
@@ -367,7 +374,7 @@ class _Bare(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         for line in node.body:
-            if not isinstance(line, ast.AnnAssign):  # which are the fields of a dataclass
+            if not isinstance(line, ast.AnnAssign):  # fields of a dataclass keep their annotations
                 self.visit(line)
         return self.undocumented(node)
 

@@ -1,10 +1,10 @@
-"""What a script carries behind its first screen: the calls on torch CPU and on the target, judged as the harness does.
+"""The comparison part of a script: the calls on torch CPU and on the target, judged by the harness's rules.
 
-The key insight: the judge (`oracles.differences`) takes a table of facts, so a script needs no judge of its own, only a
-table made straight from its tensors; all of this travels as its own source. It needs torch only.
+The judge (`oracles.differences`) takes a table of facts, so a script needs no judge of its own, only a table built from
+its tensors. Scripts carry the source of this module and need torch only.
 
-`inputs` is a function of a device that returns the inputs by name, `program` a function of them that returns the
-results by name; names are those of `observe`.
+`inputs` is a function of a device that returns the inputs by name. `program` is a function of the inputs that returns
+the results by name. `observe` defines the names.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from conformance.core.oracles import WHOLE, Facts, Mismatch, differences, plain_
 from conformance.core.torch_compat import raising_inner
 
 device = "cpu"
-"""Where the calls run, which they may name."""
+"""The device of the calls, which may refer to it by this name."""
 
 Places = dict[str, tuple[Any, ...]]
-"""By a tensor's name: size, strides, offset, the number of cells of its storage, and which storage it is."""
+"""Placement of tensors by name: size, strides, offset, number of cells of the storage, and the storage's identity."""
 
 
 def leaves(tree: dict[str, Any]) -> dict[str, Any]:
-    """The leaves of a tree by name."""
+    """Return the leaves of a tree by name."""
     return {name: leaf for key, part in tree.items() for name, leaf in names_of(part, key).items()}
 
 
 def plain_call(program: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """How a program is run; a script may have another `call`, with gradients for example."""
+    """Run a program on its inputs. A script may define another `call`, for example with gradients."""
     return program(*given.values())
 
 
 def facts_of_run(
     inputs: Any, program: Any, on: str, call: Any, apart: Any, oracles: Collection[str], by_set: bool
 ) -> tuple[Facts, Places, Places]:
-    """The facts of a run, and where its inputs lay before and its tensors after it."""
+    """Return the facts of a run, the placement of its inputs before the run, and the placement of all its tensors after
+    it."""
     global device
     device = on
     facts: Facts = {}
@@ -74,19 +75,19 @@ def facts_of_run(
                     facts["storage", first] = on_host(whole_storage(leaf.detach(), by_set))
                 if name in given and leaf.is_leaf and leaf.requires_grad:
                     grad = leaf.grad
-                    if grad is not None and torch._is_zerotensor(grad):  # has no memory, and may not be read before
+                    if grad is not None and torch._is_zerotensor(grad):  # a zero tensor has no memory to read
                         grad = grad.clone()
                     facts["grad", f"grad of {name}"] = None if grad is None else on_host(grad)
             else:
                 facts |= plain_facts(name, Raised.of(leaf) if isinstance(leaf, Exception) else leaf)
-    except Exception as error:  # of a device that computes when it is looked at
+    except Exception as error:  # raised by a device that computes only when a value is read
         facts = {("error", WHOLE): facts.get(("error", WHOLE), Raised.of(error))}
     return facts, before, after
 
 
 def tensor_facts(tensor: torch.Tensor, name: str, first: str, before: int | None) -> Facts:
-    """What is judged of every tensor beside its values; `first` is the first one on its storage, and
-    `before` how often an input had been written to."""
+    """Return the metadata facts of a tensor, without its values. `first` is the name of the first tensor on its
+    storage, and `before` the version counter of an input at the start."""
     return {
         ("structure", name): "Tensor",
         ("dtype", name): tensor.dtype,
@@ -101,12 +102,13 @@ def tensor_facts(tensor: torch.Tensor, name: str, first: str, before: int | None
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values on the CPU; a tensor without values as it is."""
+    """Return the tensor's values on the CPU; a meta tensor is returned as it is."""
     return (tensor if tensor.is_meta else tensor.detach().cpu()).resolve_conj().resolve_neg()
 
 
 def places(tensors: dict[str, Any], oracles: Collection[str]) -> Places:
-    """Where tensors lie; each on a storage of its own, of no size, where the target shows no storages."""
+    """Return the placement of tensors. If the target does not expose storages, each tensor gets a separate storage of
+    size 0."""
     found: Places = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
@@ -120,8 +122,8 @@ def places(tensors: dict[str, Any], oracles: Collection[str]) -> Places:
 
 
 def picture(rows: dict[str, Any], most: int = 48) -> str:
-    """The cells of a storage in a row, and beneath for each tensor which of its elements lies where: `.` is none, `0+3`
-    two of them. Only the first `most` cells are drawn."""
+    """Draw the cells of a storage in a row. Below, one row per tensor shows which element lies in each cell: `.` for
+    none, `0+3` for two elements. Only the first `most` cells appear."""
     table: dict[str, dict[int, str]] = {"cell": {}}
     for name, (size, strides, offset, *_) in rows.items():
         cells = torch.tensor(offset)
@@ -157,20 +159,21 @@ def compare(
     apart: Callable[[Any], Any] = lambda tree: tree,
     by_set: bool = True,
 ) -> list[Mismatch]:
-    """Run `program` on the CPU, then on the device or transformed or under the mode; print what differs, and where the
-    inputs and what differs lie in their storages. Returns the differences.
+    """Run `program` on the CPU, then on the device, transformed, or under the mode. Print the differences, and where
+    the inputs and the differing tensors lie in their storages. Return the differences.
 
-    `exact` names must agree to the bit; mismatches that begin like one of `undefined` have no meaning; `rtol` and
-    `atol` are OpInfo's; `call` runs the program; `apart` is for sparse tensors; `by_set` says that
-    the device has `set_`."""
-    with without_modes():  # of which a device may have pushed some for good
+    `exact` names must agree to the bit. Mismatches that start with an entry of `undefined` are ignored. `rtol` and
+    `atol` are OpInfo's. `call` runs the program. `apart` splits sparse tensors into their parts. `by_set` says that the
+    device has `set_`.
+    """
+    with without_modes():  # a device may have pushed modes permanently
         want, before, one = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
     with mode or contextlib.nullcontext():
         run, on = (raising_inner(transform(program)), "cpu") if transform else (program, device)
         got, _, two = facts_of_run(inputs, run, on, call, apart, oracles, by_set)
     found = differences(want, got, oracles=oracles, exact=exact, rtol=rtol, atol=atol)
     found = [mismatch for mismatch in found if not f"{mismatch.oracle} of {mismatch.where}".startswith(undefined)]
-    # What a side that raised has not come to is no second bug.
+    # If a side raised, its missing results are no second bug.
     found = [mismatch for mismatch in found if (mismatch.oracle, mismatch.where) == ("error", WHOLE)] or found
     for mismatch in found:
         print("".join(c if c.isprintable() else "?" for c in str(mismatch)))

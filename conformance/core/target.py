@@ -1,9 +1,10 @@
-"""What is under test: one small class, one file per target in `targets/`, nothing imported until it is asked for.
+"""`Target`, the device or transform under test: one small class, and one file per target in `targets/`.
 
-The key insight: a target says *beforehand* what it can be judged by (`oracles`), which dtypes it holds and which steps
-it does not support, so an exception is never read as "unsupported". It moves tensors (`device`), or transforms
-functions (`transforms_program`), or interprets metadata (no oracle "value"). Only the executor runs anything on it.
-This module knows nothing of programs, OpInfo or reports."""
+A target declares *beforehand* which oracles can judge it (`oracles`), which dtypes it holds and which steps it does not
+support. So an exception is never read as "unsupported". A target moves tensors (`device`), transforms functions
+(`transforms_program`), or interprets metadata (no oracle "value"). Only the executor runs anything on it. This module
+does not depend on programs, OpInfo or reports.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ from conformance.core.profile import Profile
 
 @dataclass
 class KernelCount:
-    """Kernels run inside a `Target.kernels()` block; `total` is None while open and where the target cannot count."""
+    """Number of kernels run inside a `Target.kernels()` block; `total` is None while the block runs and if the target
+    cannot count."""
 
     total: int | None = None
 
 
 @dataclass
 class Capture:
-    """What a compiler was handed inside a `Target.capture()` block: its graphs, the ops in them, and how often tracing
-    gave up and went on in plain Python."""
+    """Input of a compiler inside a `Target.capture()` block: number of graphs, of ops in them, and of graph breaks."""
 
     graphs: int = 0
     ops: int = 0
@@ -48,13 +49,13 @@ class Capture:
 COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
 
 RENAMED = {"whole": "transforms_program", "without": "unsupported", "relatives": "siblings", "forget": "reset_state"}
-"""Attributes of a target by their former names, which are still understood, with a DeprecationWarning."""
+"""Former names of attributes of a target. They still work, with a DeprecationWarning."""
 
 
 class Target:
-    """A PyTorch device under test. Subclass it, set `name` and `device`, and override what differs.
+    """A PyTorch device under test. Subclass it, set `name` and `device`, and override the methods that differ.
 
-    `argument` is what stood behind the colon in the target's spec (`device:cuda` -> `cuda`), or the empty string.
+    `argument` is the text behind the colon in the target's spec (`device:cuda` -> `cuda`), or the empty string.
     """
 
     name: str
@@ -63,25 +64,27 @@ class Target:
     dtypes: frozenset[torch.dtype] | None = None
     """The dtypes that the device can hold; None means all."""
     unsupported: frozenset[str] = frozenset()
-    """What the target declares it does not support: step families, steps, traits (`program/unsupported.py`), OpInfo
+    """Things that the target declares unsupported: step families, steps, traits (`program/unsupported.py`), OpInfo
     variants, and "sparse"."""
     transforms_program: bool = False
-    """Whether a program runs as one function that `transform` is given, and not step by step."""
+    """Whether a program runs as one function, passed through `transform`, and not step by step."""
     lacks: frozenset[str] = frozenset()
-    """Names of `FEATURES` that the device does not have. They decide how inputs are made; what follows from the missing
-    ones alone is neither drawn nor judged: without storages, aliasing is judged by behaviour only."""
+    """Names of `FEATURES` that the device does not have. They decide how to make inputs. Steps and oracles that depend
+    on a missing feature are neither drawn nor judged. For example, without storages, the judge compares aliasing by
+    behaviour only."""
     probed: bool = False
-    """Whether a probe finds out what it lacks before a run; otherwise it says so itself."""
+    """Whether a probe before the run finds the missing features. If False, the target's class declares them."""
     lazy: bool = False
-    """Whether it computes only when a value is read, so that the kernels that it builds follow from all steps since."""
+    """Whether the target computes only when a value is read. The kernels that it builds then depend on all steps since
+    the last read."""
     rehearsals: int = 0
-    """How often a subject runs before the run that is observed, on a device that answers repeated ones another way."""
+    """Number of runs of a subject before the observed run, for a device that runs repeated subjects in another way."""
     profile: Profile | None = None
-    """Where it is loaded by a profile, `conformance.toml`."""
+    """The profile, `conformance.toml`, that loaded the target; None if no profile did."""
     _waits: bool | None = None
     siblings: tuple[str, ...] = ()
-    """Specs of targets that differ from this one in one part only, such as the code generator: a finding is run on each
-    to say whose bug it is."""
+    """Specs of targets that differ from this one in one part only, such as the code generator. The harness reruns each
+    finding on each of them, to determine whose bug it is."""
     without_backend: tuple[str, ...] = ()
     """Specs of targets that take the same path without the backend under test. A finding that fails there in the same
     way is PyTorch's own, and does not fail a run."""
@@ -107,23 +110,25 @@ class Target:
 
     @property
     def unsupported_variants(self) -> frozenset[str]:
-        """Variants of op_db that it does not support. `backward` among `unsupported` is the step of a program where
-        functions are transformed: a sample's gradients are taken outside of the function."""
+        """Variants of op_db that the target does not support. If the target transforms functions, `backward` in
+        `unsupported` names the step of a program only: a sample's gradients are computed outside the function."""
         named = self.unsupported & VARIANTS.keys() - ({"backward"} if self.transforms_program else set())
         return named | (SPECIALS_BACKWARD.keys() if "backward" in named else set())
 
     @property
     def shows_values(self) -> bool:
-        """Whether its tensors hold values, and not only metadata."""
+        """Whether the target's tensors hold values, and not only metadata."""
         return "value" in self.oracles
 
     def prepare(self) -> None:
-        """Import and register what the device needs; called before `torch.testing._internal` is imported.
+        """Import and register the device's modules; called before `torch.testing._internal` is imported.
 
-        Raises TargetError when the device is not there."""
+        Raises TargetError if the device is not available.
+        """
 
     def without(self, lacks: frozenset[str]) -> None:
-        """This target is without these features: it is not judged by what follows from them. Raises TargetError."""
+        """Declare that this target lacks these features, and remove the oracles and steps that depend on them. Raises
+        TargetError for an unknown feature."""
         unknown = sorted(lacks - {*FEATURES})
         if unknown:
             raise TargetError(
@@ -139,37 +144,38 @@ class Target:
 
     @property
     def exposes_storages(self) -> bool:
-        """Whether the device's tensors show their storages, and these can be read whole."""
+        """Whether the device's tensors expose their storages."""
         return "storages" not in self.lacks
 
     def send(self, tree: Any) -> Any:
-        """The same tree with every CPU tensor on the device: same layout, same aliasing, `requires_grad` kept. Raises
-        LayoutUnavailable."""
+        """Return the tree with every CPU tensor on the device, with the same layout, aliasing and `requires_grad`.
+        Raises LayoutUnavailable."""
         return rebuild(tree, self.upload, self.lay_out)
 
     def lay_out(self, flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
-        """A tensor on the memory of the device tensor `flat` with the geometry of the CPU tensor `like`, which is
-        `alone` where no other tensor lies there."""
+        """Return a tensor on the memory of the device tensor `flat` with the geometry of the CPU tensor `like`. `alone`
+        says that no other tensor uses that memory."""
         return lay_out(flat, like, self.lacks, alone)
 
     def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of dense 1-d CPU tensors on the device, each with a storage of its own."""
+        """Copy dense 1-d CPU tensors to the device, each into a new storage."""
         return [flat.clone() if self.device.type == "cpu" else flat.to(self.device) for flat in flats]
 
     def fetch(self, tree: Any) -> Any:
-        """The same tree on the CPU: each storage brought over once and whole, all in one call of `download`, which is
-        asked for the device's own only; each tensor by itself where storages are not shown or cannot be read whole."""
+        """Return the tree on the CPU. Each storage is copied once and whole, all in one call of `download`, which
+        receives only tensors of the device. If storages are not exposed or cannot be read whole, each tensor is copied
+        separately."""
         if self.lacks and not self.reads_storages:
             return map_tensors(tree, lambda tensor: tensor.detach().cpu())
         return rebuild(tree, self._brought, flatten=self.flatten)
 
     @property
     def reads_storages(self) -> bool:
-        """Whether a whole storage can be read, with the bytes outside of all views."""
+        """Whether a whole storage can be read, with the bytes outside all views."""
         return "storages" not in self.lacks and not {"set_", "as_strided"} <= self.lacks
 
     def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A 1-d tensor over all of the storage of a tensor of the device."""
+        """Return a 1-d tensor over the whole storage of a device tensor."""
         return whole_storage(tensor, by_set="set_" not in self.lacks)
 
     def _brought(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -177,17 +183,16 @@ class Target:
         return [next(own) if flat.device.type == self.device.type else flat.clone() for flat in flats]
 
     def key(self, tensor: torch.Tensor) -> int:
-        """Equal for tensors that are known to share a storage."""
+        """Return a key that is equal for tensors known to share a storage."""
         return storage_key(tensor) if self.exposes_storages else id(tensor)
 
     def download(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies on the CPU of dense 1-d device tensors that each cover a whole storage. A lazy device computes all
-        of them in one schedule."""
+        """Copy dense 1-d device tensors, which each cover a whole storage, to the CPU. A lazy device computes all of
+        them in one schedule."""
         return copied_to_host(flats)
 
     def synchronize(self) -> None:
-        """Wait until the device has run all earlier calls. If torch cannot wait for this device, fetch a value from
-        it."""
+        """Wait until the device has run all earlier calls. If torch cannot wait for it, fetch a value."""
         if self.device.type == "cpu":
             return
         if self.can_be_waited_for():
@@ -207,34 +212,37 @@ class Target:
         return self._waits
 
     def reset_state(self) -> None:
-        """A subject begins: forget what earlier ones taught the device, where kernels of later ones depend on that."""
+        """Forget state that earlier subjects left in the device, if kernels of later subjects depend on it. Called
+        before each subject."""
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:
-        """Count the kernels that run inside the block; `total` stays None where the target cannot count."""
+        """Count the kernels that run inside the block; `total` stays None if the target cannot count."""
         yield KernelCount()
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
-        """Surrounds all that is done on the target, moves and observations included: modes that a device pushes for
-        good when it is loaded go here, so that torch CPU is not under them elsewhere."""
+        """Return a context around all work on the target, moves and observations included. If loading the device pushes
+        modes permanently, activate them here, so that torch CPU does not run under them."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Surrounds each step of a subject on the target, not the moves: a mode or a planted fault goes here."""
+        """Context around each step of a subject on the target, without the moves: for a mode or a planted fault."""
         yield
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in place of the function that a subject is; only for targets with `transforms_program`."""
+        """Return the function that is called in place of the subject's function; only for targets with
+        `transforms_program`."""
         raise NotImplementedError(f"target {self.name!r} does not transform functions")
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Capture | None]:
-        """Count what the compiler behind `transform` is handed inside the block; None where that cannot be counted."""
+        """Count the graphs and ops that the compiler behind `transform` receives inside the block; yields None if it
+        cannot be counted."""
         yield None
 
     def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        """Within a whole program, call a step that must raise: the exception, or "no error"."""
+        """Within a whole program, call a step that must raise, and return the exception, or "no error"."""
         try:
             step(*tensors)
         except Exception as error:
@@ -242,16 +250,16 @@ class Target:
         return "no error"
 
     def environment(self) -> dict[str, str]:
-        """What a report should say about the target: versions, compiler, renderer."""
+        """Facts about the target for a report: versions, compiler, renderer."""
         return {"torch": torch.__version__}
 
     def counted_calls(self) -> dict[str, dict[str, int]] | None:
-        """Calls so far, by how they ran and by op: {"native": {op: n}, "decomposed": ..., "host": ..., "fallback":
-        ...}; None when the target cannot tell."""
+        """Number of calls so far, by how they ran and by op: {"native": {op: n}, "decomposed": ..., "host": ...,
+        "fallback": ...}; None if the target cannot count."""
         return None
 
     def scheduled(self) -> int | None:
-        """Graphs scheduled so far; None when the target cannot tell."""
+        """Number of graphs scheduled so far; None if the target cannot count them."""
         return None
 
     def script(self) -> str:

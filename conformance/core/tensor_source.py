@@ -1,8 +1,8 @@
-"""Tensors as short Python: `torch.arange(6.0).view(2, 3)`, `s[:, 1:].t()`; `as_strided` only where nothing else does.
+"""Tensors as short Python: `torch.arange(6.0).view(2, 3)`, `s[:, 1:].t()`; `as_strided` only as a last resort.
 
-The key insight: a short form is true if it makes the same tensor, so each candidate is evaluated and the shortest of
-those whose dtype, values, size, strides and offset are the wanted ones is taken. Nothing is derived and then trusted.
-What a device lacks of `core/features.py` is in no form for it.
+A short form is correct if it makes the same tensor. So each candidate is evaluated; the shortest one with the right
+dtype, values, size, strides and offset wins. No form is trusted without evaluation. Forms for a device use none of the
+features in `core/features.py` that it lacks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from conformance.core.torch_compat import storage_id
 
 ORDINARY = 16
-"""Characters that ordinary views may be longer than `as_strided`, which not every device has."""
+"""Extra characters that ordinary views may need and still be preferred to `as_strided`, which not every device has."""
 
 
 class NoSource(Exception):
-    """A value that has no short Python form."""
+    """The value has no short Python form."""
 
 
 def storage_source(flat: torch.Tensor) -> str:
-    """An expression for a CPU tensor of one dimension or none that is a whole storage. Raises NoSource."""
+    """Return an expression for a CPU tensor of at most one dimension that is a whole storage. Raises NoSource."""
     try:
         wanted = repr(flat.tolist())
     except RuntimeError as error:
@@ -36,7 +36,7 @@ def storage_source(flat: torch.Tensor) -> str:
             made = eval(candidate, {"torch": torch})  # noqa: S307 - the text is made of numbers here
         except (RuntimeError, TypeError, ValueError, OverflowError):
             continue
-        # By text, since nan is nan whatever its payload, and -0.0 is not 0.0.
+        # Compare by text: nan equals nan whatever its payload, and -0.0 differs from 0.0.
         if made.dtype is flat.dtype and made.shape == flat.shape and repr(made.tolist()) == wanted:
             return f"({candidate})" if " % " in candidate else str(candidate)
     raise NoSource(f"a storage of {flat.dtype}")
@@ -61,7 +61,7 @@ def _storages(flat: torch.Tensor) -> Iterator[str]:
 
 
 def _shortest(flat: torch.Tensor, values: list[float]) -> list[float]:
-    """The numbers with as few digits as the dtype needs."""
+    """Round the numbers to as few digits as the dtype needs."""
     for digits in (6, 7, 8, 9):
         rounded = [float(f"{value:.{digits}g}") for value in values]
         again = torch.tensor(rounded, dtype=flat.dtype)
@@ -75,8 +75,8 @@ def _shortest(flat: torch.Tensor, values: list[float]) -> list[float]:
 def view_source(
     flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, lacks: Collection[str] = ()
 ) -> str:
-    """What to append to a 1-d tensor to get this view of it: nothing, `.view(2, 3)`, `[1:].view(2, 2).t()`, ... Raises
-    NoSource where the device lacks the views that it takes."""
+    """Return the suffix that turns a 1-d tensor into this view of it: nothing, `.view(2, 3)`, `[1:].view(2, 2).t()`,
+    ... Raises NoSource if the device lacks the views that this takes."""
     without = frozenset({"as_strided", "unfold"} & {*lacks})
     return _shortest_view(without, flat.numel(), tuple(size), tuple(stride), offset)
 
@@ -104,7 +104,7 @@ def _shortest_view(without: frozenset[str], count: int, *wanted: Any) -> str:
 
 
 def _views(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Iterator[str]:
-    """Ways to write it that may be right: a dense block or a row of slices, then permuted, then expanded."""
+    """Yield candidates for the view: a dense block or a row of slices, then permuted, then expanded."""
     core = [n if st or n == 1 else 1 for n, st in zip(size, stride, strict=True)]
     expand = f".expand({_plain(size)})" if tuple(core) != size else ""
     order = sorted(range(len(size)), key=lambda dim: -stride[dim])
@@ -127,7 +127,8 @@ def _blocks(count: int, size: list[int], stride: list[int], offset: int) -> Iter
 
 
 def _slices(count: int, size: list[int], stride: list[int], offset: int, start: int) -> str:
-    """A base from cell `start` on whose rows are as long as the strides say, of which each dimension is a slice."""
+    """Return a base from cell `start` on, with rows as long as the strides require, and a slice of it in each
+    dimension."""
     units, rest, slices, base = [*stride[:-1], 1], offset - start, list[str](), list[int]()
     for dim, (n, unit) in enumerate(zip(size, units, strict=True)):
         step = stride[-1] if dim == len(size) - 1 else 1
@@ -143,7 +144,7 @@ def _slices(count: int, size: list[int], stride: list[int], offset: int, start: 
 
 
 def _windows(count: int, size: list[int], stride: list[int], offset: int) -> str:
-    """Windows into windows, which may overlap and need not fill the last row: any positive strides can be had so."""
+    """Return nested windows, which may overlap and need not fill the last row. They express any positive strides."""
     lengths = [1 + sum((n - 1) * st for n, st in zip(size[dim:], stride[dim:])) for dim in range(len(size))]
     cut = _slice(offset, offset + lengths[0], 1, count)
     unfolded = "".join(f".unfold({dim}, {lengths[dim + 1]}, {stride[dim]})" for dim in range(len(size) - 1))
@@ -152,8 +153,8 @@ def _windows(count: int, size: list[int], stride: list[int], offset: int) -> str
 
 
 def _of_any_stride(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> str:
-    """The windows of the dimensions that have a stride, and the others put between them: any geometry can be had so,
-    also a stride of 0 at size 1."""
+    """Return the windows of the dimensions with a nonzero stride, with the other dimensions inserted. They express any
+    geometry, also a stride of 0 at size 1."""
     moving = [dim for dim in range(len(size)) if stride[dim]]
     steps = [stride[dim] for dim in moving]
     windows = _windows(count, [size[dim] for dim in moving], steps, offset) if moving else f"[{offset}]"
@@ -174,7 +175,8 @@ def _slice(first: int, last: int, step: int, whole: int) -> str:
 
 
 def _permuted(dims: tuple[int, ...], count: int) -> Iterator[str]:
-    """From dimensions in this order back to the usual one; of those left out, each comes back with size 1."""
+    """Yield suffixes that bring dimensions from this order back to the usual one. Missing dimensions come back with
+    size 1."""
     present = sorted(dims)
     back = [dims.index(dim) for dim in present]
     added = "".join(f".unsqueeze({dim})" for dim in range(count) if dim not in dims)
@@ -197,10 +199,10 @@ def input_lines(
     lacks: Collection[str] = (),
     longest: int | None = None,
 ) -> list[str]:
-    """The lines that make these CPU tensors on the device `device`, each storage once; those in `stays` stay on the
-    CPU. `flats` are the storages by identity, where their dtypes are known. With `own`, or where several share a
-    storage, each is a tensor of its own as those are that the harness makes, and no view to autograd. `lacks` are the
-    features that the device lacks. Raises NoSource, also where storages have more than `longest` elements."""
+    """Return the lines that make these CPU tensors on the device `device`, each storage once. Tensors in `stays` stay
+    on the CPU. `flats` maps a storage's identity to its 1-d tensor, if the dtype is known. With `own`, or if several
+    share a storage, each is an independent tensor, as the harness makes them, and no view to autograd. `lacks` are the
+    features that the device lacks. Raises NoSource, also if storages have more than `longest` elements."""
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
         groups.setdefault(storage_id(tensor.untyped_storage()), []).append((name, tensor))
@@ -227,8 +229,8 @@ def input_lines(
 
 
 def _seen_on_host(flat: torch.Tensor, root: str, dtype: torch.dtype) -> tuple[torch.Tensor, str]:
-    """The storage as one of this dtype, made so before it is moved; as it was where it is no whole number of such
-    elements."""
+    """Return the storage viewed as this dtype, before it is moved. If it is no whole number of such elements, return it
+    unchanged."""
     try:
         return flat.view(dtype), f"{root}.view({dtype})"
     except RuntimeError:
@@ -262,7 +264,7 @@ def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: boo
     except (RuntimeError, NoSource) as error:  # the storage is no whole number of such elements, or the device lacks it
         if laid_over:
             return laid_over
-        if move and isinstance(error, NoSource) and 0 in size:  # there is nothing to share
+        if move and isinstance(error, NoSource) and 0 in size:  # an empty tensor shares no memory
             return _on(flat, tensor, root, "", own, ()) + move
         raise NoSource(str(error)) from error
     root += move + ("" if tensor.dtype is flat.dtype else f".view({tensor.dtype})")
@@ -273,12 +275,13 @@ def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: boo
 
 
 def _is_itself(value: complex) -> bool:
-    """Whether what Python prints for a number is that number: `(1-0j)` is a difference, whose zero has no sign."""
+    """Whether the text that Python prints for a number evaluates to that number. Python parses `(1-0j)` as a
+    subtraction, which loses the sign of the zero."""
     return math.isfinite(abs(value)) and repr(eval(repr(value))) == repr(value)  # noqa: S307 - the text is a number
 
 
 def literal(value: Any) -> str:
-    """A Python expression for a plain value, such that nan and inf survive. Raises NoSource when there is none."""
+    """Return a Python expression for a plain value that preserves nan and inf. Raises NoSource if there is none."""
     if isinstance(value, complex) and not _is_itself(value):
         return f"complex({literal(value.real)}, {literal(value.imag)})"
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,10 +1,11 @@
-"""Every private symbol of torch that the harness uses, in one place, each under a public-looking name of ours.
+"""Every private symbol of torch that the harness uses, in one place, each behind a public function or name.
 
-Defines `SYMBOLS`, `probe`, `missing` and a function for each use. The key insight: a private symbol may go in any minor
-version, and what then breaks should be one sentence here that names it, not an AttributeError in the middle of a run.
-Symbols of torch itself are probed when this module is imported. Those of Dynamo, FakeTensorMode and op_db are imported
-on first use: they take seconds, and `torch.testing._internal` must not be imported before a target has registered its
-device. The device `tiny` has a module of its own like this one, since it knows nothing of the harness."""
+Defines `SYMBOLS`, `probe`, `missing` and a function for each use. A private symbol may disappear in any minor version.
+The harness then reports one sentence that names the symbol, not an AttributeError in the middle of a run. Symbols of
+torch itself are probed when this module is imported. Symbols of Dynamo, FakeTensorMode and op_db are imported on first
+use. These imports take seconds, and `torch.testing._internal` must not be imported before a target has registered its
+device. The device `tiny` does not depend on the harness, so it has a similar module of its own.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ SYMBOLS: dict[str, str] = {
     "torch.utils._pytree:tree_leaves": ">=2.9",
     "torch.utils._pytree:tree_map": ">=2.9",
 }
-"""Where each symbol that comes with torch itself is, and the versions for which it is known to be there."""
+"""Symbols that come with torch itself, and the versions that have them."""
 
 ON_USE: dict[str, str] = {
     "torch._dynamo:disable": ">=2.9",
@@ -78,11 +79,11 @@ ON_USE: dict[str, str] = {
     "torch.testing._internal.opinfo.core:SampleInput": ">=2.9",
     "torch.testing._internal.opinfo.core:extract_test_fn": ">=2.9",
 }
-"""The same of what is imported on first use."""
+"""Symbols imported on first use, and the versions that have them. An empty specifier claims no version.."""
 
 
 def found(name: str) -> Any:
-    """A private symbol of torch. Raises TargetError with one sentence where this torch does not have it."""
+    """Return a private symbol of torch. Raises TargetError with one sentence if this torch does not have it."""
     module, _, path = name.partition(":")
     try:
         value: Any = importlib.import_module(module)
@@ -97,7 +98,7 @@ def found(name: str) -> Any:
 
 
 def missing(symbols: Iterable[str]) -> list[str]:
-    """Those which the torch that is installed does not have."""
+    """Return the symbols that the installed torch does not have."""
     gone = []
     for name in symbols:
         try:
@@ -108,7 +109,7 @@ def missing(symbols: Iterable[str]) -> list[str]:
 
 
 def probe(symbols: Iterable[str] = tuple(SYMBOLS)) -> None:
-    """Raises TargetError with one sentence that names what this torch lacks of the symbols that come with it."""
+    """Check that torch has these symbols. Raises TargetError with one sentence that names the first missing one."""
     gone = missing(symbols)
     if gone:
         found(gone[0])
@@ -140,19 +141,20 @@ __all__ = [
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
-    """Equal exactly for Python objects of one storage, also of an empty one, whose data pointers are all 0."""
+    """Return an id that is equal exactly for Python objects of one storage. It also works for an empty storage, whose
+    data pointer is always 0."""
     return storage._cdata
 
 
 def device_names() -> list[str]:
-    """The types of devices that torch knows by name here, a renamed one under its new name."""
+    """Return the device types that torch accepts here, a renamed one under its new name."""
     renamed = torch._C._get_privateuse1_backend_name()
     known = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla", "ipu", "vulkan", "meta", "lazy")
     return sorted({*known, *([renamed] if renamed != "privateuseone" else [])})
 
 
 def functorch_level() -> int | None:
-    """The level of the transform of torch.func that is being run, None outside of all."""
+    """Return the level of the torch.func transform that is running, None outside all transforms."""
     level: int | None = torch._C._functorch.maybe_current_level()
     return level
 
@@ -163,45 +165,45 @@ def in_backward() -> bool:
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd takes the tensor for a view of another."""
+    """Whether autograd treats the tensor as a view of another."""
     return tensor._is_view()
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """The tensor's count of in-place writes; an inference tensor has none."""
+    """Return the tensor's count of in-place writes; 0 for an inference tensor, which has no counter."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with the lazy neg bit set."""
+    """Return a view with the lazy neg bit set."""
     return torch._neg_view(tensor)
 
 
 def with_memory(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The tensor; of zeros without memory, such as the gradient of sgn, a copy that has some: to read the other's
-    storage ends the process."""
+    """Return the tensor; if it is a zero tensor without memory, such as the gradient of sgn, return a copy with memory.
+    Reading the storage of the original would end the process."""
     return tensor.clone() if tensor is not None and torch._is_zerotensor(tensor) else tensor
 
 
 def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The indices and values of a sparse COO tensor that need not be coalesced."""
+    """Return the indices and values of a sparse COO tensor that need not be coalesced."""
     return [tensor._indices(), tensor._values()]
 
 
 def fake_tensor_mode() -> Any:
-    """A new FakeTensorMode; its log of unusual calls is silenced."""
+    """Return a new FakeTensorMode; its log of unusual calls is silenced."""
     mode = found("torch._subclasses.fake_tensor:FakeTensorMode")
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     return mode()
 
 
 def forget_fake_calls() -> None:
-    """Empty the cache in which fake tensors remember what a call gave."""
+    """Empty the cache of call results in fake tensors."""
     found("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
 
 
 def in_functionalize() -> bool:
-    """Whether the code that runs is inside of `torch.func.functionalize`."""
+    """Whether the running code is inside `torch.func.functionalize`."""
     interpreter = found("torch._C._functorch:peek_interpreter_stack")()
     return interpreter is not None and interpreter.key() == found("torch._C._functorch:TransformType").Functionalize
 
@@ -210,22 +212,22 @@ def in_functionalize() -> bool:
 
 
 def quiet_dynamo() -> None:
-    """Silence the logs of torch, unless TORCH_LOGS asks for them, and what Dynamo does for its log alone: it times the
-    guards of each new function and flushes the processor's caches before, 0.07 s."""
+    """Silence torch's logs, unless TORCH_LOGS requests them. Also disable work that Dynamo does for its log alone: it
+    times the guards of each new function, and flushes the processor's caches first, 0.07 s."""
     import torch._dynamo
 
-    if not missing(["torch._dynamo.guards:profile_guard_manager"]):  # without it nothing need be silenced
+    if not missing(["torch._dynamo.guards:profile_guard_manager"]):  # without the symbol, there is nothing to silence
         torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
     found("torch._logging:set_logs")(all=logging.CRITICAL)
 
 
 def backend_names() -> list[str]:
-    """All names that `torch.compile(backend=...)` knows here, also those that are not ready for users."""
+    """Return all names that `torch.compile(backend=...)` accepts here, including those not ready for users."""
     return list(found("torch._dynamo:list_backends")(exclude_tags=()))
 
 
 def compiler_backend(name: str) -> Callable[[torch.fx.GraphModule, list[torch.Tensor]], Any]:
-    """The function that compiles a graph, by its registered name. Raises what its own import raises."""
+    """Return the function that compiles a graph, by its registered name. Raises errors of the backend's own import."""
     compiler: Callable[..., Any] = found("torch._dynamo.backends.registry:lookup_backend")(name)
     return compiler
 
@@ -243,37 +245,39 @@ def has_cpp_compiler() -> bool:
 
 
 def keep_eager_draws() -> None:
-    """Inductor's random numbers come from eager kernels, so that one seed gives torch CPU's own: otherwise it draws by
-    generators of its own."""
+    """Make Inductor use eager kernels for random numbers, so that a seed gives the same numbers as torch CPU. By
+    default it uses its own generators."""
     from torch._inductor import config
 
     config.fallback_random = True
 
 
 def reset_dynamo() -> None:
-    """Forget all that was compiled, so that memory stays flat and an answer follows from its own calls alone."""
+    """Discard everything compiled, so that memory stays flat and an answer depends on its own calls alone."""
     found("torch._dynamo:reset")()
     forget_fake_calls()
 
 
 def graph_breaks() -> int:
-    """How often tracing has given up since `reset_graph_breaks`, to go on in plain Python."""
+    """Return the number of graph breaks since `reset_graph_breaks`: each time tracing stopped and plain Python
+    continued."""
     return sum(found("torch._dynamo.utils:counters")["graph_break"].values())
 
 
 def reset_graph_breaks() -> None:
-    """Begin to count anew."""
+    """Reset the count of graph breaks."""
     found("torch._dynamo.utils:counters").clear()
 
 
 def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, never traced itself; what it calls may be compiled again."""
+    """Return the function, never traced itself; functions that it calls may be compiled again."""
     eager: Callable[..., Any] = found("torch._dynamo:disable")(function, recursive=False)
     return eager
 
 
 def unwrapped(error: Exception) -> Exception:
-    """The error that the call itself raises, without the errors that Dynamo wraps around it. Scripts carry this."""
+    """Return the error that the call itself raises, without the errors that Dynamo wraps around it. Scripts carry
+    this."""
     while any(base.__name__ == "TorchDynamoException" for base in type(error).__mro__):
         inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
         if not isinstance(inner, Exception):
@@ -283,7 +287,7 @@ def unwrapped(error: Exception) -> Exception:
 
 
 def raising_inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises the call's own error in place of Dynamo's. Scripts carry this."""
+    """Return the function, changed to raise the call's own error in place of Dynamo's. Scripts carry this."""
 
     def call(*inputs: Any) -> Any:
         try:
@@ -301,33 +305,33 @@ def raising_inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dispatch_keys(tensor: torch.Tensor) -> list[str]:
-    """The keys that calls on the tensor are dispatched by, the backend's first."""
+    """Return the dispatch keys of calls on the tensor, the backend's first."""
     text = str(torch._C._dispatch_keys(tensor))
     return [key.strip() for key in text[text.find("(") + 1 : text.rfind(")")].split(",") if key.strip()]
 
 
 @functools.cache
 def operator_names() -> frozenset[str]:
-    """Every operator that the dispatcher knows, such as aten::add.out."""
+    """Return the names of all operators in the dispatcher, such as aten::add.out."""
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
 def has_kernel(operator: str, key: str) -> bool:
-    """Whether a kernel is registered for exactly this key; of a key that this torch does not have there is none."""
+    """Whether a kernel is registered for exactly this key; False for a key that this torch does not have."""
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
-    except RuntimeError:  # there is no AutogradVulkan
+    except RuntimeError:  # for example, there is no AutogradVulkan
         return False
 
 
 def run_kernel(overload: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the kernel that an operator's overload has for a dispatch key of this name, torch's composite ones
-    included."""
+    """Call the kernel of an operator's overload for the dispatch key of this name. This includes torch's composite
+    kernels."""
     return overload.redispatch(DispatchKeySet(getattr(DispatchKey, key)), *args, **kwargs)
 
 
 def out_form(operator: str) -> str:
-    """The overload that writes into out= and takes what this one takes; an empty string where there is none."""
+    """Return the overload with out= that takes the same other arguments; an empty string if there is none."""
     packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0].rstrip("_"), None)
     overload = operator.partition(".")[2] or "default"
     own = getattr(packet, overload, None)
@@ -344,7 +348,7 @@ def out_form(operator: str) -> str:
 
 
 def op_db() -> SimpleNamespace:
-    """PyTorch's op_db with its seed and the decorators that carry tolerances."""
+    """Return PyTorch's op_db with its seed and the decorators that carry tolerances."""
     internal = "torch.testing._internal"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -362,18 +366,18 @@ FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
 
 
 def foreach_op_db() -> list[Any]:
-    """PyTorch's OpInfos of operators on lists of tensors."""
+    """Return PyTorch's OpInfos of operators on lists of tensors."""
     module = "torch.testing._internal.common_methods_invocations"
     return [op for name in FOREACH for op in found(f"{module}:foreach_{name}_op_db")]
 
 
 def sample_input(first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A sample as OpInfos draw them."""
+    """Return a sample input, as OpInfos yield it."""
     return found("torch.testing._internal.opinfo.core:SampleInput")(first, args=args, kwargs=kwargs)
 
 
 def is_operator(function: Any, name: str) -> bool:
-    """Whether this is what `torch.NAME` calls an operator: one of the dispatcher's, or made of them in Python."""
+    """Whether `torch.NAME` is an operator: one of the dispatcher's, or composed of them in Python."""
     return callable(function) and (hasattr(torch._C._VariableFunctions, name) or name in torch.functional.__all__)
 
 
@@ -384,18 +388,19 @@ NONDETERMINISTIC = frozenset(
         "empty_strided", "new_empty", "new_empty_strided",
     )
 )  # fmt: skip
-"""OpInfos whose results hold uninitialized memory. Those of torch 2.9 do not say so themselves."""
+"""OpInfos whose results hold uninitialized memory. OpInfos of torch 2.9 do not declare this themselves."""
 
 
 def nondeterministic(opinfo: Any) -> bool:
-    """Whether an OpInfo's results hold uninitialized memory, in part at least."""
+    """Whether an OpInfo's results hold uninitialized memory, at least in part."""
     return opinfo.name in NONDETERMINISTIC or getattr(opinfo, "has_nondeterministic_output", False)
 
 
 @contextlib.contextmanager
 def op_db_unseeded() -> Iterator[None]:
-    """Within, op_db's entries that draw random numbers call the op itself. Otherwise they set a seed around it, in a
-    wrapper that Dynamo cannot trace, so that no compiler is ever handed the op; who calls them sets the seed then."""
+    """Inside the block, op_db's entries that draw random numbers call the op itself, and the caller sets the seed.
+    Otherwise they set a seed around the op, in a wrapper that Dynamo cannot trace, so no compiler would ever receive
+    the op."""
     from torch.testing._internal import common_methods_invocations as invocations
 
     wrapper = invocations.wrapper_set_seed
@@ -408,8 +413,8 @@ def op_db_unseeded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def op_db_outside_tests() -> Iterator[None]:
-    """Within, OpInfo's iterators look for no unittest that asks for the samples: they would read the lines of source
-    around each frame of the stack, for milliseconds, and seed with the name of a test."""
+    """Inside the block, OpInfo's iterators do not search for a unittest that requests the samples. The search reads
+    source lines around each frame of the stack, which takes milliseconds, and seeds with the name of a test."""
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
 

@@ -1,7 +1,7 @@
-"""Imports that the garbage collector does not look at, neither meanwhile nor later.
+"""Imports without garbage collection: imported objects are exempt from it, during the imports and later.
 
-The key insight: modules are no garbage, and torch's are a million objects. Each full collection goes through all of
-them, many times while they are imported and once more when the process ends; in a fork it copies their memory too.
+Modules are no garbage, and torch's are a million objects. Each full collection traverses all of them: many times during
+the imports and once more when the process ends. In a fork it also copies their memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """What is there at the end of the block is never collected; the block is for imports."""
+    """Disable garbage collection inside the block, and exempt all objects that exist at its end. Use it for imports."""
     enabled = gc.isenabled()
     gc.disable()
     try:

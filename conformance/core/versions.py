@@ -1,9 +1,9 @@
-"""Which torch is installed, which ones this package was tested with, and what is said to hold for which.
+"""The installed version of torch, the tested versions, and the version specifiers of declarations.
 
-Defines `installed`, `minor`, `baselines`, `holds`, `specifier` and `check`. The key insight: all that was
-learnt about torch (an op's name, what is known to fail, a baseline) was learnt about some minor version, and must say
-which. The version is read from the installed package's metadata, so that a process which only plans and reports need
-not import torch, and anew in each process, so that another package may replace torch at any time.
+Defines `installed`, `minor`, `baselines`, `holds`, `specifier` and `check`. Every recorded fact about torch (an op's
+name, a known failure, a baseline) comes from some minor version, and must state it. The version is read from the
+installed package's metadata, so a process that only plans and reports need not import torch. Each process reads it
+anew, so torch can be replaced at any time.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from packaging.version import Version
 from conformance.core.errors import TargetError, UserError
 
 OLDEST, NEWEST = "2.9", "2.15"
-"""The minor versions of torch between which the harness is tested (`nox -s versions`)."""
+"""The oldest and newest tested minor versions of torch (`nox -s versions`)."""
 
 
 BASELINES = Path("reports/baseline")
 WARNED = "CONFORMANCE_WARNED_OF_TORCH"
-"""The environment variable by which the processes started from here know that the warning was given."""
+"""Environment variable that tells processes started from here that the warning was already printed."""
 
 
 @functools.cache
 def installed(package: str = "torch") -> Version:
-    """The release that is installed, without a local part such as +cpu; of a nightly build the release to come.
+    """Return the installed release, without a local part such as +cpu. For a nightly build, it is the coming release.
 
-    Raises UserError where the package is not installed."""
+    Raises UserError if the package is not installed.
+    """
     try:
         return Version(Version(metadata.version(package)).base_version)
     except metadata.PackageNotFoundError:
@@ -40,18 +41,19 @@ def installed(package: str = "torch") -> Version:
 
 
 def minor(version: Version | None = None) -> str:
-    """The minor version, such as "2.13", of the installed torch if no other is given."""
+    """Return the minor version, such as "2.13"; by default that of the installed torch."""
     return "{}.{}".format(*(version or installed()).release[:2])
 
 
 def baselines(torch: str = "") -> Path:
-    """The folder of the baselines made with a minor version of torch: of this release of torch, such as "2.13.0+cpu",
+    """Return the folder of the baselines for a minor version of torch: that of the given release, such as "2.13.0+cpu",
     or of the installed one."""
     return BASELINES / f"torch-{minor(Version(torch) if torch else None)}"
 
 
 def specifier(text: str) -> SpecifierSet:
-    """A PEP 440 specifier of releases, such as ">=2.14" or "==2.13.*". Raises ValueError where it is none, or empty."""
+    """Parse a PEP 440 specifier of releases, such as ">=2.14" or "==2.13.*". Raises ValueError if it is invalid or
+    empty."""
     try:
         made = SpecifierSet(text)
     except InvalidSpecifier:
@@ -62,13 +64,13 @@ def specifier(text: str) -> SpecifierSet:
 
 
 def holds(text: str, version: Version | None = None) -> bool:
-    """Whether a specifier has the version in it, that of the installed torch if no other is given; the empty one has
+    """Whether a specifier includes the version, by default that of the installed torch. An empty specifier includes
     every version. Raises ValueError."""
     return not text or specifier(text).contains(version or installed())
 
 
 def check() -> None:
-    """Warn of a torch newer than those tested, once in all processes. Raises TargetError for one that is older."""
+    """Warn of a torch newer than those tested, once in all processes. Raises TargetError for an older one."""
     found = installed()
     if Version(minor(found)) < Version(OLDEST):
         raise TargetError(f"torch {found} is too old: `pip install 'torch>={OLDEST}'`")
