@@ -100,7 +100,10 @@ def item(tensor: torch.Tensor) -> Any:
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast."""
+    """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast. A Python number,
+    which torch's parser wraps as a tensor, arrives here as a number again."""
+    if not isinstance(src, torch.Tensor):
+        src = torch.tensor(src)
     if queued(self, src) or (is_tiny(self) and is_tiny(src) and _same(self, src)):
         return self
     if (not src.dim() or src.size() == self.size()) and _filled(self, src):

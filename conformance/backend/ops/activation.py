@@ -28,8 +28,11 @@ def relu(x: UOp) -> UOp:
 
 
 def clip(x: UOp, low: Number = -1.0, high: Number = 1.0) -> UOp:
-    """x within [low, high]; nan stays."""
-    return (x < low).where(low, (x > high).where(high, x))
+    """x within [low, high]; nan where x or a bound is nan."""
+    inside = (x < low).where(low, (x > high).where(high, x))
+    for bound in (low, high):
+        inside = bound.ne(bound).where(bound, inside) if isinstance(bound, UOp) else inside
+    return inside
 
 
 def _gelu_inner(x: UOp) -> UOp:
@@ -121,7 +124,7 @@ pointwise(
         "relu": relu,
         "hardtanh": clip,
         "hardtanh_backward": lambda grad, x, low, high: ((low < x) & (x < high)).where(grad, 0),
-        "threshold": lambda x, limit, instead: (limit < x).where(x, x.ne(x).where(x, instead)),
+        "threshold": lambda x, limit, instead: ((x < limit) | x.eq(limit)).where(instead, x),
         "threshold_backward": lambda grad, x, limit: ((limit < x) | x.ne(x)).where(grad, 0),
         "leaky_relu": lambda x, slope=0.01: (x > 0).where(x, x * slope),
         "leaky_relu_backward": lambda grad, x, slope, _: (x > 0).where(grad, grad * slope),

@@ -46,13 +46,13 @@ def less_equal(a: UOp, b: UOp) -> UOp:
 
 
 def greater(a: UOp, b: UOp) -> UOp:
-    """a where it is larger, else b; nan where either is nan (at::maximum)."""
-    return (is_nan(a) | (b < a)).where(a, b)
+    """b where it is larger, else a, also of two zeros; nan where either is nan (at::maximum)."""
+    return (is_nan(b) | (a < b)).where(b, a)
 
 
 def smaller(a: UOp, b: UOp) -> UOp:
-    """a where it is smaller, else b; nan where either is nan (at::minimum)."""
-    return (is_nan(a) | (a < b)).where(a, b)
+    """b where it is smaller, else a, also of two zeros; nan where either is nan (at::minimum)."""
+    return (is_nan(b) | (b < a)).where(b, a)
 
 
 def scaled(a: UOp, factor: UOp | None) -> UOp:

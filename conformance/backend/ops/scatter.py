@@ -292,11 +292,16 @@ def index_add(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, *, alp
     return _by_line(ctx, self, dim, source, "sum")
 
 
+INDEX_REDUCTIONS = ("prod", "mean", "amax", "amin")
+
+
 @value("index_reduce")
 def index_reduce(
     ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, reduce: str, *, include_self: bool = True
 ) -> UOp:
-    """Slices combined by `reduce`."""
+    """Slices combined by `reduce`. Raises RuntimeError for a name that is not one of `INDEX_REDUCTIONS`."""
+    if reduce not in INDEX_REDUCTIONS:
+        raise RuntimeError(f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.")
     return _by_line(ctx, self, dim, source, reduce, include_self)
 
 
