@@ -1,4 +1,4 @@
-"""A module that registers a device and does not import, for a reason of its own."""
+"""A module that registers a device and whose import then raises an ImportError."""
 
 from __future__ import annotations
 
