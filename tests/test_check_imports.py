@@ -95,7 +95,7 @@ class TestCheckImports:
         ],
     )
     def test_a_planted_fault_is_found(self, check, file, text, said):
-        """Import cycles, dead imports and forbidden imports are found, also late and relative ones."""
+        """The check finds import cycles, dead imports and forbidden imports, also late and relative ones."""
         code, output = check({file: text})
         assert code == 1
         assert said in output

@@ -1,5 +1,4 @@
-"""The page of versions: which failures of a run under another torch are faults of this package, and how the latest
-results are kept."""
+"""The page of versions: faults of this package found under another torch, and the latest result of each version."""
 
 from __future__ import annotations
 

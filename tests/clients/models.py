@@ -1,8 +1,8 @@
 """Published architectures in small random configurations, trained on tiny and on the CPU.
 
 Defines `Model` and `MODELS`. Nothing is downloaded, since an architecture consists of code and a configuration. Weights
-come from a seed, and sizes are the smallest with which every part of the architecture has an effect. A model is one
-row: its constructor, the arguments of a call, and the loss of the result.
+come from a seed. Sizes are the smallest that still exercise every part of the architecture. A model is one row: its
+constructor, the arguments of a call, and the loss of the result.
 
 The module imports no client package until it builds a model. The table can therefore be read without these packages.
 """

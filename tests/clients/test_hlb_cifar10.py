@@ -1,10 +1,10 @@
 """A network and training loop in the manner of hlb-CIFAR10, on synthetic images, on tiny as on the CPU.
 
 The published recipe has these parts: a whitening convolution that is computed from the data and frozen; three residual
-groups of convolution, max-pooling, batch normalization and GELU; a global maximum; a scaled linear head. It trains with
-random shifts and flips, label smoothing, SGD with Nesterov momentum, decay on weights but not on biases, a one-cycle
-rate, and a moving average of the weights. Widths are small here, and the structure is complete. `STEPS=n` changes the
-number of steps from five.
+groups of convolution, max-pooling, batch normalization and GELU; a global maximum; a scaled linear head. Images are
+shifted and mirrored at random, and labels are smoothed. SGD uses Nesterov momentum, decay on weights but not on biases,
+and a one-cycle rate. A moving average of the weights is tested at the end. Widths are small here, and the structure is
+complete. `STEPS=n` changes the number of steps from five.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The planted faults that TorchCTS's hand-written suites find: `python tests/clients/torchcts_faults.py`.
 
 A test can find a fault only in an op that it calls on the device. Each test therefore runs once with a mode that
-records its calls, and again under every fault of those ops that no test has found yet. A test finds a fault if it fails
-with the fault and passes without it, both before and after. The fault acts only on the device: reference values
-computed on the CPU and transfers between the two stay right.
+records its calls. It then runs again under every fault of those ops that no test has found yet. A test finds a fault if
+it fails with the fault and passes without it, both before and after. The fault acts only on the device: reference
+values computed on the CPU and transfers between the two stay right.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""TorchCTS's hand-written suites on a device, and the judgement of their results.
+"""TorchCTS's hand-written suites on a device, and the verdicts on their results.
 
 Defines `install`, `run` and `Outcome`; `python tests/clients/torchcts_run.py SUITE ...` prints the counts.
 
-The result of a suite is the share of passing tests among the tests that can be judged. Exceptions are therefore data
-with a reason for each entry (torchcts.toml), and an entry that is no longer needed is also a failure.
+The result of a suite is the number of passing tests among those tests which can be judged. Exceptions are therefore
+data with a reason for each entry (torchcts.toml), and an entry that is no longer needed is also a failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A module that registers a device and whose import then raises an ImportError."""
+"""A module whose import raises an ImportError, as the import of a device target."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Devices that build a kernel for each function and rank at its first call. The build takes longer than the time limit
-of a program or a case. `Builds` is correct. `Hangs` hangs in the second call of a kernel, `Stuck` in the first."""
+"""Devices that build a kernel for each function and rank at its first call.
+
+The build takes longer than the time limit of a program or a case. `Builds` is correct. `Hangs` hangs in the second call
+of a kernel, `Stuck` in the first.
+"""
 
 from __future__ import annotations
 

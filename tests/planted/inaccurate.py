@@ -1,5 +1,5 @@
-"""A target with three numerical faults: torch CPU, except that batch_norm accumulates its variance in the dtype of the
-input, exp is off by 20 ulp, and sigmoid ends the process."""
+"""A target with three faults: torch CPU, except that batch_norm accumulates its variance in the dtype of the input, exp
+is off by 20 ulp, and sigmoid ends the process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A target with faults at large sizes only: torch CPU, except that clone takes ten copies more than its result, a
-comparison is wrong beyond 2^25 elements, and a float32 sum is accumulated sequentially."""
+"""A target whose faults show at large sizes: torch CPU with three changes. A clone holds ten extra copies. A comparison
+is wrong after element 2^25, or after 2^31 of a larger tensor. A float32 sum is accumulated sequentially."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def explodes(result: torch.Tensor, args: Any) -> torch.Tensor:
 
 
 def dies_later(result: torch.Tensor, args: Any) -> torch.Tensor:
-    """End the process once, after the case is over and while the worker sends its result."""
+    """End the process once, one second later, when the case is over and its result has been sent."""
     mark = Path("flaky")
     if not mark.exists():
         mark.touch()
@@ -150,7 +150,7 @@ class DyingTarget(Target):
 
 
 class WrongName(TorchFunctionMode):
-    """A mode in which `exp` raises an error that names a working operator."""
+    """A mode in which `exp` raises an error that blames a working operator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "exp":

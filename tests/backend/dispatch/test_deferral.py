@@ -1,4 +1,4 @@
-"""Calls of known geometry: the device finds them by one look-up and queues them, and results equal those of direct
+"""Calls of known geometry: one look-up finds them, the device queues them, and their results equal those of direct
 calls."""
 
 from __future__ import annotations

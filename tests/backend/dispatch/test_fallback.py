@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def agree(function: Callable[..., Any], *args: Any) -> None:
-    """Compare the result on tiny and the changed arguments with those of the CPU. The call must count as a fallback."""
+    """Compare the result and the changed arguments on tiny with the CPU's. The call must count as a fallback."""
     moved = [a.to("tiny") if isinstance(a, torch.Tensor) else a for a in args]
     backend.reset_stats()
     result = function(*moved)

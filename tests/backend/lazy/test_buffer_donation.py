@@ -98,8 +98,8 @@ def test_two_that_swap() -> None:
 
 
 def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C waits until the step ends. Formerly an interrupt between two kernels left overwritten contents, from which
-    the step would be computed again."""
+    """Ctrl-C waits until the step ends. Formerly an interrupt between two kernels left overwritten contents, and the
+    step was computed again from them."""
     m, p, g = held([0.0, 0.0], [1.0, 2.0], [0.5, -1.0])
 
     def step() -> None:

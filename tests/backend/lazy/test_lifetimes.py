@@ -30,8 +30,8 @@ def test_a_kept_storage_is_seen() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_no_storage_outlives_its_tensors() -> None:
-    """Every op of op_db runs on its first float32 sample. After its arguments and results are deleted, no storage is
-    left."""
+    """Every op of op_db runs on its first float32 sample. No storage remains after the deletion of its arguments and
+    results."""
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.utils._pytree import tree_map
 

@@ -1,4 +1,4 @@
-"""Loops of small writes run in one kernel of any length, and their values do not change."""
+"""Loops of small writes: one kernel for any number of iterations, with the CPU's values."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class TestLoops:
     @pytest.mark.parametrize("body", BODIES)
     def test_columns(self, body: Body) -> None:
         """A loop over columns, whose elements interleave, takes at most two kernels. Formerly each column was a
-        separate write, and later only a column that was also read (`a[:, i] += 1` took 7 kernels at 60 iterations)."""
+        separate write. Later this was still so for a column that was also read (`a[:, i] += 1` took 7 kernels at 60
+        iterations)."""
         assert kernels_of(body, (60, 3), torch.float32, columns=True) <= 2
 
     def test_columns_that_share_elements(self) -> None:

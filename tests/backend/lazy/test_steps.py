@@ -1,5 +1,7 @@
-"""Replay of steps that equal an earlier one, without building their graphs. Every way to observe a difference is
-tested."""
+"""Replay of steps that equal an earlier one, without building their graphs.
+
+The tests cover every way to observe a difference.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,7 @@ class TestWhatTheKeyMustHave:
             assert w.tolist() == [i + turn + 8 for i in range(4)]
 
     def test_an_index_that_a_replayed_step_writes(self) -> None:
-        """The bounds of an index are known until a write to it. A replayed write counts."""
+        """The device caches the bounds of an index until a write to it. A replayed write counts."""
         index = torch.zeros(4096, dtype=torch.int64).to("tiny") + torch.arange(4096).to("tiny") % 2
         x = torch.arange(8.0).to("tiny")
         for turn in range(9):
@@ -246,8 +248,8 @@ class TestComputedIndex:
         return COUNTERS.replayed - before
 
     def test_what_was_called_before_stays_queued(self) -> None:
-        """Earlier calls stay queued. Formerly they became expressions and no later step was replayed, which was half of
-        the time of a language model's step."""
+        """Earlier calls stay queued. Formerly they became expressions and no later step was replayed, which cost half
+        of the time of a language model's step."""
 
         def program(table: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
             before = (table * 2).square()

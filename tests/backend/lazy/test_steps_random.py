@@ -1,5 +1,4 @@
-"""Random programs with recurring steps among similar states: every value read equals torch CPU's, whichever steps are
-replayed.
+"""Random programs with recurring steps among similar states: every value read equals torch CPU's.
 
 A program has two steps, each a few calls followed by a read, and runs them in a random order. Between them it keeps,
 aliases, clones, drops, reads and overwrites the operands. A step therefore often meets another state than the recorded

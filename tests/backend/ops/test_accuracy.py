@@ -1,7 +1,7 @@
 """Rounding errors of the device against float64 and mpmath: at most 4 times torch CPU's.
 
-The cases are rows of the table of `conformance accuracy`: those that the device formerly got wrong, and one of each
-kind of long sum. `nox -s slow` measures the whole table.
+The cases are rows of the table of `conformance accuracy`: those with a former fault of the device, and one of each kind
+of long sum. `nox -s slow` measures the whole table.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_an_index_out_of_range_is_the_cpus_error():
 
 
 def test_what_is_not_written_keeps_its_sign():
-    """Elements without a write keep -0.0, to which the sum of no writes must not be added."""
+    """Elements without a write keep -0.0. The sum of no writes is 0.0, and must not be added to them."""
     run = torch.compile(lambda a, i, s: a.index_add(0, i, s), backend=tiny)
     found = run(torch.full((5, 4), -0.0).to("tiny"), ROW.to("tiny"), S.to("tiny"))
     assert torch.signbit(found.cpu()[2]).all()

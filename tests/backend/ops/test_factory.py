@@ -12,7 +12,7 @@ import conformance.backend  # noqa: F401
 
 
 def agree(make):
-    """Compare the result of `make` on the device with the CPU's, bit for bit, or the message of the error."""
+    """Compare the result of `make` on the device with the CPU's, bit for bit, or compare the messages of the errors."""
 
     def made(device):
         try:

@@ -199,7 +199,7 @@ class TestCombined:
         check(lambda b, p, s: b.scatter_reduce(0, p, s, reduce, include_self=False), base, place, source)
 
     def test_short_sort_is_three_kernels(self) -> None:
-        """A short sort runs kernels for ranks, indices and elements. The keys formerly had a separate kernel."""
+        """A short sort is three kernels: for ranks, indices and elements. The keys formerly had a separate kernel."""
         x = torch.tensor([3.0, float("nan"), -1.0, 3.0, 0.0])
         values, indices = x.to("tiny").sort()
         backend.reset_stats()

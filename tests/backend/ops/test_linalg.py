@@ -112,7 +112,7 @@ class TestReflections:
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
     def test_qr(self, shape, mode):
-        """QR of tall and wide matrices and of single elements has LAPACK's signs."""
+        """QR of tall and wide matrices and of single elements gives LAPACK's signs."""
         a = torch.randn(shape, dtype=torch.float64)
         with backend.no_fallback():
             mine = torch.linalg.qr(a.to("tiny"), mode)

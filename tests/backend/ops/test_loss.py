@@ -72,8 +72,7 @@ def test_targets_out_of_range(loss):
 
 @pytest.mark.parametrize("wrong", [-0.5, 1.5, math.nan, -math.inf])
 def test_probabilities_in_memory_are_looked_at(wrong):
-    """The CPU refuses inputs and targets outside of 0 to 1, and so does the device. It formerly accepted any
-    numbers."""
+    """The device refuses inputs and targets outside of 0 to 1, as the CPU does. It formerly accepted any numbers."""
     right, bad = torch.tensor([0.25, 0.75, 1.0]), torch.tensor([0.25, wrong, 0.5])
     for pair in ((bad, right), (right, bad)):
         for device in ("cpu", "tiny"):

@@ -46,7 +46,8 @@ def test_a_sum_into_its_own_first_operand(view):
 
 
 def test_a_product_into_its_own_factor_is_the_cpus():
-    """A product into its own factor falls back, because only the CPU kernel defines what it reads while it writes."""
+    """A product into its own factor falls back. Only the CPU kernel defines the values that it reads while it
+    writes."""
     x = torch.ones(2, 2, device="tiny")
     with pytest.raises(backend.FallbackError), backend.no_fallback():
         torch.addmm(torch.zeros(2, 2, device="tiny"), x, x, out=x)
@@ -80,7 +81,7 @@ def test_costly_factors_share_memory(monkeypatch):
 
 
 def test_a_costly_factor_is_kept_for_who_reads_it_later():
-    """An intermediate value that a lazy value still reads is kept. It was formerly dropped and computed again."""
+    """A flush keeps an intermediate value that a lazy value still reads. Formerly it was dropped and computed again."""
     a, b = (torch.randn(6, 6).to("tiny") for _ in range(2))
     costly = torch.sinh(a)
     now, later = costly @ b, b @ costly
@@ -123,7 +124,7 @@ class TestGroupedProducts:
         torch.testing.assert_close(found.cpu(), expected)
 
     def test_an_operand_that_torch_refuses_is_the_cpus_error(self):
-        """A refused operand raises the CPU's error. The meta kernel refuses float32, and therefore cannot be asked."""
+        """A refused operand raises the CPU's error. The meta kernel refuses float32 too, so its answer is not used."""
         for a, b in [(self.ROWS[0][:, :3], self.ROWS[1]), (self.ROWS[0].double(), self.ROWS[1].double())]:
             said = []
             for device in ("cpu", "tiny"):

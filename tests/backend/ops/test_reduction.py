@@ -86,7 +86,7 @@ def test_running_values_of_float32_are_kept_in_float64(name):
 
 
 def test_long_rows_are_declined_not_wrong():
-    """A sort too long for counting falls back to the CPU and is counted."""
+    """A sort too long for the counting algorithm falls back to the CPU and is counted."""
     import conformance.backend as backend
 
     before = backend.stats()["fallback"].get("aten.sort.default", 0)

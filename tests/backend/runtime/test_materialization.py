@@ -39,14 +39,14 @@ def test_a_value_is_read_from_its_part_within_another() -> None:
 
 
 class TestKeeping:
-    """Values that are computed early because they would otherwise keep much larger parts."""
+    """Values that a schedule computes too, because they would otherwise keep much larger parts alive."""
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(materialization, "KEPT_BYTES", 1 << 10)
 
     def test_a_sum_that_the_graph_holds(self) -> None:
-        """A small sum that the graph contains is computed early. Values outside the graph stay lazy."""
+        """A small sum inside the graph is computed with it. Values outside the graph stay lazy."""
         a = flush.flat(lazy_storage(torch.randn(1 << 10).to("tiny")))
         part = materialization.materialize(a.exp())
         total = (part * 2).sum()

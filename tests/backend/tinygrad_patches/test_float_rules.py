@@ -1,5 +1,4 @@
-"""Rules that are valid only for integers do not apply to floats: a fused kernel gives the results of the separate
-operators on the CPU."""
+"""Rules for integers do not apply to floats: a fused kernel gives the results of the separate operators on the CPU."""
 
 from __future__ import annotations
 
@@ -122,8 +121,8 @@ def test_signs_of_zeros() -> None:
 
 
 def test_reciprocals_are_not_cancelled() -> None:
-    """Reciprocals are not cancelled. Formerly x * (1 / x) became x / x, which is 1 where the reciprocal overflows, and
-    x / (1 + x) was 1 at inf."""
+    """Reciprocals are not cancelled. Formerly x * (1 / x) became x / x, which is 1 where the reciprocal overflows. x /
+    (1 + x) was 1 at inf."""
     same(lambda x: [x * x.reciprocal(), x * (1 / (1 + x)), (x / 3) / 5, 1 / (x * x), (x * 7) * x.reciprocal()])
 
 

@@ -13,7 +13,7 @@ import conformance.backend  # noqa: F401 - applies the patches
 
 
 def number(value: UOp) -> object:
-    """Return the constant to which a value folds."""
+    """Return the constant that a value folds to."""
     folded = value.simplify()
     assert folded.op is Ops.CONST, folded
     return folded.val

@@ -52,7 +52,7 @@ def test_elementwise_nodes_are_tinygrads_own(op, dtype):
 
 
 def test_a_buffer_is_tinygrads_own():
-    """A numbered buffer is tinygrad's node, and an unnumbered one is new."""
+    """A numbered buffer equals tinygrad's node, and an unnumbered one is new."""
     made = node_construction._new_buffer("CPU", 5, dtypes.int64, -12345)
     assert made.shape == (5,) and made is node_construction._make_buffer("CPU", 5, dtypes.int64, -12345)
     assert node_construction._new_buffer("CPU", 5, dtypes.int64) is not node_construction._new_buffer(

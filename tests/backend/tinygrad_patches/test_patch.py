@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def functions(path: Path) -> set[str]:
-    """Return the test functions of a file, with those of a class as "Class.test"."""
+    """Return the names of the test functions in a file. A method of a class is named "Class.test"."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]

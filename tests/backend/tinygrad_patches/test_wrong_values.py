@@ -88,8 +88,8 @@ class TestConversions:
 class TestDivisions:
     @pytest.mark.parametrize("dtype", [torch.uint8, *SIGNED])
     def test_by_two_numbers_in_turn(self, dtype):
-        """Nested divisions are right. (x // a) // b became x // (a * b), and (x // a + c) // b became (x + a * c) // (a
-        * b), even if the new product or sum wraps."""
+        """Nested divisions are right, even if the product or sum of the divisors wraps. Formerly (x // a) // b became x
+        // (a * b). (x // a + c) // b became (x + a * c) // (a * b)."""
         most, root = torch.iinfo(dtype).max, 2 ** (torch.iinfo(dtype).bits // 2)
         for a, b in ((2, 3), (100, 100), (16, 16), (64, 64), (most // 2, 3), (root, root)):
             if b <= most:
@@ -215,8 +215,8 @@ MADE = {
 @pytest.mark.skipif(os.environ.get("DEV", "CPU") not in ("CPU", "CPU:CLANG"), reason="looks at the C for clang")
 @pytest.mark.parametrize("name", MADE)
 def test_clang_is_told_of_integers_that_may_wrap(name, monkeypatch):
-    """clang gets the option for wrapping integers only if they may wrap. With the option for every kernel, as formerly,
-    a matrix product took 1.7 times as long."""
+    """clang gets -fwrapv only for a kernel whose integers may wrap. With -fwrapv for every kernel, as formerly, a
+    matrix product took 1.7 times as long."""
     sources = []
     render = ClangRenderer.render
     monkeypatch.setattr(ClangRenderer, "render", lambda self, uops: sources.append(render(self, uops)) or sources[-1])

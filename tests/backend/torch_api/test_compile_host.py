@@ -19,7 +19,7 @@ def _fresh_dynamo() -> None:
 
 
 def answers(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the tensors of the compiled function's second call, and those of the function itself."""
+    """Return the tensors of the compiled function's second call, and the results of the function itself."""
     run = torch.compile(function, backend=compiled.tiny)
     run(*inputs)
     return tree_leaves(run(*inputs)), tree_leaves(function(*inputs))
@@ -116,7 +116,7 @@ def test_inputs_on_tiny_keep_their_bits(bits: Callable[[torch.Tensor], torch.Ten
 
 @pytest.mark.filterwarnings("ignore:tiny. a compiled graph runs eagerly")
 class TestRandomNumbers:
-    """Random numbers are drawn once at each call, wherever the graph uses them."""
+    """Each call draws random numbers once, wherever the graph uses them."""
 
     @pytest.mark.parametrize(
         ("function", "inputs"),

@@ -179,7 +179,7 @@ def _averaged(state, bucket):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_data_parallel_training(tmp_path):
-    """An MLP trained by two processes, each on half of the rows, equals one that a single process trains on all
+    """Two processes, each with half of the rows, train an MLP to the parameters that a single process reaches with all
     rows."""
     alone = network()
     trained(alone, slice(None))
