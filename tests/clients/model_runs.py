@@ -1,5 +1,4 @@
-"""Training and text generation with the models of `models.py` on a device, eager and compiled: the table of
-docs/models.md.
+"""Train and run the models of `models.py` on a device, eager and compiled: the table of docs/models.md.
 
     python tests/clients/model_runs.py [NAME ...]   runs them, compares with torch CPU, prints the rows
     ... --write                                     and puts the rows into docs/models.md

@@ -68,8 +68,7 @@ def both(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torc
 
 
 def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype, columns: bool = False) -> int:
-    """Return the number of kernels for a loop of 60 iterations, optionally over columns. The result must be the
-    CPU's."""
+    """Run a loop of 60 iterations, optionally over columns, and return its kernels. The result must be the CPU's."""
     a, b = both(shape, dtype)
     a = a.t().contiguous().t() if columns else a
     x, y = a.to("tiny"), b.to("tiny")
