@@ -1,7 +1,7 @@
-"""Settings for every test: Hypothesis without a clock, and no `tiny` where it cannot be.
+"""Settings for every test: Hypothesis without a deadline, and a skip where `tiny` cannot run.
 
-A kernel that is compiled afresh makes one example a hundred times slower than the next, so Hypothesis's own deadline
-would report the compiler; pytest's time limit for each test stands instead.
+A kernel that is compiled for the first time makes one example a hundred times slower than the next. Hypothesis's
+deadline would therefore report the compiler. pytest's time limit for each test applies instead.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ settings.load_profile("conformance")
 
 @pytest.fixture(scope="session")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """Runs a script in a process that has imported torch alone."""
+    """Runner of scripts in a process that has imported only torch."""
     with Standalone(tmp_path_factory.mktemp("standalone")) as running:
         yield running
 
 
 def pytest_collection_finish() -> None:
-    """The modules that are imported by now are no garbage, and there are a million objects of torch's to look at."""
+    """Exclude the modules imported so far from garbage collection: torch alone has a million objects to traverse."""
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs the device where the torch or the packages are not those that it runs on."""
+    """Skip tests of the device if torch is too old for it or tinygrad is missing."""
     if item.get_closest_marker("tiny") is None:
         return
     if not versions.holds(">=2.13"):

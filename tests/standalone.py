@@ -1,7 +1,7 @@
-"""Scripts in processes that have imported torch and nothing of this package: forks of one that did so once.
+"""Scripts in forks of one process that has imported torch and nothing of this package.
 
-Importing torch and taking it down again take some seconds, which most scripts do not. A fork has torch, and what the
-first call of torch.compile imports, and is not taken down.
+Importing torch and shutting it down take some seconds, longer than most scripts run. A fork starts with torch and with
+the modules that the first call of torch.compile imports, and skips the shutdown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ for line in sys.stdin:
 
 
 class Standalone:
-    """Call it with a script's text or file to run it as `python FILE WORDS` would. Use as a context manager."""
+    """Runner that takes the text or the file of a script and runs it as `python FILE WORDS` would. Use as a context
+    manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -65,8 +66,8 @@ class Standalone:
         words: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Its exit code, and what it printed; it runs in `folder`, otherwise in an empty one. `environment` is added to
-        that of this process, which torch has been imported in."""
+        """Return the exit code and the output of the script. It runs in `folder`, by default in an empty one.
+        `environment` is added to the environment of the server process, which has already imported torch."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.count += 1

@@ -1,4 +1,4 @@
-"""The table of docs/accuracy.md is made of a run, and shows the worst first."""
+"""The table of docs/accuracy.md is generated from a run, worst case first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run() -> Run:
 
 class TestWritten:
     def test_the_worst_is_first(self, run):
-        """The worst case opens the table, and each family names its own worst."""
+        """The worst case is the first row, and each family names its own worst case."""
         page = SCRIPT["written"](f"# Page\n{SCRIPT['BEGIN']}\nold\n{SCRIPT['END']}\nend\n", run)
         rows = [line for line in page.splitlines() if line.startswith("| `")]
         assert rows[0] == "| `sin` | float32 | forward | result | 1.5 (0.3) | 0.5 (0.3) | 3.0 |" and len(rows) == 3
@@ -35,7 +35,7 @@ class TestWritten:
         assert page.startswith("# Page\n") and page.endswith("\nend\n") and "old" not in page
 
     def test_twice_is_once(self, run):
-        """A page that has the table already stays as it is."""
+        """A page that already has the table stays unchanged."""
         page = SCRIPT["written"](f"{SCRIPT['BEGIN']}{SCRIPT['END']}", run)
         assert SCRIPT["written"](page, run) == page
 

@@ -1,4 +1,4 @@
-"""The import check finds what it is for: each kind of fault is planted in a small package and seen."""
+"""The import check finds every kind of fault that is planted in a small package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOUND = {
 
 @pytest.fixture
 def check(tmp_path, capsys, monkeypatch):
-    """Write a sound package with some files replaced, check it, and return the exit code and what was said."""
+    """Write a sound package with some files replaced, check it, and return the exit code and the output."""
     spec = importlib.util.spec_from_file_location("check_imports", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses looks its class's module up
@@ -54,7 +54,7 @@ def check(tmp_path, capsys, monkeypatch):
 
 class TestCheckImports:
     def test_a_sound_package_passes(self, check):
-        """No fault, and it says how much it looked at."""
+        """A sound package has no fault, and the output counts its modules and imports."""
         assert check({}) == (0, "7 modules, 5 imports: no fault\n")
 
     @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ class TestCheckImports:
         ],
     )
     def test_a_planted_fault_is_found(self, check, file, text, said):
-        """Cycles, dead imports, imports between rooms or of what is forbidden, also late or relative ones."""
+        """The check finds import cycles, dead imports and forbidden imports, also late and relative ones."""
         code, output = check({file: text})
         assert code == 1
         assert said in output
 
     def test_private_names_are_used_where_they_may_be(self, check):
-        """One module has them for all others; an operator's name is none, nor is one with two underscores."""
+        """One module may use private names. An operator's name and a name with two underscores are not private."""
         assert (
             check({"device/other/__init__.py": "import torch\ntorch._C.away()\nfrom torch._ops import OpOverload"})[0]
             == 0
@@ -112,7 +112,7 @@ class TestCheckImports:
         assert check({"oracle/__init__.py": own})[0] == 0
 
     def test_a_late_import_makes_a_cycle(self, check):
-        """A function's import counts, as a circle hidden in functions is one; an import for type checkers does not."""
+        """An import inside a function counts towards a cycle. An import for type checkers does not."""
         late = {"device/lazy/flush.py": "from . import storage"}
         check_only = "import typing\nif typing.TYPE_CHECKING:\n  from . import flush\n"
         assert check({**late, "device/lazy/storage.py": f"{check_only}def hold(): ..."})[0] == 0
@@ -120,7 +120,7 @@ class TestCheckImports:
         assert (code, "import cycle" in output) == (1, True)
 
     def test_what_cannot_be_read_is_no_pass(self, check, tmp_path):
-        """A syntax error is one line with the place, and exit code 2; so is a folder without the package."""
+        """A syntax error is reported as one line with its place, and exit code 2."""
         code, output = check({"oracle/__init__.py": "x = ("})
         assert code == 2
         assert "__init__.py:1:" in output

@@ -22,7 +22,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def result(op: str, **changed: Any) -> dict[str, Any]:
-    """One case of a run."""
+    """Return one case of a run."""
     usual = {
         "op": op, "dtype": "float32", "variant": "forward", "layout": "as_sampled", "outcome": "PASS", "samples": 2,
         "seconds": 0.5, "native": 2, "decomposed": 0, "fallback": 0,
@@ -31,12 +31,12 @@ def result(op: str, **changed: Any) -> dict[str, Any]:
 
 
 def run(*results: dict[str, Any], target: str = "tiny") -> dict[str, Any]:
-    """A run's JSON."""
+    """Return the JSON of a run."""
     return {"target": target, "command": "a command", "started": "today", "seconds": 4.0, "results": list(results)}
 
 
 def test_the_rate_is_of_a_run_of_float32_forward_alone() -> None:
-    """Samples a second are those of the last run that compared nothing else, by its own clock."""
+    """Samples per second come from the last run that compared float32 forward only, by that run's own clock."""
     both = run(result("add"), result("add", variant="out"))
     assert "samples a second" not in device_tables.page_part(device_tables.collect([both]), {})
     data = device_tables.collect([both, run(result("add", samples=20))])
@@ -49,7 +49,7 @@ def test_page_is_current() -> None:
 
 
 def test_stale_page_is_found(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Changed data makes the page stale until the command is run."""
+    """After the data changes, the check fails until the command is run."""
     data = json.loads((copy / device_tables.DATA).read_text())
     data["samples"] += 1
     (copy / device_tables.DATA).write_text(json.dumps(data))
@@ -60,7 +60,7 @@ def test_stale_page_is_found(copy: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_later_runs_replace_earlier_ones() -> None:
-    """A case counts once, as it last ended; who computed it is told by its counters."""
+    """A case counts once, with its latest outcome. Its counters say whether it was native, decomposed or a fallback."""
     first = run(result("add", outcome="FAIL"), result("svd", fallback=1, fallbacks={"aten._linalg_svd.U": 1}))
     data = device_tables.collect([first, run(result("add", decomposed=1))])
     assert data["outcomes"] == {"float32|forward": {"PASS": 2}}
@@ -69,7 +69,7 @@ def test_later_runs_replace_earlier_ones() -> None:
 
 
 def test_lines_of_older_data_stay() -> None:
-    """A new run replaces the lines that it has, and no other."""
+    """A new run replaces only the lines that it contains."""
     old = device_tables.collect([run(result("add"), result("add", dtype="int8", samples=1))])
     new = device_tables.collect([run(result("add", dtype="int8", samples=20, outcome="FAIL"))], old)
     assert new["outcomes"] == {"float32|forward": {"PASS": 1}, "int8|forward": {"FAIL": 1}}
@@ -81,7 +81,7 @@ def test_lines_of_older_data_stay() -> None:
 
 
 def test_fallback_without_a_reason(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An operator that falls back and that no pattern covers is an error which names it."""
+    """A fallback operator that no pattern covers is an error which names the operator."""
     data = device_tables.collect([run(result("new", fallback=1, fallbacks={"aten.brand_new.default": 1}))])
     (copy / device_tables.DATA).write_text(json.dumps(data))
     assert device_tables.main([], copy) == 2
@@ -89,7 +89,7 @@ def test_fallback_without_a_reason(copy: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_other_targets_are_refused(tmp_path: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page is of tiny."""
+    """A run of a target other than tiny is refused."""
     (tmp_path / "run.json").write_text(json.dumps(run(result("add"), target="cpu")))
     assert device_tables.main(["collect", str(tmp_path / "run.json")], copy) == 2
     assert "the tables are of tiny" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""What the pages show is true: every Python block in the README and the documentation runs.
+"""Every Python block in the README and the documentation runs, and prints the values that the page shows.
 
-Blocks marked `py` need a device that the tests do not have, and are left out."""
+Blocks marked `py` need a device that the tests do not have; these are excluded.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def marks(block: str) -> list[pytest.MarkDecorator]:
-    """Inductor compiles C++, for a minute on a cold cache: such a block is for the slow session."""
+    """Return the slow mark for a block that needs Inductor, which compiles C++ for a minute with a cold cache."""
     return [pytest.mark.slow] if "torch.compile" in block and "backend=" not in block else []
 
 
@@ -29,7 +30,7 @@ FINDINGS = ROOT / "docs" / "findings.md"
 
 
 def printed(page: Path, block: str) -> list[str] | None:
-    """What a block of the findings says that it printed: its last lines, which are comments."""
+    """Return the output that a block of the findings claims: its last lines, which are comments."""
     lines = block.splitlines()
     code = max(number for number, line in enumerate(lines) if not line.startswith("# "))
     return [line.removeprefix("# ") for line in lines[code + 1 :]] if page == FINDINGS else None
@@ -44,18 +45,18 @@ BLOCKS = [
 
 class TestBlocks:
     def test_there_are_some(self):
-        """The pages have Python to run."""
+        """The pages contain Python blocks."""
         assert BLOCKS
 
     @pytest.mark.parametrize(("block", "says"), BLOCKS)
     def test_runs(self, block, says, standalone):
-        """The block runs as it stands in a fresh process; a finding prints what its comments say."""
+        """The block runs unchanged in a fresh process. A finding prints exactly the lines of its comments."""
         ran = standalone(block)
         assert ran.returncode == 0, ran.stderr
         assert says is None or (says and ran.stdout.splitlines() == says)
 
     def test_one_that_fails_is_told(self, standalone):
-        """Its exit code and what it printed are its own."""
+        """A failing script returns its own exit code and output."""
         ran = standalone("import sys; print(1); print(2, file=sys.stderr); raise SystemExit(3)")
         assert (ran.returncode, ran.stdout, ran.stderr) == (3, "1\n", "2\n")
         ran = standalone("1 / 0")
@@ -64,7 +65,7 @@ class TestBlocks:
 
 class TestFindings:
     def test_the_contents_name_each_finding_once(self):
-        """The list at the top has one line for each heading, with its link, and no other."""
+        """The list at the top has exactly one line with a link for each heading."""
         contents, _, rest = FINDINGS.read_text().partition("\n## ")[2].partition("\n## ")
         titles = re.findall(r"^### (.*)$", rest, re.MULTILINE)
         anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
@@ -73,7 +74,7 @@ class TestFindings:
 
 class TestLayoutClasses:
     def test_each_is_explained_as_in_a_run(self):
-        """The table of docs/fuzzing.md and the line below a finding say the same."""
+        """The table of docs/fuzzing.md agrees with the line that a run prints below a finding."""
         text = (ROOT / "docs" / "fuzzing.md").read_text().partition("| layout class | means |\n|---|---|\n")[2]
         rows = re.findall(r"^\| `(.*?)` \| (.*?) \|$", text.partition("\n\n")[0], re.MULTILINE)
         assert dict(rows) == LAYOUTS
@@ -81,7 +82,7 @@ class TestLayoutClasses:
 
 class TestReadme:
     def test_the_views_example_says_what_the_cpu_says(self, standalone):
-        """The README's few lines about tiny print the same on the CPU."""
+        """The README's example of tiny prints the same on the CPU."""
         [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         on_cpu = block.replace('device="tiny"', 'device="cpu"')
         assert block != on_cpu
@@ -95,7 +96,7 @@ TORCH = re.search(r"^torch==(\d+\.\d+)", (ROOT / "requirements" / "constraints.t
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """The script that runs transcripts again, as a module."""
+    """The script that reruns transcripts, as a module."""
     spec = importlib.util.spec_from_file_location("transcripts", ROOT / "scripts" / "transcripts.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules["transcripts"] = importlib.util.module_from_spec(spec)
@@ -105,14 +106,14 @@ def script() -> Iterator[ModuleType]:
 
 
 class TestTranscripts:
-    """`python scripts/transcripts.py --write` puts what is printed today into the pages."""
+    """`python scripts/transcripts.py --write` replaces the transcripts of the pages by today's output."""
 
     WITH = tuple(page for page in PAGES if re.search(r"^```text\n\$ ", page.read_text(), re.MULTILINE))
 
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize("page", WITH, ids=lambda page: page.name)
     def test_is_what_is_printed(self, page: Path, script: ModuleType) -> None:
-        """Each command of a transcript prints what stands below it, but for times."""
+        """Each command of a transcript prints the text below it, except for times."""
         if TORCH is None or not versions.holds(f"=={TORCH[1]}.*"):
             pytest.skip(f"the transcripts are of the torch in requirements/constraints.txt, not {versions.installed()}")
         made = [one for commands in script.run(page.read_text()) for one in commands]
@@ -120,7 +121,8 @@ class TestTranscripts:
         assert "\n".join(one.difference for one in made if not one.same) == ""
 
     def test_which_there_are(self) -> None:
-        """A page whose transcripts no longer begin with their command would not be run."""
+        """The list of pages with transcripts is fixed, because a page whose transcripts lose their command would not be
+        run."""
         assert [page.name for page in self.WITH] == ["compilers.md", "scripts.md", "start.md"]
 
     @pytest.mark.parametrize(
@@ -134,11 +136,11 @@ class TestTranscripts:
         ],
     )
     def test_what_is_the_same(self, shown: list[str], printed: list[str], same: bool, script: ModuleType) -> None:
-        """Times, spaces at the ends of lines and progress mean nothing; three dots stand for any lines."""
+        """The comparison ignores times, spaces at line ends and progress lines. Three dots stand for any lines."""
         assert script.Command("x", tuple(shown), tuple(printed)).same is same
 
     def test_a_page_is_renewed(self, script: ModuleType) -> None:
-        """What is printed today takes the place of what the page says, and all else stays."""
+        """Today's output replaces the old output, and the page is otherwise unchanged."""
         file = "```python\nprint(1)\n```\n\nSaved as `one.py`:\n\n"
         page = f"# a page\n\n{file}```text\n$ python one.py\n2\n```\n\nThe end.\n"
         made = script.run(page)

@@ -1,4 +1,4 @@
-"""Counting kernels, saying where and why they ran, and budgets."""
+"""Kernel counts, the place and reason of each schedule, and budgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.standalone import Standalone
 
 
 def test_counts_what_the_device_counts() -> None:
-    """Kernels, copies and bytes are those of the device's own counters; the line that read a value is named."""
+    """Kernels, copies and bytes equal the device's own counters. The line that read a value is named."""
     x = torch.randn(8, 8)
     backend.reset_stats()
     with kernels.count() as k:
@@ -28,7 +28,7 @@ def test_counts_what_the_device_counts() -> None:
 
 
 def test_says_why_a_schedule_ran() -> None:
-    """A value read, one realized on demand, and an index looked at are three reasons."""
+    """Three reasons are distinguished: a value was read, a tensor was realized on demand, an index was checked."""
     x = torch.arange(6.0).to("tiny")
     with kernels.count() as k:
         (x + 1).sum().item()
@@ -39,7 +39,7 @@ def test_says_why_a_schedule_ran() -> None:
 
 
 def test_nothing_is_counted_after_the_block() -> None:
-    """Blocks nest, and each ends with its block."""
+    """Blocks nest, and counting ends with the block."""
     x = torch.ones(3).to("tiny")
     with kernels.count() as outer:
         with kernels.count() as inner:
@@ -50,7 +50,7 @@ def test_nothing_is_counted_after_the_block() -> None:
 
 
 def test_a_workload_over_its_budget_fails(tmp_path: Path) -> None:
-    """One kernel more than allowed is an error that names both numbers; an unknown workload is one too."""
+    """One kernel above the budget is an error that names both numbers. An unknown workload is also an error."""
     file = tmp_path / "kernels.json"
     file.write_text(json.dumps({"sum": {"kernels": 0, "copies_in": 1, "copies_out": 1}}))
     with pytest.raises(kernels.OverBudget, match="sum: kernels 1, allowed 0"), kernels.budget("sum", file):
@@ -63,7 +63,7 @@ def test_a_workload_over_its_budget_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "exit_code"), [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1)])
 def test_the_command_explains_a_script(tmp_path: Path, code: str, exit_code: int, standalone: Standalone) -> None:
-    """It prints what ran line by line, and ends with the script's own exit code."""
+    """The command prints the kernels line by line, and exits with the script's own exit code."""
     script = tmp_path / "script.py"
     script.write_text("import torch, conformance.backend\n(torch.ones(3).to('tiny') + 1).sum().item()\n" + code)
     run = "import runpy; runpy.run_module('conformance.kernels', run_name='__main__')"
@@ -74,6 +74,6 @@ def test_the_command_explains_a_script(tmp_path: Path, code: str, exit_code: int
 
 
 def test_a_missing_script_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and the path."""
+    """A missing script gives exit code 2 and a message with its path."""
     assert main(["nowhere.py"]) == 2
     assert capsys.readouterr().err == "nowhere.py: there is no such file; give the path of a Python script.\n"

@@ -1,4 +1,4 @@
-"""The sessions: `nox -l` reads as a table of contents, and the main job's options reach the right commands."""
+"""The nox sessions: each has one line in `nox -l`, and the main job's options reach the right commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def noxfile():
 
 
 class Session(SimpleNamespace):
-    """Records the commands that a session would run; those that contain `failing` fail."""
+    """Recorder of the commands that a session would run. Commands that contain `failing` fail."""
 
     def __init__(self, *posargs: str, failing: str = "nothing", code: int = 1):
         super().__init__(posargs=list(posargs), ran=[], said=[], failing=failing, code=code, env={})
@@ -47,7 +47,7 @@ class Session(SimpleNamespace):
 
 @pytest.fixture
 def record(noxfile, monkeypatch):
-    """Replace the running of commands by their recording."""
+    """Replace the running of commands by recording them."""
 
     def python(session, *command):
         session.ran.append(list(command))
@@ -59,7 +59,7 @@ def record(noxfile, monkeypatch):
 
 class TestList:
     def test_every_session_has_one_line(self):
-        """Each session is listed with one sentence that says what it does."""
+        """`nox -l` lists each session with one sentence."""
         command = [sys.executable, "-m", "nox", "-l"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
         lines = {line.split()[1]: line for line in listed.stdout.splitlines() if line[:2] in ("* ", "- ")}
@@ -73,16 +73,16 @@ class TestList:
 
 class TestPinned:
     def test_torch_is_one_exact_version(self, noxfile):
-        """The installer is told an exact torch, so that it never has to choose a build from a range."""
+        """The installer gets one exact version of torch, so that it never has to choose a build from a range."""
         assert noxfile.pinned("torch") == "torch==2.13.0"
 
 
 class TestBrowser:
-    """The session sees to a browser, and says when it cannot."""
+    """The session installs a browser, or reports that it cannot."""
 
     @pytest.mark.parametrize(("user", "asked"), [(0, True), (1000, False)])
     def test_none_to_be_had(self, noxfile, monkeypatch, user, asked):
-        """As root apt-get is asked; where that gives none either, the session says so and goes on."""
+        """As root the session tries apt-get. If there is still no browser, the session says so and continues."""
         monkeypatch.setattr(noxfile.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
         monkeypatch.setattr(noxfile.os, "geteuid", lambda: user)
         noxfile.browser(session := Session())
@@ -102,7 +102,7 @@ class TestConformance:
         return {command[1]: command[2:] for command in session.ran if "tiny:REPLAYED" not in command}
 
     def test_runs_both_halves_and_says_where_the_report_is(self, noxfile):
-        """Without options: the workloads' kernels, the fuzzer with seed 0, op_db, all on tiny."""
+        """Without options the session runs the workloads' kernels, the fuzzer with seed 0 and op_db, all on tiny."""
         noxfile.conformance(session := Session())
         assert session.ran[0] == ["benchmarks/kernel_counts.py", "--json", "reports/kernels.json"]
         ran = self.options(session)
@@ -113,20 +113,20 @@ class TestConformance:
         assert str(noxfile.ROOT / "reports" / "conformance.html") in session.said[-1]
 
     def test_the_programs_run_again_replayed(self, noxfile):
-        """The same programs of the fuzzer on tiny:REPLAYED, with a report of their own."""
+        """The fuzzer's programs run again on tiny:REPLAYED, with a separate report."""
         noxfile.conformance(session := Session("--seed", "4"))
         [replayed] = [command for command in session.ran if "tiny:REPLAYED" in command]
         assert (value(replayed, "--seed"), value(replayed, "--programs")) == ("4", "300")
         assert value(replayed, "--reports") == "reports/replayed"
 
     def test_another_target_has_no_workloads(self, noxfile):
-        """The kernel budgets are those of tiny, and so is replay."""
+        """Kernel budgets and replay run only for tiny."""
         noxfile.conformance(session := Session("--target", "cpu"))
         assert list(self.options(session)) == ["conformance.fuzz", "conformance.opinfo_runner"]
         assert not any("--kernels" in command or "tiny:REPLAYED" in command for command in session.ran)
 
     def test_quick_is_less_of_both(self, noxfile):
-        """--quick draws fewer programs and runs another suite."""
+        """--quick draws fewer programs and runs a smaller suite."""
         noxfile.conformance(full := Session())
         noxfile.conformance(quick := Session("--quick"))
         programs = [int(value(self.options(each)["conformance.fuzz"], "--programs")) for each in (full, quick)]
@@ -135,7 +135,8 @@ class TestConformance:
         assert suites == ["main", "quick"]
 
     def test_options_reach_the_command_that_has_them(self, noxfile):
-        """--target goes to both, --programs to the fuzzer, --op and --dtype to op_db; what is given beats --quick."""
+        """--target goes to both commands, --programs to the fuzzer, --op and --dtype to op_db. Explicit options
+        override --quick."""
         given = "--quick --target cpu --programs 7 --op add --op mul --dtype float64,bool --samples 3 --seed 5".split()
         noxfile.conformance(session := Session(*given))
         fuzz, opinfo = self.options(session).values()
@@ -143,14 +144,14 @@ class TestConformance:
         assert " ".join(opinfo) == "--target cpu -n 2 --dtype float64,bool --samples 3 --op add --op mul"
 
     def test_the_baseline_is_updated_knowingly(self, noxfile):
-        """Only --update-baseline accepts what a run finds."""
+        """Only --update-baseline accepts the findings of a run."""
         for words, expected in ((["--update-baseline"], True), ([], False)):
             noxfile.conformance(session := Session("--quick", *words))
             assert ("--update-baseline" in session.ran[-1]) is expected
             assert ("--record-kernels" in self.options(session)["conformance.fuzz"]) is expected
 
     def test_a_failing_half_does_not_stop_the_other(self, noxfile):
-        """When the fuzzer finds something, op_db is still run; the session then fails and names the half."""
+        """When the fuzzer finds something, op_db still runs. The session then fails and names the failed half."""
         session = Session(failing="conformance.fuzz")
         with pytest.raises(RuntimeError, match=r"failed: conformance\.fuzz$"):
             noxfile.conformance(session)
@@ -158,7 +159,8 @@ class TestConformance:
 
     @pytest.mark.parametrize("code", [2, 130, 143])
     def test_the_exit_code_is_the_halves(self, noxfile, code):
-        """nox ends with 1 for any failed session; where nothing was compared, or after Ctrl-C, the session ends it."""
+        """The session exits with the half's own code if nothing was compared or after Ctrl-C. nox itself would exit
+        with 1."""
         session = Session("--target", "cpu", failing="conformance.fuzz", code=code)
         with pytest.raises(SystemExit) as ended:
             noxfile.conformance(session)
@@ -179,14 +181,14 @@ def value(options: list[str], name: str) -> str:
 
 
 class TestBackends:
-    """Each backend of the table in an environment of its own."""
+    """Each backend of the table runs in a separate environment."""
 
     @pytest.fixture
     def known(self, noxfile):
         return noxfile.nox.project.load_toml(ROOT / "requirements" / "backends.toml")
 
     def test_the_table(self, known):
-        """Every target is understood, every torch is one exact version, and the page of results has each."""
+        """Every target is valid, every torch is one exact version, and the page of results lists each backend."""
         page = (ROOT / "docs" / "backends.md").read_text()
         for name, backend in known.items():
             assert ("profile" in backend) != ("target" in backend), name
@@ -197,7 +199,8 @@ class TestBackends:
             assert f"| {name} |" in page, name
 
     def test_commands(self, noxfile, tmp_path, monkeypatch):
-        """The environment, fuzzing, op_db: each with the backend's target, variables and own options."""
+        """The session builds the environment and runs the fuzzer and op_db, with the backend's target, variables and
+        options."""
         monkeypatch.setattr(noxfile, "missing_from_debian", lambda packages: ["pocl-opencl-icd"] if packages else [])
         session = Session("iree", "opencl", "--minutes", "2")
         session.cache_dir = tmp_path / ".nox" / ".cache"
@@ -230,7 +233,7 @@ class TestVersions:
 
     @pytest.mark.parametrize(("asked", "extras"), [("2.9.1", "test"), ("2.13.0", "tiny,test"), ("2.15.0", "tiny,test")])
     def test_a_release_of_torch(self, noxfile, monkeypatch, tmp_path, asked, extras):
-        """What was asked for, with the constraints of all else, and with tinygrad where the device runs."""
+        """The requested torch is installed with all other constraints, and with tinygrad where the device runs."""
         (install,) = self.made(noxfile, monkeypatch, tmp_path, asked)
         assert install[-3:] == [f"torch=={asked}", "--editable", f".[{extras}]"]
         constraints = Path(value(install, "--constraint")).read_text()
@@ -238,7 +241,7 @@ class TestVersions:
         assert "torch==" not in constraints
 
     def test_the_newest_tinygrad(self, noxfile, monkeypatch, tmp_path):
-        """The pinned torch, and tinygrad as new as there is, beyond our own range too."""
+        """The pinned torch is installed with the newest tinygrad, even beyond the package's own range."""
         first, second = self.made(noxfile, monkeypatch, tmp_path, "tinygrad")
         assert first[-3:] == [noxfile.pinned("torch"), "--editable", ".[tiny,test]"]
         assert second[-2:] == ["--upgrade", "tinygrad"]
@@ -249,7 +252,7 @@ class TestVersions:
         assert not self.made(noxfile, monkeypatch, tmp_path, "2.9.1")
 
     def test_one_that_fails_does_not_stop_the_others(self, noxfile, monkeypatch, tmp_path):
-        """Each version has its result; the session names those that failed."""
+        """Each version has a result, and the session names those versions which failed."""
         session = Session("2.9.1", "2.15.0", failing="check")
         session.cache_dir = tmp_path / "cache"
         monkeypatch.setattr(noxfile, "other_environment", lambda session, asked, folder: asked)

@@ -1,4 +1,4 @@
-"""How often real programs call an operator: the tracked data is fresh, and is read by operator and not by overload."""
+"""The table of operator usage in real programs is current, and is keyed by operator, not by overload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ spec.loader.exec_module(operator_usage)
 
 
 def test_the_data_is_fresh(tmp_path: Path) -> None:
-    """The smallest program is measured again; a changed count, or another program, is noticed."""
+    """The check measures the smallest program again, and reports a changed count or another list of programs."""
     assert operator_usage.main(["--check"]) == 0
     data = json.loads(DATA.read_text())
     data["programs"]["mlp, training"]["aten::addmm"] += 1
@@ -26,7 +26,7 @@ def test_the_data_is_fresh(tmp_path: Path) -> None:
 
 
 def test_an_operator_is_counted_with_its_other_forms() -> None:
-    """A device lacks add.out, and programs call add.Tensor and add_.Tensor."""
+    """A missing add.out counts the calls of add.Tensor and add_.Tensor."""
     assert plain_name("aten::add.out") == plain_name("aten::add_.Tensor") == "add"
     programs, measured, share = usage_of("aten::add.out")
     assert 15 < programs <= measured == 24 and 0.01 < share < 1

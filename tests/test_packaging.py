@@ -1,4 +1,4 @@
-"""What a user installs and reads first: metadata, the `conformance` command, the README and `.ci/run` agree."""
+"""The metadata of the package, the `conformance` command, the README and `.ci/run` agree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*command: str, **options) -> subprocess.CompletedProcess:
 
 
 def requirements() -> list[str]:
-    """Every requirement of the package and its extras."""
+    """Return every requirement of the package and its extras."""
     extras = PROJECT["project"]["optional-dependencies"].values()
     return [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in extra)]
 
@@ -69,14 +69,14 @@ class TestDistribution:
 
 class TestMetadata:
     def test_the_version_is_said_once(self):
-        """pyproject.toml reads the version from the package, and the changelog's newest entry is that version."""
+        """pyproject.toml reads the version from the package, and the changelog's newest entry has the same version."""
         assert "version" in PROJECT["project"]["dynamic"]
         newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
         assert newest.group(1) == conformance.__version__
 
     @pytest.mark.parametrize("requirement", requirements())
     def test_every_requirement_is_pinned_within_its_range(self, requirement):
-        """The constraints hold one exact version of each direct dependency, one that the range allows."""
+        """The constraints pin each direct dependency to one exact version within its range."""
         from packaging.requirements import Requirement
 
         wanted = Requirement(requirement)
@@ -84,29 +84,31 @@ class TestMetadata:
         assert wanted.specifier.contains(pins[wanted.name])
 
     def test_torch_is_pinned_without_a_local_version(self):
-        """`torch==2.13.0` takes a local CPU build of that release as well; `==2.13.0+cpu` would exist in one place."""
+        """`torch==2.13.0` also accepts a local CPU build of that release; `==2.13.0+cpu` would exist in one place
+        only."""
         assert re.search(r"^torch==\d+\.\d+\.\d+$", CONSTRAINTS, re.MULTILINE)
 
     def test_importing_the_package_imports_no_torch(self):
-        """A target has to register its device before torch's test machinery is imported."""
+        """The package imports no torch, because a target must register its device before torch's test machinery is
+        imported."""
         code = "import sys, conformance, conformance.__main__; print('torch' in sys.modules, 'tinygrad' in sys.modules)"
         assert run(sys.executable, "-c", code).stdout.split() == ["False", "False"]
 
     def test_an_unknown_name_is_an_attribute_error(self):
-        """The lazy names do not hide a misspelt one."""
+        """A misspelt name raises AttributeError despite the lazy names."""
         with pytest.raises(AttributeError, match="no attribute 'programme'"):
             _ = conformance.programme
 
 
 class TestCommand:
     def test_help_lists_the_jobs(self):
-        """Without a job, the command says which there are."""
+        """Without a job, the command lists the jobs."""
         said = run(sys.executable, "-m", "conformance")
         assert said.returncode == 0
         assert all(f"  {job}" in said.stdout for job in ("fuzz", "opinfo", "report", "expectations"))
 
     def test_an_unknown_job_is_one_sentence(self):
-        """A misspelt job names the right ones on stderr, with exit code 2."""
+        """A misspelt job names the valid ones on stderr, with exit code 2."""
         said = run(sys.executable, "-m", "conformance", "fuz")
         assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1)
         assert "'fuz'" in said.stderr
@@ -114,7 +116,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("job", ["fuzz", "opinfo", "report", "expectations"])
     def test_a_job_gets_its_options(self, job):
-        """`conformance JOB --help` is the job's own help."""
+        """`conformance JOB --help` prints the job's own help."""
         said = run(sys.executable, "-m", "conformance", job, "--help")
         assert said.returncode == 0, said.stderr
         assert said.stdout.startswith("usage: ")
@@ -125,7 +127,7 @@ class TestReadme:
         return re.findall(r"^.*&& \.venv/bin/nox -s .*$", README, re.MULTILINE)
 
     def test_the_two_commands_come_first(self):
-        """The first code blocks are the main job and the tests, each with nox's own install in the line."""
+        """The first code blocks are the main job and the tests. Each line installs nox."""
         blocks = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
         assert blocks[:2] == self.commands()
         assert [command.split()[-1] for command in blocks[:2]] == ["conformance", "tests"]
@@ -138,18 +140,18 @@ class TestReadme:
         assert called == [f"+ {tests}", f"+ {main_job} -- --quick"]
 
     def test_ci_fails_without_a_command_in_the_readme(self, tmp_path):
-        """A README whose test command is gone fails the check rather than passing without tests."""
+        """A README without the test command fails the check instead of passing without tests."""
         with pytest.raises(subprocess.CalledProcessError):
             ci_run(tmp_path, README.replace("nox -s tests", "tox"))
 
     @pytest.mark.parametrize("failing", ["tests", "conformance"])
     def test_ci_fails_when_either_fails(self, tmp_path, failing):
-        """Neither command's failure is swallowed."""
+        """The check fails if either command fails."""
         with pytest.raises(subprocess.CalledProcessError):
             ci_run(tmp_path, README, failing)
 
     def test_links_lead_somewhere(self):
-        """Every relative link in the README and the docs, code aside, names a file of this repository."""
+        """Every relative link in the README and the docs, except in code, names a file of this repository."""
         for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "tests" / "README.md"]:
             prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
             for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose):
@@ -157,7 +159,7 @@ class TestReadme:
 
 
 def ci_run(folder: Path, readme: str, failing: str = "") -> list[str]:
-    """The lines `.ci/run` prints in a copy where the commands do nothing, but nox fails for one session."""
+    """Return the lines that `.ci/run` prints in a copy with stub commands, where nox fails for one session."""
     (folder / ".ci").mkdir()
     (folder / ".ci" / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
     (folder / "README.md").write_text(readme)

@@ -1,4 +1,4 @@
-"""The table of docs/sizes.md is made of a run, and shows the largest peaks first."""
+"""The table of docs/sizes.md is generated from a run, largest peak first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "sizes_ta
 
 
 def test_written():
-    """The largest peak comes first, what has none says why, and a page that has the table stays as it is."""
+    """The largest peak comes first, a row without a peak gives the reason, and a current page stays unchanged."""
     made = Run("tiny", environment={"torch": "2.13.0"})
     for name, peak in (("eq", 2**30), ("cat", 2**31)):
         footprint = Footprint(2**31, peak, 2**30, 4.0, 2.0)

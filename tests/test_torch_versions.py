@@ -1,4 +1,4 @@
-"""The page of versions: what of a run under another torch is a fault of ours, and how the last results are kept."""
+"""The page of versions: faults of this package found under another torch, and the latest result of each version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """The script as a module, with its results in a folder of the test's own."""
+    """The script as a module, with its results in a temporary folder."""
     spec = importlib.util.spec_from_file_location("torch_versions", ROOT / "scripts" / "torch_versions.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses looks its class's module up
@@ -49,7 +49,7 @@ class TestTests:
         ],
     )
     def test_counts(self, script, code, text, counts):
-        """A test that fails is a fault, and so is a run that says nothing."""
+        """A failing test is a fault. A run without a summary is also a fault."""
         made = script.of_tests(ended(code, text))
         assert (made.passed, made.failed, made.skipped, made.faults) == counts
 
@@ -60,23 +60,24 @@ class TestRuns:
         return script.of_run(script.Check("fuzz", target, ()), ended(code, "58 passed, 2 failed, 0 skipped\n"), folder)
 
     def test_a_finding_about_torch_is_no_fault(self, script, tmp_path):
-        """torch's functionalization loses strides: true, and none of our doing."""
+        """A finding that is true of torch is no fault: functionalization loses strides."""
         found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
         made = self.of(script, tmp_path, "functionalize", found)
         assert (made.passed, made.failed, made.faults, made.said) == (58, 2, 0, "clone (stride)")
 
     def test_the_same_on_the_reference_is_one(self, script, tmp_path):
-        """torch CPU against itself has no failures, and tiny should have none."""
+        """The same finding on cpu or tiny is a fault. torch CPU against itself has no failures, and tiny should have
+        none."""
         found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
         assert [self.of(script, tmp_path, target, found).faults for target in ("cpu", "tiny")] == [1, 1]
 
     def test_an_exception_of_the_harness_is_one(self, script, tmp_path):
-        """Whatever the target."""
+        """An exception of the harness is a fault on every target."""
         found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "harness"}]}
         assert self.of(script, tmp_path, "meta", found).faults == 1
 
     def test_a_run_that_broke_off_is_one(self, script, tmp_path):
-        """Without a failure to show for it, too; and so is one that left no result."""
+        """An incomplete run is a fault even without a failure. A run without a result is also a fault."""
         assert self.of(script, tmp_path, "meta", code=0, complete=False).faults == 1
         assert self.of(script, tmp_path, "meta", code=2).faults == 1
         made = script.of_run(script.Check("op_db", "meta", ()), ended(2, "conformance: no\n"), tmp_path / "none")
@@ -85,7 +86,7 @@ class TestRuns:
 
 class TestPage:
     def test_the_last_result_of_each_version(self, script):
-        """A version that is checked again takes the place of its last check; the order is by number."""
+        """A new check of a version replaces its last check. Versions are sorted by number."""
         outcome = {"passed": 1, "failed": 0, "faults": 0, "said": ""}
         script.keep(entry("2.15.0", {"fuzz cpu": outcome}))
         script.keep(
@@ -97,7 +98,7 @@ class TestPage:
         assert "- torch 2.9.1, fuzz cpu: add (value)" in script.PAGE.read_text()
 
     def test_the_tracked_page_is_that_of_the_tracked_results(self, script, monkeypatch):
-        """Nobody edits the page by hand."""
+        """The tracked page is generated from the tracked results."""
         monkeypatch.setattr(script, "RESULTS", ROOT / "docs" / "versions.json")
         script.page()
         assert script.PAGE.read_text() == (ROOT / "docs" / "versions.md").read_text()

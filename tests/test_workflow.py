@@ -1,4 +1,4 @@
-"""The workflow of this repository and the job that users paste: valid, consistent, and only with options that exist."""
+"""The repository's workflows and the job that users paste are valid and consistent, and use only existing options."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def check_schema(path: Path) -> subprocess.CompletedProcess:
 class TestSchema:
     @BOTH
     def test_is_what_github_takes(self, text, tmp_path):
-        """The file fits the schema of GitHub workflows."""
+        """The file conforms to the schema of GitHub workflows."""
         (tmp_path / "workflow.yml").write_text(text)
         checked = check_schema(tmp_path / "workflow.yml")
         assert checked.returncode == 0, checked.stdout
 
     def test_a_mistake_is_seen(self, tmp_path):
-        """A misspelt key does not fit."""
+        """A misspelt key violates the schema."""
         (tmp_path / "workflow.yml").write_text(OURS.replace("runs-on", "run-on", 1))
         assert check_schema(tmp_path / "workflow.yml").returncode == 1
 
@@ -53,7 +53,7 @@ class TestJobs:
         assert len(PASTED.partition("jobs:\n")[2].splitlines()) <= 15
 
     def test_the_packages_of_the_pasted_job(self):
-        """The page names what pip brings, no more and no less."""
+        """The page names exactly the packages that pip installs."""
         text = (ROOT / "docs" / "ci.md").read_text().partition("pip brings, with")[2].partition(";")[0]
         lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
         names = [re.split("[<>=]", line)[0] for line in lines]
@@ -70,12 +70,12 @@ class TestJobs:
         assert any(each["name"].startswith(pattern.rstrip("*") + "$") for each in names if "name" in each)
 
     def test_the_whole_check_is_run(self):
-        """`.ci/run` is what guards a change."""
+        """The workflow runs `.ci/run`, which checks every change."""
         assert any(step.get("run") == ".ci/run" for step in steps(OURS))
 
     @BOTH
     def test_reports_are_kept_when_the_run_fails(self, text):
-        """A failing run's reports are the ones that are wanted."""
+        """Reports are uploaded also when the run fails."""
         kept = [step for step in steps(text) if step.get("uses", "").startswith("actions/upload-artifact")]
         assert kept
         assert all(step.get("if") == "always()" for step in kept)
@@ -84,7 +84,7 @@ class TestJobs:
 class TestCommands:
     @BOTH
     def test_every_option_exists(self, text):
-        """Each `--option` in a step is in the help of the command that the step runs."""
+        """Each `--option` in a step appears in the help of the step's command."""
         runs = [step["run"] for step in steps(text) if "run" in step]
         lines = [found[0] for run in runs if (found := re.search(r"(nox -s conformance|conformance [a-z]+ ).*", run))]
         assert lines
@@ -95,7 +95,7 @@ class TestCommands:
 
 
 def help_of(words: list[str]) -> str:
-    """What the help says of `nox -s SESSION`, or of `conformance JOB` with its sub-command if it has one."""
+    """Return the help of `nox -s SESSION`, or of `conformance JOB` with its sub-command."""
     if words[0] == "nox":
         return printed(*words[:3], "--", "--help")
     return printed(*words[:2], *[word for word in words[2:3] if word.isalpha()], "--help")
@@ -114,7 +114,8 @@ class TestRecipes:
         self.check_options(script.read_text())
 
     def test_kuberay(self):
-        """It is a RayJob whose workers have a name and an image, and whose command has options that exist."""
+        """The file is a RayJob whose containers have an image and limits, and whose command has only existing
+        options."""
         job = yaml.safe_load((RECIPES / "kuberay.yaml").read_text())
         assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
         cluster = job["spec"]["rayClusterSpec"]

@@ -1,4 +1,4 @@
-"""What most tests of the device ask: does a program give on it what it gives on the CPU?"""
+"""A helper that runs a program on the CPU and on tiny and compares the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICES = ("cpu", "tiny")
 
 
 def both(program: Callable[[str], torch.Tensor | list[torch.Tensor]]) -> None:
-    """Run a program on the CPU and on tiny; values and geometry must be the same."""
+    """Run a program on the CPU and on tiny. Values and geometry must be the same."""
     expected, actual = ([*r] if isinstance(r := program(d), (list, tuple)) else [r] for d in DEVICES)
     for e, a in zip(expected, actual, strict=True):
         assert a.device.type == "tiny"

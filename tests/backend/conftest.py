@@ -1,4 +1,4 @@
-"""What tests of the queue of calls and of replayed steps share."""
+"""A fixture shared by the tests of the call queue and of replayed steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.backend.lazy import calls, steps
 
 @pytest.fixture
 def queue() -> Iterator[None]:
-    """Calls wait, whatever the environment says, and no step is known."""
+    """Enable the queue of calls regardless of the environment, and forget all steps."""
     before = calls.queue_calls(True)
     steps.reset_state()
     yield

@@ -1,4 +1,4 @@
-"""Views, strides, dtypes and devices together, each case one that failed on a real system."""
+"""Views, strides, dtypes and devices in combination. Each case failed on a real system."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from tests.backend.agreement import DEVICES, both
 
 
 class TestTinygrad:
-    """Where tinygrad 0.14 itself goes wrong, and the device must not."""
+    """Faults of tinygrad 0.14 that the device must not have."""
 
     def test_sum_of_a_tensor_joined_with_itself(self) -> None:
-        """A reduction over a stack of one value with itself counted elements several times."""
+        """A reduction over a value joined with itself is right. Elements were counted several times."""
         both(lambda d: torch.cat([x := torch.arange(6.0, device=d).view(2, 3), x]).sum())
         both(lambda d: torch.stack([x := torch.arange(6.0, device=d).view(2, 3), x], 1).sum(0))
 
     def test_bits_of_a_computed_value(self) -> None:
-        """A change of element size inside a kernel was merged with the change back."""
+        """A change of element size inside a kernel is kept. It was merged with the change back."""
         both(lambda d: (torch.arange(6.0, device=d) * 2).view(torch.uint8).clone().view(torch.float32).mul_(1))
 
     def test_rounding_to_half_survives_fusion(self) -> None:
-        """A cast to half that is cast back within one kernel was dropped, and with it the rounding."""
+        """A cast to half and back within one kernel rounds. Both casts were dropped."""
         special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 65504, 65520, 6e-8, 3e-8, 1.0001, -2.3457])
         both(lambda d: (special.to(d) * 1).half().float())
         both(lambda d: (special.half().to(d) + 1) * 3)
 
     def test_nan_among_constants(self) -> None:
-        """tinygrad counts two nan constants as equal, so that a search for nan found none."""
+        """nan constants are not equal. tinygrad treats two of them as equal, so that a search for nan found none."""
         both(lambda d: torch.where(torch.tensor([True, False], device=d), torch.ones(2, device=d), torch.nan).isnan())
         both(lambda d: torch.full((2,), torch.nan, device=d).ne(torch.full((2,), torch.nan, device=d)))
 
     def test_constants_keep_their_width(self) -> None:
-        """x + 0 became a number without a width: -1 for 255, and an int where the bits of a uint64 were read."""
+        """A constant keeps its width. x + 0 became a number without a width: -1 for 255, and an int in place of the
+        bits of a uint64."""
         both(lambda d: (lambda a: (a - (a + 1)).to(torch.int32))(torch.arange(5, dtype=torch.uint8).to(d)))
         both(lambda d: (lambda a: a - (a + 1) > 3)(torch.arange(5, dtype=torch.uint8).to(d)))
         both(lambda d: torch.zeros(0, dtype=torch.float64).to(d).sum().amax(0))
 
     def test_zero_times_infinity(self) -> None:
-        """x * 0 became 0 where the zero appeared while a kernel was simplified."""
+        """x * 0 is nan for an infinite x. It became 0 if the zero appeared during simplification."""
 
         def program(d: str) -> list[torch.Tensor]:
             x = torch.tensor([[torch.inf, 2.0], [1.0, 1.0]]).to(d)
@@ -56,7 +57,8 @@ class TestTinygrad:
         both(program)
 
     def test_bits_beside_a_bfloat16_write(self) -> None:
-        """clang sent bfloat16 elements through float32: denormals became 0, and nans other nans."""
+        """A bfloat16 write keeps the bits of other elements. clang converted bfloat16 elements to float32: denormals
+        became 0, and nans other nans."""
 
         def program(d: str) -> list[torch.Tensor]:
             bits = torch.tensor([1, 2, 3, 0x7FC1, -5, 0x7F81], dtype=torch.int16).to(d)
@@ -68,10 +70,10 @@ class TestTinygrad:
 
 
 class TestCrossDevice:
-    """CPU tensors written into device views."""
+    """CPU tensors written into views on the device."""
 
     def test_cpu_tensor_into_row(self) -> None:
-        """`b[1] = torch.arange(4.)` and `b[1] = torch.tensor(3.)` are not lost."""
+        """`b[1] = torch.arange(4.)` and `b[1] = torch.tensor(3.)` are written."""
         b = torch.zeros(3, 4, device="tiny")
         b[1] = torch.arange(4.0)
         assert b[1].tolist() == [0, 1, 2, 3]
@@ -79,7 +81,7 @@ class TestCrossDevice:
         assert b.cpu().tolist() == [[0] * 4, [3] * 4, [0] * 4]
 
     def test_copy_between_layouts(self) -> None:
-        """Copies between all pairs of a dozen layouts, on the device and across, are exact."""
+        """Copies between all pairs of a dozen layouts on the device are exact."""
         layouts = [
             ((3, 4), (4, 1), 0), ((3, 4), (1, 3), 0), ((3, 4), (4, 1), 5), ((3, 4), (10, 2), 1), ((3, 4), (2, 7), 3),
             ((3, 4), (5, 1), 0), ((3, 4), (1, 5), 2), ((3, 4), (13, 3), 0), ((3, 4), (8, 2), 0), ((3, 4), (3, 11), 1),
@@ -103,7 +105,7 @@ class TestCrossDevice:
 
 
 class TestStrides:
-    """Geometry is torch's own."""
+    """Geometry equals torch's."""
 
     def test_empty_strided_has_its_strides(self) -> None:
         """`empty_strided((4, 4), (1, 4))` is not contiguous."""
@@ -123,16 +125,16 @@ class TestStrides:
             write(torch.zeros(1, 3, device="tiny").expand(2, 3))
 
     def test_flip_and_windows(self) -> None:
-        """flip copies; unfold windows overlap and read right."""
+        """flip copies, and overlapping unfold windows are read correctly."""
         both(lambda d: [torch.arange(6.0, device=d).view(2, 3).flip(1), torch.arange(7.0, device=d).unfold(0, 3, 2)])
 
     def test_diag_and_diag_embed(self) -> None:
-        """torch.diag, and diag_embed with offset and dims."""
+        """torch.diag, and diag_embed with offset and dims, agree with the CPU."""
         both(lambda d: torch.diag(torch.tensor([1, 2, 3], device=d)))
         both(lambda d: torch.diag_embed(torch.arange(6.0, device=d).view(2, 3), offset=1, dim1=0, dim2=2))
 
     def test_circular_pad_with_backward(self) -> None:
-        """Circular padding, forward and backward."""
+        """Circular padding agrees with the CPU, forward and backward."""
 
         def program(device: str) -> list[torch.Tensor]:
             x = torch.arange(12.0, device=device).view(1, 3, 4).requires_grad_()
@@ -145,7 +147,8 @@ class TestStrides:
 
     @pytest.mark.parametrize("size", [(2, 9, 6, 3), (1, 9, 0, 3)])
     def test_pixels_keep_the_memory_format(self, size: tuple[int, ...]) -> None:
-        """torch's decomposition of pixel_shuffle and its inverse answered in rows where the CPU keeps channels last."""
+        """pixel_shuffle and its inverse keep channels last, as on the CPU. torch's decomposition returned contiguous
+        results."""
         functional = torch.nn.functional
         for dtype in (torch.float32, torch.complex64):
             x = torch.arange(math.prod(size)).to(dtype).reshape(size)
@@ -154,7 +157,7 @@ class TestStrides:
                 both(lambda d, each=each: [functional.pixel_unshuffle(each.to(d), r) for r in (1, 3)])
 
     def test_unique_data_pointers(self) -> None:
-        """Storages have addresses of their own, and views point into them."""
+        """Storages have distinct addresses, and views point into them."""
         a, b = torch.zeros(4, device="tiny"), torch.zeros(4, device="tiny")
         assert a.data_ptr() != b.data_ptr()
         assert a[2:].data_ptr() == a.data_ptr() + 8
@@ -162,27 +165,27 @@ class TestStrides:
 
 
 class TestCalls:
-    """Calls that torch's meta kernels answer otherwise than the CPU."""
+    """Calls for which torch's meta kernels differ from the CPU."""
 
     def test_out_that_is_a_smaller_input(self) -> None:
-        """`mul(x, y, out=x)` with a larger result raises instead of resizing what it reads."""
+        """`mul(x, y, out=x)` with a larger result raises instead of resizing its operand."""
         for device in DEVICES:
             x = torch.ones(5, 1).to(device)
             with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
                 torch.mul(x, torch.ones(5).to(device), out=x)
 
     def test_checks_of_a_call_on_nothing(self) -> None:
-        """A call whose result has no elements still raises what the CPU raises."""
+        """A call whose result has no elements raises the CPU's errors."""
         for device in DEVICES:
             with pytest.raises(RuntimeError, match="dtypes match"):
                 torch.empty(0, device=device).index_put_((), torch.empty(0, dtype=torch.int8, device=device))
 
     def test_strides_of_a_rolled_permuted_layout(self) -> None:
-        """Where the meta kernel forgets a permuted layout the strides are the CPU's."""
+        """Strides are the CPU's even if the meta kernel ignores a permuted layout."""
         both(lambda d: torch.arange(20.0, device=d).as_strided((2, 2, 2, 2), (12, 1, 4, 2)).roll(1, 0))
 
     def test_shared_parameters_stay_shared(self) -> None:
-        """A module's move keeps parameters that were used in two places one parameter."""
+        """Moving a module keeps a shared parameter shared."""
         words, head = torch.nn.Embedding(3, 3), torch.nn.Linear(3, 3, bias=False)
         head.weight = words.weight
         both_ = torch.nn.ModuleList([words, head]).to("tiny")
@@ -192,7 +195,8 @@ class TestCalls:
 
 
 def test_a_graph_that_tinygrads_vectorizer_breaks_is_computed():
-    """Writes to a diagonal and through a mask of a slice ended in "bad reshape: () -> (6, 6)" inside tinygrad."""
+    """Writes to a diagonal and through a mask of a slice work. They formerly failed with "bad reshape: () -> (6, 6)"
+    inside tinygrad."""
 
     def program(device):
         b = torch.arange(36.0).to(device).view(3, 2, 2, 3)
@@ -214,7 +218,7 @@ MIXED: dict[str, Callable[[str], torch.Tensor]] = {
         torch.arange(3).to(d), 0, torch.tensor([1]).to(d), out=torch.ones(1).to(d)
     ),
     "logit_": lambda d: torch.ones(3, dtype=torch.int64).to(d).logit_(),
-    "logit_ of many": lambda d: torch.ones(200, 100, dtype=torch.int32).to(d).logit_(),  # it was written: too large
+    "logit_ of many": lambda d: torch.ones(200, 100, dtype=torch.int32).to(d).logit_(),  # formerly written: too large
     "index_add_ of many": lambda d: (
         torch.ones(300, 100).to(d).index_add_(0, torch.tensor([7, 299]).to(d), torch.ones(2, 100).half().to(d))
     ),
@@ -227,11 +231,11 @@ MIXED: dict[str, Callable[[str], torch.Tensor]] = {
 
 
 class TestDtypesTogether:
-    """Dtypes that only a CPU kernel refuses, and not torch's meta kernel."""
+    """Mixed dtypes that only a CPU kernel refuses, not torch's meta kernel."""
 
     @pytest.mark.parametrize("name", MIXED)
     def test_refused_as_on_the_cpu(self, name: str) -> None:
-        """The CPU's error, and nothing written."""
+        """The call raises the CPU's error."""
         with pytest.raises(RuntimeError) as expected:
             MIXED[name]("cpu")
         with pytest.raises(RuntimeError) as actual:
@@ -239,16 +243,17 @@ class TestDtypesTogether:
         assert str(actual.value) == str(expected.value)
 
     def test_sum_is_taken_in_the_dtype_of_out(self) -> None:
-        """A sum of float32 into float64 is rounded once, a cumulative sum into integers truncates what it adds."""
+        """A sum of float32 into float64 is rounded once. A cumulative sum into integers truncates its addends."""
         both(lambda d: torch.sum(torch.full((7,), 0.1).to(d), 0, out=torch.tensor(0.0, dtype=torch.float64).to(d)))
         both(lambda d: torch.cumsum(torch.full((4,), 0.7).to(d), 0, out=torch.zeros(4, dtype=torch.int64).to(d)))
 
     def test_complex_out_of_real_arguments(self) -> None:
-        """A real result is written into a complex tensor with imaginary parts of zero."""
+        """A real result is written into a complex tensor with zero imaginary parts."""
         both(lambda d: torch.add(torch.ones(2).to(d), 1, out=torch.zeros(2, dtype=torch.complex64).to(d)))
 
 
 def test_nothing_overlaps_in_an_empty_tensor():
-    """Strides of 0 in a tensor without elements were taken for elements that share memory: rand_like raised."""
+    """A tensor without elements has no overlap. Formerly its strides of 0 counted as shared memory, and rand_like
+    raised."""
     x = torch.zeros(0, 1, 3).to("tiny").expand(0, 5, 3)
     assert torch.rand_like(x).shape == x.add_(1).shape == (0, 5, 3)

@@ -1,4 +1,4 @@
-"""What people type with any torch device, and what crashed an interpreter somewhere."""
+"""Everyday calls of any torch device, and calls that crashed the interpreter on some device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import conformance.backend
 
 
 class TestMoving:
-    """To the device, from it, printed."""
+    """Moving tensors to the device and back, and printing them."""
 
     def test_tensor_constructor(self) -> None:
         """torch.tensor(..., device="tiny") keeps dtype and values."""
@@ -37,19 +37,19 @@ class TestMoving:
             assert host.tiny()[1:].cpu().stride() == host[1:].clone().stride()  # type: ignore[attr-defined]
 
     def test_print(self) -> None:
-        """print shows the CPU's text and the device."""
+        """print shows the text of the CPU tensor and the device."""
         assert repr(torch.arange(3.0, device="tiny")) == "tensor([0., 1., 2.], device='tiny:0')"
         assert repr(torch.zeros((), device="tiny", dtype=torch.int64)) == "tensor(0, device='tiny:0')"
 
     def test_item_and_python_numbers(self) -> None:
-        """item(), float(), int(), bool(), len(), iteration."""
+        """item(), float(), int(), bool(), len() and iteration work."""
         t = torch.tensor([2.5, -1.0], device="tiny")
         assert t[0].item() == 2.5
         assert (float(t[1]), int(t[0]), bool(t[0] > 0), len(t)) == (-1.0, 2, True, 2)
         assert [x.item() for x in t] == [2.5, -1.0]
 
     def test_conversions_on_the_device(self) -> None:
-        """Casts follow the CPU: float to int truncates, to bool compares with zero, to uint8 wraps."""
+        """Casts equal the CPU's: float to int truncates, to bool compares with zero, to uint8 wraps."""
         host = torch.tensor([0.0, 0.4, -1.7, 300.5, 3.0])
         for dtype in (torch.int32, torch.bool, torch.float16, torch.bfloat16, torch.float64, torch.int64):
             assert torch.equal(host.to("tiny").to(dtype).cpu(), host.to(dtype)), dtype
@@ -58,16 +58,16 @@ class TestMoving:
             assert torch.equal(wide.to("tiny").to(dtype).cpu(), wide.to(dtype)), dtype
 
     def test_numpy_needs_cpu(self) -> None:
-        """.numpy() raises torch's own error instead of reading memory that is not there."""
+        """.numpy() raises torch's error instead of reading invalid memory."""
         with pytest.raises(TypeError, match=r"convert tiny:0 device type tensor to numpy"):
             torch.ones(2, device="tiny").numpy()
 
 
 class TestSaving:
-    """deepcopy, pickle, torch.save: no interpreter crashes."""
+    """deepcopy, pickle and torch.save work without a crash of the interpreter."""
 
     def test_deepcopy(self) -> None:
-        """copy.deepcopy of tensors, of views that share a storage, and of modules."""
+        """copy.deepcopy works for tensors, for views that share a storage, and for modules."""
         a = torch.arange(6.0, device="tiny")
         b, c = copy.deepcopy([a, a[2:4]])
         c.zero_()
@@ -77,7 +77,7 @@ class TestSaving:
         assert module.weight.device.type == "tiny"
 
     def test_untyped_storage(self) -> None:
-        """UntypedStorage(n, device="tiny") exists, and clones."""
+        """UntypedStorage(n, device="tiny") can be created and cloned."""
         store = torch.UntypedStorage(16, device="tiny")
         assert store.nbytes() == 16
         t = torch.empty(0, device="tiny").set_(store, 0, (4,), (1,)).fill_(2)
@@ -96,7 +96,7 @@ class TestSaving:
         assert store[2] == 7
 
     def test_save_and_load(self) -> None:
-        """torch.save/torch.load, map_location both ways, with shared storages kept shared."""
+        """torch.save and torch.load work, with map_location both ways, and shared storages stay shared."""
         a = torch.arange(6.0, device="tiny")
         file = io.BytesIO()
         torch.save({"a": a, "view": a.view(2, 3).t()}, file)
@@ -120,7 +120,7 @@ class TestSaving:
 
 
 class TestRandom:
-    """Random numbers are the CPU's."""
+    """Random numbers equal the CPU's."""
 
     @pytest.mark.parametrize(
         "draw",
@@ -136,7 +136,7 @@ class TestRandom:
         ],
     )
     def test_bit_identical_to_cpu(self, draw: object) -> None:
-        """torch.manual_seed(0), then the same draw on both."""
+        """After torch.manual_seed(0), the same call gives the same bits on both devices."""
         torch.manual_seed(0)
         expected = draw("cpu")  # type: ignore[operator]
         torch.manual_seed(0)
@@ -154,7 +154,7 @@ class TestRandom:
 
 
 def train(device: str, optimizer: str, steps: int = 4) -> tuple[list[float], list[torch.Tensor]]:
-    """Losses and final parameters of a small network trained on `device`."""
+    """Return the losses and final parameters of a small network trained on `device`."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(device)
     options = {"SGD": {"lr": 0.1, "momentum": 0.9}, "Adam": {"lr": 0.01}}[optimizer]
@@ -175,7 +175,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
     def test_steps_like_cpu(self, optimizer: str) -> None:
-        """Losses and parameters after a few steps are the CPU's within float tolerance."""
+        """Losses and parameters after a few steps equal the CPU's within float tolerance."""
         losses, parameters = train("tiny", optimizer)
         expected_losses, expected = train("cpu", optimizer)
         torch.testing.assert_close(losses, expected_losses)
@@ -195,7 +195,7 @@ class TestTraining:
         assert torch.equal(gradient("tiny"), gradient("cpu"))
 
     def test_inplace_on_needed_value_raises(self) -> None:
-        """Version counters work: backward after overwriting a saved value raises."""
+        """Version counters work: backward raises after a write to a saved value."""
         x = torch.ones(3, device="tiny", requires_grad=True)
         y = x.exp()
         y.add_(1)
@@ -204,7 +204,7 @@ class TestTraining:
 
 
 def test_device_is_known_to_torch() -> None:
-    """torch.tiny, torch.accelerator and the device type answer."""
+    """torch.tiny, torch.accelerator and the device type work."""
     assert torch.tiny.is_available()  # type: ignore[attr-defined]
     assert torch.tiny.device_count() == 1  # type: ignore[attr-defined]
     assert torch.accelerator.current_accelerator() == torch.device("tiny")
@@ -212,13 +212,13 @@ def test_device_is_known_to_torch() -> None:
 
 
 def test_unknown_index_raises() -> None:
-    """A device index that does not exist is one clear sentence."""
+    """A device index that does not exist raises one clear sentence."""
     with pytest.raises(RuntimeError, match="no device tiny:7"):
         torch.ones(1, device="tiny:7")
 
 
 def test_no_fallback_names_the_operator() -> None:
-    """Inside no_fallback an operator that would run on the CPU raises and is named."""
+    """Inside no_fallback() an operator that would run on the CPU raises, and the error names it."""
     x = torch.eye(3, device="tiny")
     conformance.backend.reset_stats()
     torch.linalg.eigvalsh(x)
@@ -228,7 +228,8 @@ def test_no_fallback_names_the_operator() -> None:
 
 
 def test_forward_over_backward_through_dropout():
-    """torch states no forward derivative of the backward that a device's own dropout uses: it raised an error."""
+    """Forward over backward works through dropout. It formerly raised, because torch has no forward derivative of the
+    backward that a device's own dropout uses."""
     found = []
     for device in ("cpu", "tiny"):
         x, tangent = torch.arange(12.0).view(3, 4).to(device), torch.full((3, 4), 0.5).to(device)

@@ -1,4 +1,4 @@
-"""What a training script uses around its model: schedulers, scalers, loaders, torch.nn.utils, torch.accelerator."""
+"""Utilities of a training script: schedulers, scalers, loaders, torch.nn.utils, torch.accelerator."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DEVICES = ("cpu", "tiny")
 
 
 def network() -> nn.Module:
-    """A small network with fixed weights."""
+    """Return a small network with fixed weights."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
 def trained(device: str, make: Callable[[Any], Any], schedule: Callable[[Any], Any] | None = None) -> list[Any]:
-    """Parameters and learning rate after three steps through a closure."""
+    """Return the parameters and the learning rate after three steps through a closure."""
     model = network().to(device)
     optimizer = make(model.parameters())
     scheduler = schedule(optimizer) if schedule else None
@@ -45,22 +45,22 @@ def trained(device: str, make: Callable[[Any], Any], schedule: Callable[[Any], A
 
 
 def agree(outcome: Callable[[str], Any]) -> None:
-    """The same outcome on both devices."""
+    """Check that the outcome is the same on both devices."""
     expected, actual = (outcome(device) for device in DEVICES)
     torch.testing.assert_close(actual, expected)
 
 
 class TestOptimizers:
-    """Beyond those of test_training: a closure called several times, one loop over all parameters, fused."""
+    """Optimizers beyond test_training: repeated calls of a closure, foreach, and fused implementations."""
 
     @pytest.mark.parametrize("search", [None, "strong_wolfe"])
     def test_lbfgs(self, search: str | None) -> None:
-        """LBFGS, with and without a line search."""
+        """LBFGS agrees, with and without a line search."""
         agree(lambda d: trained(d, lambda ps: torch.optim.LBFGS(ps, line_search_fn=search))[:-1])
 
     @pytest.mark.parametrize("kind", [{"foreach": True}, {"foreach": False}, {"fused": True}])
     def test_ways_to_step(self, kind: dict[str, bool]) -> None:
-        """The foreach, the single and the fused implementation."""
+        """The foreach, single and fused implementations agree."""
         agree(lambda d: trained(d, lambda ps: torch.optim.AdamW(ps, **kind))[:-1])
 
     @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ class TestOptimizers:
         ],
     )
     def test_schedules(self, schedule: Callable[[Any], Any]) -> None:
-        """Learning rates and weights follow a schedule."""
+        """Learning rates and weights under a schedule agree."""
         agree(lambda d: trained(d, lambda ps: torch.optim.SGD(ps, lr=0.1), schedule))
 
 
@@ -96,7 +96,7 @@ def test_gradient_scaler() -> None:
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """0 to 11."""
+    """A dataset of the numbers 0 to 11."""
 
     def __len__(self) -> int:
         return 12
@@ -110,12 +110,12 @@ class TestData:
 
     @pytest.mark.parametrize(("workers", "pin"), [(0, True), (2, False), (1, True)])
     def test_loader(self, workers: int, pin: bool) -> None:
-        """Workers and pinned memory deliver every sample to the device."""
+        """Every sample reaches the device, with workers and with pinned memory."""
         loader = DataLoader(Numbers(), batch_size=4, num_workers=workers, pin_memory=pin)
         assert sum(float(batch.to("tiny", non_blocking=True).sum()) for batch in loader) == 3 * 66
 
     def test_tensors_on_the_device(self) -> None:
-        """A TensorDataset of tiny tensors, split and shuffled."""
+        """A TensorDataset of tiny tensors can be split and shuffled."""
         part, rest = random_split(TensorDataset(torch.arange(6.0, device="tiny")), [4, 2])
         loaded = [x for half in (part, rest) for (x,) in DataLoader(half, batch_size=2, shuffle=True)]
         assert {x.device.type for x in loaded} == {"tiny"} and sum(float(x.sum()) for x in loaded) == 15
@@ -125,7 +125,7 @@ class TestUtilities:
     """torch.nn.utils."""
 
     def test_clipping(self) -> None:
-        """clip_grad_norm_ and clip_grad_value_ leave the CPU's gradients."""
+        """clip_grad_norm_ and clip_grad_value_ give the CPU's gradients."""
 
         def outcome(device: str) -> list[torch.Tensor]:
             model = network().to(device)
@@ -140,7 +140,7 @@ class TestUtilities:
         "parametrize", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
     )
     def test_parametrizations(self, parametrize: Callable[[nn.Module], nn.Module]) -> None:
-        """A parametrized layer takes a step."""
+        """A step with a parametrized layer agrees."""
 
         def outcome(device: str) -> torch.Tensor:
             torch.manual_seed(1)
@@ -153,7 +153,7 @@ class TestUtilities:
         agree(outcome)
 
     def test_pruning(self) -> None:
-        """l1_unstructured prunes the same weights."""
+        """l1_unstructured prunes the same weights on both devices."""
 
         def outcome(device: str) -> torch.Tensor:
             layer = nn.Linear(4, 3, device="cpu")
@@ -167,7 +167,7 @@ class TestUtilities:
 
 
 def test_state_dicts() -> None:
-    """A model and its optimizer, saved on the device, go on where they were, there and on the CPU."""
+    """A model and its optimizer, saved on the device, continue from the saved state on the device and on the CPU."""
     model = network().to("tiny")
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 4, device="tiny")).sum().backward()
@@ -192,7 +192,7 @@ class TestAccelerator:
     """torch.accelerator."""
 
     def test_calls(self) -> None:
-        """The accelerator is tiny; synchronize computes what was written; there is nothing to empty."""
+        """The accelerator is tiny. synchronize computes pending writes, and empty_cache works."""
         assert torch.accelerator.current_accelerator() == torch.device("tiny")
         assert torch.accelerator.device_count() >= 1 and torch.accelerator.current_device_index() == 0
         written = torch.zeros(4, device="tiny").add_(1)
@@ -202,7 +202,7 @@ class TestAccelerator:
         torch.accelerator.empty_cache()
 
     def test_statistics(self) -> None:
-        """By the names that torch's caching allocators give them; there were none."""
+        """Memory statistics have the names of torch's caching allocators. They were formerly missing."""
         held = torch.arange(1000.0).to("tiny")
         assert held.sum().item() == 499500
         assert torch.accelerator.memory_stats()["allocated_bytes.all.current"] >= 4000

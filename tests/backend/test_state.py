@@ -1,4 +1,4 @@
-"""What the device remembers and makes under other global states: drawn programs found each of these."""
+"""State of the device under other global settings. Random programs found each of these faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _warn_always():
 
 
 def said(call) -> list[str]:
-    """The texts of the call's warnings, without the line of torch's source."""
+    """Return the texts of the call's warnings, without the line of torch's source."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -32,7 +32,7 @@ def said(call) -> list[str]:
 
 
 class TestFilledMemory:
-    """New memory under deterministic algorithms; it read as zeros."""
+    """New memory under deterministic algorithms is filled. It formerly read as zeros."""
 
     @pytest.mark.parametrize(
         "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.uint8, torch.int64, torch.bool]
@@ -49,13 +49,13 @@ class TestFilledMemory:
         ids=["empty", "empty_strided", "empty_like", "new_empty", "resize_"],
     )
     def test_it_holds_what_the_cpu_s_holds(self, make, dtype):
-        """nan, or the largest number; of `resize_` in what is new."""
+        """New memory holds nan or the largest number, as on the CPU. `resize_` fills only the new part."""
         with definitions.deterministic():
             cpu, tiny = (make(torch.ones(2, 3, dtype=dtype, device=device)) for device in ("cpu", "tiny"))
         torch.testing.assert_close(tiny.cpu(), cpu, equal_nan=True)
 
     def test_it_is_zeros_where_nobody_asks(self):
-        """By default, and where `fill_uninitialized_memory` says so."""
+        """New memory is zero by default, and if `fill_uninitialized_memory` is off."""
         torch.utils.deterministic.fill_uninitialized_memory = False
         try:
             with definitions.deterministic():
@@ -66,23 +66,23 @@ class TestFilledMemory:
 
 
 class TestWarnings:
-    """The metadata of a call are remembered; its warnings came the first time, twice, or never."""
+    """Warnings of a call whose metadata are cached. Formerly they came only at the first call, twice, or never."""
 
     @pytest.mark.parametrize("kind", ["real", "resize", "freedom", "transpose", "mask", "grad", "loss", "meshgrid"])
     def test_they_come_each_time(self, kind):
-        """As often as on the CPU, in the same words."""
+        """Every call warns as often as on the CPU, with the same text."""
         for _ in range(3):
             assert definitions.warned(kind, "tiny") == definitions.warned(kind, "cpu")
 
     @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
     def test_degrees_of_freedom(self, name):
-        """The whole text, which names the function."""
+        """The warning has the CPU's whole text, with the name of the function."""
         texts = [said(lambda d=d: getattr(torch, name)(torch.ones(3, 1, device=d), 1)) for d in ("cpu", "tiny")]
         assert texts[0] == texts[1] != []
         assert said(lambda: getattr(torch, name)(torch.ones(3, 2, device="tiny"), 1)) == []
 
     def test_a_complex_number_is_true_by_either_part(self):
-        """Nothing is discarded, so nothing is said; the device warned."""
+        """A conversion of complex to bool discards nothing, and does not warn. The device formerly warned."""
         given = torch.tensor([0, 1j, 1, 1 + 1j])
         for made in (lambda: given.to("tiny").bool(), lambda: torch.zeros(4, device="tiny").bool().copy_(given)):
             assert said(made) == []
@@ -90,10 +90,11 @@ class TestWarnings:
 
 
 class TestDefaultDevice:
-    """What the device makes for itself lies where it says, whatever the default device is."""
+    """Tensors that the device makes internally ignore the default device."""
 
     def test_a_tensor_is_saved_and_loaded(self):
-        """torch copies a storage outside of what a mode sees: the copy was made on the device itself, an error."""
+        """A tensor is saved and loaded under a default device. torch copies a storage where no mode sees it. The copy
+        was formerly created on tiny itself, which raised."""
         given = torch.arange(6.0, device="tiny").reshape(2, 3)[:, 1:]
         with definitions.default_device("tiny"):
             loaded = definitions.pickled(given)
@@ -102,11 +103,11 @@ class TestDefaultDevice:
 
 
 class TestSubnormals:
-    """`set_flush_denormal` is of the CPU, and of the time of a call."""
+    """`set_flush_denormal` applies to the CPU, at the time of a call."""
 
     @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU flushes nothing")
     def test_what_was_computed_before_is_not_flushed(self):
-        """A lazy value that is looked at later, while the CPU flushes, was zero."""
+        """A lazy value is not flushed if the CPU flushes when it is read. It was formerly zero."""
         given = torch.tensor([1.0, 2.0], device="tiny") * 2.0**-130 * 2.0**100 * 2.0**30
         with definitions.flush_denormal():
             assert given.tolist() == [1.0, 2.0]
@@ -115,12 +116,13 @@ class TestSubnormals:
 
 
 class TestFork:
-    """A child of a process that has used the device computes on it."""
+    """A forked child of a process that has used the device can compute on it."""
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
     @pytest.mark.parametrize("threads", ["threads:1", "threads:2"])
     def test_a_child_computes(self, threads):
-        """What the parent computed is there, and more can be computed. (torch CPU with two threads hangs.)"""
+        """The child reads values that the parent computed, and computes new ones. (torch CPU with two threads
+        hangs.)"""
         count = torch.get_num_threads()
         torch.set_num_threads(int(threads[-1]))
         try:
@@ -132,7 +134,8 @@ class TestFork:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
     def test_what_a_child_writes_is_its_own(self):
-        """Buffers of before the fork are copies. (They were one memory for all processes.)"""
+        """A child's writes do not reach the parent, because buffers from before the fork are copied. (Formerly all
+        processes shared one memory.)"""
         given = torch.ones(10_000).to("tiny")
         assert given.add_(1).sum().item() == 20_000
         assert self.of_child(lambda: given.add_(1).sum().item()) == "30000.0"
@@ -140,7 +143,8 @@ class TestFork:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
     def test_what_children_make_is_their_own(self):
-        """Memory that was kept for reuse at the fork is nobody else's. (A loader's workers made the same batch.)"""
+        """Memory cached for reuse before the fork is separate in the child. (Formerly a loader's workers made the same
+        batch.)"""
         torch.ones(10_000).to("tiny").sum().item()  # its buffer is free now
         made = torch.full((10_000,), 2.0)
         reads, writes = os.pipe()
@@ -164,10 +168,10 @@ class TestFork:
 
     @staticmethod
     def of_child(call, seconds: float = 60.0) -> str:
-        """What the call gives in a child, as text; the empty string where the child is not done in time."""
+        """Return the result of the call in a child as text, or an empty string if the child is not done in time."""
         reads, writes = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of threads, of which tinygrad keeps some
+            warnings.simplefilter("ignore")  # Python 3.12 warns about threads, and tinygrad keeps some
             child = os.fork()
         if not child:
             try:

@@ -18,7 +18,7 @@ OPTIMIZERS = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Ad
 
 
 def after_steps(device: str, optimizer: str) -> torch.Tensor:
-    """A weight after three steps."""
+    """Return a weight after three steps."""
     torch.manual_seed(0)
     layer = nn.Linear(4, 4).to(device)
     opt = getattr(torch.optim, optimizer)(layer.parameters(), lr=0.01)
@@ -32,7 +32,7 @@ def after_steps(device: str, optimizer: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers(optimizer: str) -> None:
-    """Every optimizer leaves the CPU's weights after three steps."""
+    """Every optimizer gives the CPU's weights after three steps."""
     torch.testing.assert_close(after_steps("tiny", optimizer), after_steps("cpu", optimizer))
 
 
@@ -40,7 +40,7 @@ class TestAutocast:
     """torch.autocast("tiny")."""
 
     def test_like_cpu(self) -> None:
-        """The same operators run in bfloat16 as on the CPU, and the gradients agree."""
+        """bfloat16 applies to the same operators as on the CPU, and the gradients agree."""
 
         def run(device: str) -> list[torch.Tensor]:
             torch.manual_seed(0)
@@ -58,7 +58,7 @@ class TestAutocast:
             torch.testing.assert_close(mine, reference)
 
     def test_off_outside(self) -> None:
-        """Outside the block nothing is cast."""
+        """Outside the block the device casts no operand."""
         with torch.autocast("tiny", dtype=torch.bfloat16):
             pass
         assert (torch.ones(2, 2, device="tiny") @ torch.ones(2, 2, device="tiny")).dtype == torch.float32
@@ -78,7 +78,7 @@ class TestFunctional:
         ],
     )
     def test_agrees_with_cpu(self, transform: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """vmap, grad, jvp, jacrev and their composition."""
+        """vmap, grad, jvp, jacrev and their composition agree with the CPU."""
         x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(transform(x.to("tiny")).cpu(), transform(x))
 
@@ -87,7 +87,7 @@ class TestAutograd:
     """Hooks, checkpointing, double backward."""
 
     def test_hooks_checkpoint_and_double_backward(self) -> None:
-        """A tensor hook, a checkpointed block, and the gradient of a gradient."""
+        """A tensor hook, a checkpointed block, and the gradient of a gradient agree with the CPU."""
 
         def run(device: str) -> list[torch.Tensor]:
             x = torch.arange(1.0, 5, device=device).requires_grad_()
@@ -102,7 +102,7 @@ class TestAutograd:
 
 
 def test_two_devices() -> None:
-    """TINY_DEVICES=2: transfers, device contexts, and torch's error for mixing them."""
+    """With TINY_DEVICES=2, transfers and device contexts work, and mixing devices raises torch's error."""
     program = """
 import torch, conformance.backend
 assert torch.tiny.device_count() == 2
@@ -133,7 +133,8 @@ else:
 
 
 def test_running_statistics_of_float16_are_rounded_once():
-    """The mean was rounded before it was mixed into the running one: half a percent off where they cancel."""
+    """Running statistics of float16 are rounded once. Formerly the mean was rounded first: half a percent off where the
+    two means cancel."""
     results = []
     for device in ("cpu", "tiny"):
         x = torch.tensor([[-2.1679687], [-2.1699219]], dtype=torch.float16).to(device)

@@ -1,7 +1,7 @@
-"""How a program that nobody here wrote is trained twice, on the CPU and on tiny, and its losses compared.
+"""A fixture that trains a third-party module on the CPU and on tiny, and compares the losses.
 
-The key insight: random numbers of tiny are the CPU's, so dropout and augmentation stay as the program has them, and a
-wrong gradient shows in the next step's loss.
+The key insight: tiny draws the same random numbers as the CPU. Dropout and augmentation therefore stay unchanged, and a
+wrong gradient shows in the loss of the next step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Agree = Callable[..., None]
 
 @pytest.fixture
 def agree() -> Iterator[Agree]:
-    """`agree(make, loss, inputs)`: the losses of three steps on tiny are those of the CPU, and training did something.
+    """`agree(make, loss, inputs)`: three steps on tiny have the losses of the CPU, and each step changes the loss.
 
-    `make` returns a module, `loss(model, *inputs)` a scalar, `inputs` is a tuple of CPU tensors.
+    `make` returns a module, `loss(model, *inputs)` returns a scalar, and `inputs` is a tuple of CPU tensors.
     """
     before = torch.__future__.get_swap_module_params_on_conversion()
-    # Without it `Module.to` gives each user of a shared parameter its own copy, as on every device outside torch.
+    # Without it `Module.to` copies a shared parameter once for each user, as on every out-of-tree device.
     torch.__future__.set_swap_module_params_on_conversion(True)
     yield _agree
     torch.__future__.set_swap_module_params_on_conversion(before)

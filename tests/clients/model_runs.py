@@ -1,10 +1,10 @@
-"""The models of `models.py` trained on a device, eagerly and compiled, and asked for text; the table of docs/models.md.
+"""Train and run the models of `models.py` on a device, eager and compiled: the table of docs/models.md.
 
     python tests/clients/model_runs.py [NAME ...]   runs them, compares with torch CPU, prints the rows
     ... --write                                     and puts the rows into docs/models.md
 
-The key insight: random numbers of tiny are the CPU's, so a model's losses are comparable from step to step, and a wrong
-gradient shows in the next step's. Times are of the processor, not of the clock: they hold on a busy machine.
+tiny draws the same random numbers as the CPU. The losses of a model are therefore comparable at each step, and a wrong
+gradient shows in the loss of the next step. Times are processor times, which are also valid on a busy machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch import Tensor, nn
 import conformance.backend as backend
 from conformance.backend.torch_api.compile import tiny as tiny_compiler
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # where it is run as a script
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for use as a script
 from tests.clients.models import BY_NAME, MODELS, Model, made
 
 STEPS = 3
-REPLAYED, MEASURED = 6, 3  # steps after which an eager one is replayed, and how many are measured then
+REPLAYED, MEASURED = 6, 3  # number of steps before an eager step is replayed, and number of steps measured after that
 NEW_TOKENS = 3
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- table: python tests/clients/model_runs.py --write -->", "<!-- end of table -->"
@@ -43,21 +43,22 @@ HEADER = (
 
 @dataclass
 class Training:
-    """Three steps of training and what a further one costs."""
+    """Losses of three training steps, and the cost of a further step."""
 
     losses: Tensor
-    kernels: int = 0  # a step
-    seconds: float = 0.0  # of the processor, a step
+    kernels: int = 0  # per step
+    seconds: float = 0.0  # processor time per step
 
 
 def compiled(net: nn.Module) -> Any:
-    """The model compiled by the backend "tiny", which need not be installed to be found."""
+    """Return the model compiled by the backend "tiny", without need of an installed entry point."""
     torch.compiler.reset()
     return torch.compile(net, backend=tiny_compiler)
 
 
 def train(model: Model, device: str, *, compile: bool = False, dropout: bool = True, measure: bool = False) -> Training:
-    """Train a model for three steps; with `measure` for more, of which time and kernels of the last are taken."""
+    """Train a model for three steps. With `measure`, train for more steps and measure time and kernels of the last
+    ones."""
     net = made(model, device, dropout=dropout).train()
     call = compiled(net) if compile else net
     inputs = {name: tensor.to(device) for name, tensor in model.inputs().items()}
@@ -79,7 +80,8 @@ def train(model: Model, device: str, *, compile: bool = False, dropout: bool = T
 
 
 def generate(model: Model, device: str, *, compile: bool = False) -> tuple[Tensor, Tensor]:
-    """New tokens after a prompt, of shape (rows, new tokens), with the key-value cache; and the logits of each."""
+    """Generate tokens after a prompt with the key-value cache. Return the tokens, of shape (rows, new tokens), and
+    their logits."""
     net: Any = made(model, device, dropout=False).eval()
     if compile:
         net.forward = compiled(net.forward)
@@ -94,19 +96,19 @@ def generate(model: Model, device: str, *, compile: bool = False) -> tuple[Tenso
 
 
 class Positional(nn.Module):
-    """A model called by place, whose tensors come as a tuple: what torch.jit.trace takes."""
+    """A wrapper for torch.jit.trace that takes positional arguments and returns a tuple of tensors."""
 
     def __init__(self, net: nn.Module, names: list[str]) -> None:
         super().__init__()
         self.net, self.names = net, names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The tensors that the model returns, in order."""
+        """Return the model's result tensors in order."""
         return tuple(leaves(self.net(**dict(zip(self.names, inputs, strict=True)))))
 
 
 def leaves(found: Any) -> list[Tensor]:
-    """The tensors in what a model returns."""
+    """Return the tensors in a model's result."""
     if isinstance(found, Tensor):
         return [found]
     parts = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else ()
@@ -114,10 +116,11 @@ def leaves(found: Any) -> list[Tensor]:
 
 
 def traced(model: Model, device: str) -> list[Tensor]:
-    """What the model captured by torch.jit.trace, saved and loaded says of its inputs in another order."""
+    """Trace the model with torch.jit.trace, save and load it, and return its results for the inputs in reverse
+    order."""
     net: Any = made(model, device, dropout=False).eval().requires_grad_(False)
     if hasattr(getattr(net, "config", None), "use_cache"):
-        net.config.use_cache = False  # a cache is no tensor
+        net.config.use_cache = False  # a cache is not a tensor
     given = {name: tensor.to(device) for name, tensor in model.inputs().items()}
     captured = torch.jit.trace(Positional(net, list(given)), tuple(given.values()), check_trace=False)
     file = io.BytesIO()
@@ -129,7 +132,7 @@ def traced(model: Model, device: str) -> list[Tensor]:
 
 
 def row(model: Model) -> str:
-    """One line of the table. Raises AssertionError where the device and torch CPU do not agree."""
+    """Return one row of the table. Raises AssertionError if the device disagrees with torch CPU."""
     expected = train(model, "cpu", measure=True)
     eager = train(model, "tiny", measure=True)
     torch.testing.assert_close(eager.losses, expected.losses)
@@ -152,7 +155,7 @@ def row(model: Model) -> str:
 
 
 def rows_of_page(text: str) -> dict[str, str]:
-    """The rows of the table in docs/models.md by the names of their models. Raises ValueError where it has no table."""
+    """Return the rows of the table in docs/models.md by model name. Raises ValueError if the page has no table."""
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{PAGE.name} has no table: {BEGIN} and {END} must stand there once")
     table = text.split(BEGIN)[1].split(END)[0]
@@ -160,14 +163,14 @@ def rows_of_page(text: str) -> dict[str, str]:
 
 
 def written(text: str, rows: dict[str, str]) -> str:
-    """The page with some rows of its table replaced, in the order of the models."""
+    """Return the page with some rows of its table replaced, in the order of `MODELS`."""
     rows = {**rows_of_page(text), **rows}
     table = "\n".join([HEADER, *[rows[name] for name in BY_NAME if name in rows]])
     return f"{text.split(BEGIN)[0]}{BEGIN}\n\n{table}\n\n{END}{text.split(END)[1]}"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the models that are named, all without a name; exit code 1 where one does not agree."""
+    """Run the named models, or all without a name. Return exit code 1 if a model disagrees with torch CPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a model's name, or a pattern such as 'timm.*'")
     parser.add_argument("--write", action="store_true", help="put the rows into docs/models.md")

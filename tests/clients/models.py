@@ -1,9 +1,10 @@
-"""Published architectures in small random configurations: the table of what is trained on tiny and on the CPU.
+"""Published architectures in small random configurations, trained on tiny and on the CPU.
 
-Defines `Model` and `MODELS`. The key insight: nothing is downloaded, since an architecture is code and a
-configuration; weights are drawn from a seed and sizes are the least with which every part of it does something. A model
-is one row: how it is made, the arguments of a call, and the loss of what it returns.
-Imports no client package before a model is made, so that the table can be read where there is none.
+Defines `Model` and `MODELS`. Nothing is downloaded, since an architecture consists of code and a configuration. Weights
+come from a seed. Sizes are the smallest that still exercise every part of the architecture. A model is one row: its
+constructor, the arguments of a call, and the loss of the result.
+
+The module imports no client package until it builds a model. The table can therefore be read without these packages.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from torch import Tensor, nn
 
 from tests.clients import packages
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and nothing is asked for
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no downloads and no network requests
 
 VOCABULARY = 32
-# Token numbers that the vocabulary has; the packages' defaults lie far outside it.
+# Token numbers inside the vocabulary. The packages' defaults lie far outside it.
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 DECODER = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, **SIZES, **TOKENS}
 GROUPED = {**DECODER, "num_key_value_heads": 1}
-# The loss of a mixture of experts counts how many tokens each expert got.
+# The loss of a mixture of experts counts the tokens of each expert.
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True}
 
 Inputs = dict[str, Tensor]
@@ -36,14 +37,14 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Model:
-    """One architecture; "package.name" says whose implementation it is."""
+    """One architecture. The name "package.name" says which package implements it."""
 
     name: str
     make: Callable[[], nn.Module]
-    inputs: Callable[[], Inputs]  # CPU tensors, the arguments of a call by name
-    loss: Callable[[Any], Tensor]  # of what a call returns
+    inputs: Callable[[], Inputs]  # CPU tensors by argument name
+    loss: Callable[[Any], Tensor]  # loss of the result of a call
     lr: float = 0.05
-    prompt: str = ""  # the argument that `generate` continues; empty where it generates no text
+    prompt: str = ""  # the argument that `generate` continues; empty for a model that generates no text
 
     @property
     def package(self) -> str:
@@ -51,7 +52,7 @@ class Model:
 
 
 def made(model: Model, device: str, *, dropout: bool) -> nn.Module:
-    """The model with the weights of a seed. Without dropout a compiled graph needs no random number."""
+    """Return the model with seeded weights. Without dropout a compiled graph needs no random numbers."""
     torch.manual_seed(0)
     net = model.make()
     for module in () if dropout else net.modules():
@@ -62,47 +63,48 @@ def made(model: Model, device: str, *, dropout: bool) -> nn.Module:
 
 
 def drawn(*shape: int) -> Tensor:
-    """Normally distributed numbers, the same at each call."""
+    """Return normally distributed numbers, the same at each call."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(7))
 
 
 def tokens(rows: int = 2, length: int = 6) -> Tensor:
-    """Token numbers, the special ones excepted."""
+    """Return token numbers, without the special ones."""
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
 
 
 def text() -> Inputs:
-    """Tokens and labels, of which some are to be ignored."""
+    """Return tokens and labels. Some labels are -100, which the loss ignores."""
     labels = tokens()
     labels[1, 4:] = -100
     return {"input_ids": tokens(), "labels": labels}
 
 
 def image(size: int, rows: int = 2) -> Inputs:
-    """Pixels."""
+    """Return random pixels."""
     return {"pixel_values": drawn(rows, 3, size, size)}
 
 
 def labelled(size: int) -> Inputs:
-    """Pixels and the class of each image."""
+    """Return random pixels and the class of each image."""
     return {**image(size, 4), "labels": torch.tensor([0, 1, 2, 0])}
 
 
 def own(found: Any) -> Tensor:
-    """The loss that a model of transformers computes of its labels."""
+    """Return the loss that a model of transformers computes from its labels."""
     loss: Tensor = found.loss
     return loss
 
 
 def squares(found: Any) -> Tensor:
-    """How far from 1 the numbers are that a model returns first."""
+    """Return the mean squared distance from 1 of the model's first result."""
     if not isinstance(found, Tensor):
         found = next(iter(found.values())) if isinstance(found, dict) else found[0]
     return (found - 1).square().mean()
 
 
 def hugging(kind: str, config: str, inputs: Callable[[], Inputs], name: str = "", /, **options: Any) -> Model:
-    """A model class of transformers with a configuration class and its options; `loss`, `lr` and `prompt` are ours."""
+    """A row for a model class of transformers with a configuration class and its options. `Model` takes `loss`, `lr`
+    and `prompt`."""
     ours = {key: options.pop(key) for key in ("loss", "lr", "prompt") if key in options}
 
     def make() -> nn.Module:
@@ -116,7 +118,7 @@ def hugging(kind: str, config: str, inputs: Callable[[], Inputs], name: str = ""
 
 
 def of_timm(name: str, size: int, make: Callable[[Any], nn.Module], lr: float = 0.05) -> Model:
-    """A model of timm, made from its `models`."""
+    """A row for a model of timm, built from its `models`."""
 
     def from_package() -> nn.Module:
         beside()
@@ -128,7 +130,7 @@ def of_timm(name: str, size: int, make: Callable[[Any], nn.Module], lr: float = 
 
 
 def of_torchvision(name: str, size: int, make: Callable[[Any], nn.Module], lr: float = 0.05) -> Model:
-    """A model of torchvision, made from its `models`."""
+    """A row for a model of torchvision, built from its `models`."""
 
     def from_package() -> nn.Module:
         beside()
@@ -143,18 +145,19 @@ _stand_ins: list[torch.library.Library] = []
 
 
 def beside() -> None:
-    """Make the packages importable that are installed beside the environment, where it has them not itself."""
+    """Make the packages of requirements/models.txt importable if the environment itself lacks one of them."""
     if any(importlib.util.find_spec(name) is None for name in ("timm", "torchvision", "diffusers")):
         sys.path.append(str(packages.install("models.txt")))
     without_operators()
 
 
 def without_operators() -> None:
-    """Let torchvision be imported where its compiled operators do not fit this torch.
+    """Make torchvision importable if its compiled operators do not match this torch.
 
-    The wheels in the registry are built for torch with CUDA, and beside another build they load no operator; importing
-    torchvision then fails at `torchvision::nms`, of which it describes the results, and so does importing a model of
-    transformers, which looks for torchvision. No model of the table calls one of its operators.
+    The wheels in the registry are built for torch with CUDA, and load no operator with another build. Importing
+    torchvision then fails at `torchvision::nms`, because torchvision registers a fake kernel for that operator.
+    Importing a model of transformers fails too, because it looks for torchvision. No model of the table calls one of
+    these operators.
     """
     if "torchvision" in sys.modules or _stand_ins or importlib.util.find_spec("torchvision") is None:
         return
@@ -168,7 +171,7 @@ def without_operators() -> None:
         library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _stand_ins.append(library)
         for loaded in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[loaded]  # what its failed import left
+            del sys.modules[loaded]  # left by the failed import
 
 
 def _whisper() -> Inputs:

@@ -1,4 +1,4 @@
-"""Client packages that are installed beside the environment, not into it: they ask for, or replace, what it has.
+"""Client packages that are installed outside the environment, because they require or replace packages of it.
 
 Defines `install` and `NotHad`.
 """
@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class NotHad(RuntimeError):
-    """The packages could not be installed; says why."""
+    """The packages could not be installed. The message gives the reason."""
 
 
 def install(requirements: str) -> Path:
-    """The folder with the packages of requirements/FILE, without what they depend on; made on first use.
+    """Return the folder with the packages of requirements/FILE without their dependencies. Install them at the first
+    call.
 
-    Raises NotHad where they cannot be installed.
+    Raises NotHad if they cannot be installed.
     """
     listed = ROOT / "requirements" / requirements
     folder = ROOT / ".nox" / listed.stem

@@ -1,9 +1,10 @@
-"""A network and training loop in the manner of hlb-CIFAR10, on made images, on tiny as on the CPU.
+"""A network and training loop in the manner of hlb-CIFAR10, on synthetic images, on tiny as on the CPU.
 
-The published recipe: a whitening convolution that is computed from the data and frozen, three residual groups of
-convolution, max-pooling, batch normalization and GELU, a global maximum, a scaled linear head; random shifts and flips,
-label smoothing, SGD with Nesterov momentum, decay on weights but not on biases, a one-cycle rate, and a moving average
-of the weights. Widths are small here, the structure is whole. `STEPS=n` trains for other than five steps.
+The published recipe has these parts: a whitening convolution that is computed from the data and frozen; three residual
+groups of convolution, max-pooling, batch normalization and GELU; a global maximum; a scaled linear head. Images are
+shifted and mirrored at random, and labels are smoothed. SGD uses Nesterov momentum, decay on weights but not on biases,
+and a one-cycle rate. A moving average of the weights is tested at the end. Widths are small here, and the structure is
+complete. `STEPS=n` changes the number of steps from five.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BATCH, SIDE, CLASSES = 8, 16, 10
 
 
 def made_images(count: int) -> tuple[Tensor, Tensor]:
-    """Waves whose direction and colour depend on the class, with noise, so that there is something to learn."""
+    """Return waves with noise whose direction and colour depend on the class, so that the network can learn them."""
     random = torch.Generator().manual_seed(3)
     labels = torch.randint(0, CLASSES, (count,), generator=random)
     y, x = torch.meshgrid(torch.linspace(-1, 1, SIDE), torch.linspace(-1, 1, SIDE), indexing="ij")
@@ -36,14 +37,14 @@ def made_images(count: int) -> tuple[Tensor, Tensor]:
 
 
 def whitening_filters(images: Tensor) -> Tensor:
-    """The eigenvectors of 2x2 patches, each divided by the root of its eigenvalue: (12, 3, 2, 2)."""
+    """Return the eigenvectors of 2x2 patches, each divided by the root of its eigenvalue: (12, 3, 2, 2)."""
     patches = F.unfold(images, 2).transpose(1, 2).reshape(-1, 12)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     return (vectors / (values + 1e-2).sqrt()).T.reshape(12, 3, 2, 2)
 
 
 class Group(nn.Module):
-    """Halve the image and widen it, then a convolution around which a residual goes."""
+    """A block that halves the image and widens it, followed by a convolution with a residual connection."""
 
     def __init__(self, narrow: int, wide: int) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Group(nn.Module):
 
 
 class Network(nn.Module):
-    """Whitening, both signs of it, three groups, the maximum over the image, and the head."""
+    """Whitening, its result with both signs, three groups, the maximum over the image, and the head."""
 
     def __init__(self, filters: Tensor) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class Network(nn.Module):
 
 
 def augmented(images: Tensor) -> Tensor:
-    """Each batch shifted by up to two pixels, with some images mirrored."""
+    """Return a batch that is shifted by up to two pixels, with some images mirrored."""
     down, right = torch.randint(0, 5, (2,)).tolist()
     shifted = F.pad(images, (2, 2, 2, 2), mode="reflect")[..., down : down + SIDE, right : right + SIDE]
     mirrored = torch.rand(len(images)).to(images.device) < 0.5
@@ -81,7 +82,7 @@ def augmented(images: Tensor) -> Tensor:
 
 
 def trained(device: str) -> tuple[Tensor, Tensor]:
-    """The losses of all steps, and the averaged network's answers to eight images."""
+    """Return the losses of all steps, and the averaged network's outputs for eight images."""
     images, labels = made_images(64)
     torch.manual_seed(0)
     net = Network(whitening_filters(images)).to(device, memory_format=torch.channels_last)
@@ -117,7 +118,7 @@ def trained(device: str) -> tuple[Tensor, Tensor]:
 
 
 def test_training() -> None:
-    """The losses of every step, and what the averaged network says afterwards, are the CPU's."""
+    """The losses of every step and the outputs of the averaged network equal the CPU's."""
     torch.set_num_threads(1)
     expected, actual = trained("cpu"), trained("tiny")
     assert len(set(expected[0].tolist())) == STEPS

@@ -1,4 +1,4 @@
-"""Published architectures on tiny: trained, and asked for text, as on the CPU, eagerly and compiled."""
+"""Published architectures on tiny, eager and compiled: training and text generation agree with the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _has_its_package(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("model", each(MODELS))
 def test_training(model: Model) -> None:
-    """The losses of three steps are those of the CPU, dropout included."""
+    """The losses of three steps equal the CPU's, with dropout."""
     expected = model_runs.train(model, "cpu")
     assert len(set(expected.losses.tolist())) == model_runs.STEPS, "the steps do not change the loss"
     found = model_runs.train(model, "tiny")
@@ -35,7 +35,7 @@ def test_training(model: Model) -> None:
 
 @pytest.mark.parametrize("model", each(MODELS))
 def test_compiled_training(model: Model) -> None:
-    """The same with the model compiled."""
+    """The losses of three compiled steps equal the eager CPU's."""
     expected = model_runs.train(model, "cpu")
     found = model_runs.train(model, "tiny", compile=True)
     assert found.kernels > 0
@@ -45,7 +45,7 @@ def test_compiled_training(model: Model) -> None:
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("model", each([model for model in MODELS if model.prompt]))
 def test_generation(model: Model, compile: bool) -> None:
-    """New tokens and the logits they were chosen by, with a key-value cache that grows."""
+    """New tokens and their logits equal the CPU's, with a growing key-value cache."""
     words, logits = model_runs.generate(model, "cpu")
     found, found_logits = model_runs.generate(model, "tiny", compile=compile)
     assert torch.equal(found, words)
@@ -53,12 +53,12 @@ def test_generation(model: Model, compile: bool) -> None:
 
 
 UNTRACEABLE = {"transformers.BloomForCausalLM"}
-"""Models with an autograd.Function of their own, which torch.jit.trace refuses on every device."""
+"""Models with a custom autograd.Function, which torch.jit.trace refuses on every device."""
 
 
 @pytest.mark.parametrize("model", each(MODELS))
 def test_tracing(model: Model) -> None:
-    """Captured by torch.jit.trace, saved and loaded, it says what the CPU's trace does."""
+    """A model that torch.jit.trace captured, saved and loaded returns the results of the CPU's trace."""
     if model.name in UNTRACEABLE:
         for device in ("cpu", "tiny"):
             with pytest.raises(RuntimeError, match="Could not export Python function call"):
@@ -69,19 +69,19 @@ def test_tracing(model: Model) -> None:
 
 
 class TestTable:
-    """docs/models.md, without running a model."""
+    """docs/models.md, checked without running a model."""
 
     def test_there_are_thirty(self) -> None:
         assert len(BY_NAME) == len(MODELS) >= 30
 
     def test_rows_are_of_models(self) -> None:
-        """A row of a model that is no more is stale."""
+        """Every row of the page belongs to a model of the table."""
         rows = model_runs.rows_of_page(model_runs.PAGE.read_text())
         assert rows
         assert set(rows) <= set(BY_NAME)
 
     def test_rows_are_replaced_in_order(self) -> None:
-        """Those that were not run again stay."""
+        """New rows are inserted in the order of the models, and other rows stay."""
         first, second = list(BY_NAME)[:2]
         page = f"before\n{model_runs.BEGIN}\n{model_runs.END}\nafter\n"
         page = model_runs.written(page, {second: f"| {second} | 1 |"})

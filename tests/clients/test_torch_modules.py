@@ -1,4 +1,4 @@
-"""torch.nn's own recurrent and attention modules, trained on tiny as on the CPU."""
+"""torch.nn's recurrent and attention modules, trained on tiny as on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drawn(*shape: int) -> Tensor:
     ],
 )
 def test_recurrent(agree: Callable[..., None], make: Callable[[], nn.Module]) -> None:
-    """Outputs and last states of a recurrent net are both trained on."""
+    """Recurrent modules train on their outputs and their last states."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         output, last = model(x)
@@ -35,7 +35,7 @@ def test_recurrent(agree: Callable[..., None], make: Callable[[], nn.Module]) ->
 
 
 def test_attention(agree: Callable[..., None]) -> None:
-    """MultiheadAttention with a causal and a padding mask, and its averaged weights."""
+    """MultiheadAttention trains with a causal mask and a padding mask, and with its averaged weights."""
 
     def loss(model: nn.Module, x: Tensor, causal: Tensor, padding: Tensor) -> Tensor:
         output, weights = model(x, x, x, attn_mask=causal, key_padding_mask=padding)
@@ -47,7 +47,7 @@ def test_attention(agree: Callable[..., None]) -> None:
 
 
 def test_transformer(agree: Callable[..., None]) -> None:
-    """An encoder and a decoder with dropout, cross-attention and a causal mask."""
+    """An encoder and a decoder train with dropout, cross-attention and a causal mask."""
 
     def make() -> nn.Module:
         return nn.Transformer(

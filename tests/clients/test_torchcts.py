@@ -1,4 +1,4 @@
-"""TorchCTS, a conformance suite for PyTorch backends that nobody here wrote, on tiny."""
+"""TorchCTS, a third-party conformance suite for PyTorch backends, on tiny."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SHARE = 0.99
 
 @pytest.mark.parametrize("suite", torchcts_run.SUITES)
 def test_suite(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the tests that torchcts.toml does not except at least 99 % pass; a package that cannot be had is a failure."""
+    """At least 99 % of the tests that torchcts.toml does not except pass. A package that cannot be installed is a
+    failure."""
     outcome = torchcts_run.run(suite)
     with capsys.disabled():
         print(f"\n{outcome}")

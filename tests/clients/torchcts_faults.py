@@ -1,9 +1,9 @@
-"""Which planted faults TorchCTS's hand-written suites find, beside ours: `python tests/clients/torchcts_faults.py`.
+"""The planted faults that TorchCTS's hand-written suites find: `python tests/clients/torchcts_faults.py`.
 
-The key insight: a test can find a fault only in an op that it calls on the device, so each test is run once with the
-mode alone, which notes what it calls, and again under every fault of those ops that is not found yet. A fault is found
-where a test fails under it that passes without, twice. It acts in the device alone: what a test computes on the CPU to
-compare with, and what moves between the two, stays right.
+A test can find a fault only in an op that it calls on the device. Each test therefore runs once with a mode that
+records its calls. It then runs again under every fault of those ops that no test has found yet. A test finds a fault if
+it fails with the fault and passes without it, both before and after. The fault acts only on the device: reference
+values computed on the CPU and transfers between the two stay right.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.clients import torchcts_run
 
 SUITES = ("strides", "errors", "dtypes", "stress", "rng", "autograd", "operators", "training")
 SLOW_S = 3.0
-"""A test that takes longer is not run under faults."""
+"""Time in seconds above which a test is not run under faults."""
 JOURNAL, DEVICE = "TORCHCTS_FAULTS_JOURNAL", "tiny"
 
 
 def _on_device(args: Any, kwargs: Any) -> bool:
-    """Whether a call computes on the device: all of its tensors lie there, and it moves none."""
+    """Return whether a call computes on the device: all of its tensors are on the device, and the call moves none."""
     kinds: set[str] = set()
     map_tensors((args, kwargs), lambda t: kinds.add(t.device.type))
     named = kwargs.get("device")
@@ -83,30 +83,30 @@ def _can_show(name: str, fault: Fault, seen: set[str]) -> bool:
 
 
 class FaultPlugin:
-    """Runs each test under the faults that are left, and writes what it does into the journal, line by line."""
+    """A plugin that runs each test under the remaining faults, and writes each event into the journal as one line."""
 
     def __init__(self, journal: Path) -> None:
         self.journal, self.left, self.done = journal, dict(EVERY), set[str]()
         for line in journal.read_text().splitlines() if journal.exists() else []:
             kind, test, fault = json.loads(line)
             self.done.add(test)
-            if kind in ("found", "started"):  # what was started and not ended, ended the process
+            if kind in ("found", "started"):  # a fault that was started and has no end has ended the process
                 self.left.pop(fault, None)
             elif kind == "survived":
                 self.left[fault] = EVERY[fault]
 
     def note(self, kind: str, test: str, fault: str = "") -> None:
-        """One line, on disk before what may end the process."""
+        """Write one line to disk before an action that may end the process."""
         with self.journal.open("a") as file:
             file.write(json.dumps([kind, test, fault]) + "\n")
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Tests of the journal are not run again after the process has ended."""
+        """Exclude the tests in the journal after the process has ended and started again."""
         items[:] = [item for item in items if item.nodeid not in self.done]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
-        """In place of the one call."""
+        """Run the test under each remaining fault, in place of the single call."""
         names = pyfuncitem._fixtureinfo.argnames
         given = {name: pyfuncitem.funcargs[name] for name in names}
         test, seen = pyfuncitem.nodeid, set[str]()
@@ -141,12 +141,13 @@ class FaultPlugin:
 
 
 def pytest_configure(config: Any) -> None:
-    """With `-p tests.clients.torchcts_faults`."""
+    """Register the plugin, with `-p tests.clients.torchcts_faults`."""
     config.pluginmanager.register(FaultPlugin(Path(os.environ[JOURNAL])))
 
 
 def run(suite: str, journal: Path, until: float) -> str:
-    """Run one suite under the faults, again after each end of its process, until it is whole or the time is over."""
+    """Run one suite under the faults. Restart it after each end of its process until it is complete or the time is
+    over."""
     package = torchcts_run.install()
     before = -1
     while time.monotonic() < until:
@@ -175,7 +176,7 @@ def run(suite: str, journal: Path, until: float) -> str:
 
 
 def read(journal: Path) -> tuple[dict[str, str], Counter[str]]:
-    """What found each fault that was found, and under how many tests each other was looked for."""
+    """Return the test that found each found fault, and the number of tests run under each fault."""
     found: dict[str, str] = {}
     tried: Counter[str] = Counter()
     last = ["", "", ""]
@@ -192,7 +193,7 @@ def read(journal: Path) -> tuple[dict[str, str], Counter[str]]:
 
 
 def main() -> int:
-    """Run the suites, and print for each fault what found it."""
+    """Run the suites, and print the test that found each fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", nargs="*", default=list(SUITES))
     parser.add_argument("--journal", type=Path, default=Path("torchcts_faults.jsonl"), help="kept, and gone on with")

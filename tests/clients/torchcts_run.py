@@ -1,8 +1,9 @@
-"""TorchCTS's hand-written suites run on a device, and judged.
+"""TorchCTS's hand-written suites on a device, and the verdicts on their results.
 
 Defines `install`, `run` and `Outcome`; `python tests/clients/torchcts_run.py SUITE ...` prints the counts.
-The key insight: what a suite shows is how many of its tests pass of those that can be judged, so what is not judged is
-data with a reason for each entry (torchcts.toml), and an entry that is no longer needed is a failure too.
+
+The result of a suite is the number of passing tests among those tests which can be judged. Exceptions are therefore
+data with a reason for each entry (torchcts.toml), and an entry that is no longer needed is also a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # where it is run as a script
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for use as a script
 from tests.clients import packages
 
 ROOT = Path(__file__).parents[2]
@@ -34,14 +35,14 @@ LIMIT_S = 3000
 
 @dataclass
 class Outcome:
-    """What the tests of one suite did, by name."""
+    """The tests of one suite by outcome."""
 
     suite: str
     passed: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # its message
+    failed: dict[str, str] = field(default_factory=dict)  # name to message
     skipped: list[str] = field(default_factory=list)
-    not_judged: list[str] = field(default_factory=list)  # failed as torchcts.toml says
-    unneeded: list[str] = field(default_factory=list)  # entries of torchcts.toml that held for no failure
+    not_judged: list[str] = field(default_factory=list)  # failures that torchcts.toml excepts
+    unneeded: list[str] = field(default_factory=list)  # entries of torchcts.toml that match no failure
 
     @property
     def judged(self) -> int:
@@ -56,14 +57,15 @@ class Outcome:
 
 
 def install() -> Path:
-    """The folder with the package in it, made on first use. Raises packages.NotHad where it cannot be installed."""
+    """Return the folder with the package, installed at the first call. Raises packages.NotHad if it cannot be
+    installed."""
     return packages.install("torchcts.txt")
 
 
 def run(suite: str, device: str = "tiny") -> Outcome:
-    """Run a suite in a process of its own.
+    """Run a suite in a separate process.
 
-    Raises packages.NotHad, and RuntimeError where it ended before its last test.
+    Raises packages.NotHad, and RuntimeError if the suite ended before its last test.
     """
     package = install()
     declared = tomllib.loads(NOT_JUDGED.read_text())
@@ -83,7 +85,8 @@ def run(suite: str, device: str = "tiny") -> Outcome:
 
 
 def options(package: Path, suite: str, device: str, folder: Path) -> list[str]:
-    """What pytest is called with to run a suite on a device; writes the manifest into the folder to run it in."""
+    """Return the arguments of pytest for a suite on a device. Write the manifest into the folder in which pytest
+    runs."""
     declared = tomllib.loads(NOT_JUDGED.read_text())
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "manifest.py").write_text(_manifest(package, device, declared["lacks"]))
@@ -130,12 +133,12 @@ def _judged(suite: str, results: Path, entries: list[dict[str, Any]]) -> Outcome
 
 
 def _glob(pattern: str) -> str:
-    """A pattern in which only the asterisk is special: names of tests have brackets in them."""
+    """Return a glob pattern that matches brackets literally, because names of tests have brackets."""
     return pattern.replace("[", "[[]")
 
 
 def main() -> int:
-    """Print the counts of each suite and every failure; 1 where there is one."""
+    """Print the counts of each suite and every failure. Return 1 if there is a failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", nargs="*", default=list(SUITES), help="default: all of them")
     parser.add_argument("--device", default="tiny", help="tiny, or cpu to see what torch itself fails")

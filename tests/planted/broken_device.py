@@ -1,4 +1,4 @@
-"""A module that registers a device and does not import, for a reason of its own."""
+"""A module whose import raises an ImportError, as the import of a device target."""
 
 from __future__ import annotations
 

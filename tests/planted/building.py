@@ -1,5 +1,8 @@
-"""Devices that build a kernel for each function and rank at its first call, which takes longer than a program or a case
-may. `Builds` is right; `Hangs` does not answer a second call of the same kernel, and `Stuck` not even a first."""
+"""Devices that build a kernel for each function and rank at its first call.
+
+The build takes longer than the time limit of a program or a case. `Builds` is correct. `Hangs` hangs in the second call
+of a kernel, `Stuck` in the first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from conformance.core.target import Target
 
 BUILDING = 1.5
-"""Seconds that a kernel takes to build; tests give a program, or a case, less."""
+"""Build time of a kernel in seconds. Tests set a lower limit for a program or a case."""
 
 
 class _Building(TorchFunctionMode):

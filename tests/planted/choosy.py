@@ -1,4 +1,4 @@
-"""Targets that leave out some programs, or all of them."""
+"""Targets that declare some or all programs unsupported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from conformance.selftest.mutants import MutantTarget
 
 
 class Choosy(MutantTarget):
-    """torch CPU whose transposes go stale. It leaves out programs of gradients or of inputs that share a storage."""
+    """torch CPU whose transposes go stale. Programs with gradients or with inputs that share a storage are
+    unsupported."""
 
     def __init__(self, argument: str = "") -> None:
         super().__init__("transpose is stale")
@@ -16,7 +17,7 @@ class Choosy(MutantTarget):
 
 
 class Refusing(Target):
-    """torch CPU without any dtype that a program holds."""
+    """torch CPU that supports no dtype."""
 
     name = "refusing"
     dtypes = frozenset()

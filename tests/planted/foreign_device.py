@@ -29,10 +29,10 @@ METADATA = (
     *("as_strided", "view", "_reshape_alias", "unfold", "is_set_to"),
     *("set_.source_Storage_storage_offset", "set_.source_Tensor", "set_.source_Storage"),
 )
-"""Operators that read no memory: torch's CPU kernels serve."""
+"""Operators that read no memory. torch's CPU kernels implement them."""
 
 CONVOLUTIONS = ("convolution_overrideable", "convolution_backward_overrideable")
-"""torch's composite kernels of these raise for every device that does not register its own."""
+"""Operators whose composite kernel in torch raises unless the device registers its own kernel."""
 
 
 class _Managed(ctypes.Structure):
@@ -52,7 +52,7 @@ _kept: list[Any] = []
 
 
 def _flat(kind: int, address: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-    """A 1-d tensor over memory at this address."""
+    """Return a 1-d tensor over the memory at this address."""
     shape, strides = (ctypes.c_int64 * 1)(count), (ctypes.c_int64 * 1)(1)
     made = _Managed(address, kind, 0, 1, CODES[dtype], 8 * dtype.itemsize, 1, shape, strides, 0, None, None)
     _kept.append((made, shape, strides))
@@ -94,14 +94,14 @@ def _resize(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torc
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's own memory as a CPU tensor."""
+    """Return a CPU tensor over the tensor's own memory."""
     storage = tensor.untyped_storage()
     flat = _flat(CPU, storage.data_ptr(), tensor.dtype, storage.nbytes() // tensor.itemsize)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _computed(op: Any) -> Callable[..., Any]:
-    """A kernel that runs the CPU's on the same memory."""
+    """Return a kernel that runs the CPU kernel on the same memory."""
     returns = op._schema.returns
     names = [one.name for one in op._schema.arguments]
 
@@ -130,7 +130,7 @@ def _computed(op: Any) -> Callable[..., Any]:
             for alias in one.alias_info.after_set
         }
         on_host = {name: host(value) for name, value in given.items()}
-        for one in op._schema.arguments:  # an out= tensor of another size grows here, before the CPU sees its memory
+        for one in op._schema.arguments:  # an out= tensor grows here, before the CPU kernel reads its memory
             if one.is_out and isinstance(given.get(one.name), torch.Tensor):
                 on_host[one.name] = on_host[one.name].clone()
         made = op(*[on_host[name] for name in names[: len(args)]], **{name: on_host[name] for name in kwargs})
@@ -148,7 +148,7 @@ def _computed(op: Any) -> Callable[..., Any]:
 
 
 def _register(*absent: str) -> None:
-    """The device, without kernels for these operators."""
+    """Register the device without kernels for these operators."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     module = ModuleType("torch.foreign")
@@ -182,15 +182,15 @@ def _overload(name: str) -> Any:
 
 
 def whole() -> None:
-    """Every operator has a kernel."""
+    """Register the device with a kernel for every operator."""
     _register()
 
 
 def without_convolution() -> None:
-    """torch's composite kernel of a convolution finds none of the device's."""
+    """Register the device without convolution kernels, so that torch's composite convolution raises."""
     _register(*CONVOLUTIONS)
 
 
 def without_convolution_and_set() -> None:
-    """The harness makes inputs by `as_strided`, and convolutions fail."""
+    """Register the device without `set_` and convolution kernels. The harness builds inputs with `as_strided`."""
     _register(*CONVOLUTIONS, "set_.source_Storage_storage_offset")

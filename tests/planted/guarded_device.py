@@ -1,5 +1,5 @@
-"""A device in Python, whose tensors wrap those of torch CPU, with a device guard, by which autograd counts devices.
-`mul` adds one."""
+"""A Python device with a device guard. Its tensors wrap CPU tensors, autograd counts devices by the guard, and `mul`
+adds one to its result."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A target that is right and inexact: torch CPU, but for a variance that is summed up in float32, an exp that is off by
-20 ulp, and a sigmoid that ends its process."""
+"""A target with three faults: torch CPU, except that batch_norm accumulates its variance in the dtype of the input, exp
+is off by 20 ulp, and sigmoid ends the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.targets.cpu import CpuTarget
 
 
 class Inexact(TorchFunctionMode):
-    """The faults, between a program and torch."""
+    """The three faults as a function mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -29,7 +29,7 @@ class Inexact(TorchFunctionMode):
 
 
 def batch_norm(x: torch.Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> torch.Tensor:
-    """batch_norm whose squares are added up one after the other, in the dtype of the input."""
+    """batch_norm that accumulates the squares sequentially in the dtype of the input."""
     channels = x.transpose(0, 1).flatten(1)
     squares = torch.zeros(len(channels), dtype=x.dtype)
     for column in channels.square().unbind(1):
@@ -41,7 +41,7 @@ def batch_norm(x: torch.Tensor, mean: Any, var: Any, weight: Any = None, bias: A
 
 
 class Inaccurate(CpuTarget):
-    """torch CPU with the faults."""
+    """torch CPU under `Inexact`."""
 
     name = "inaccurate"
 
@@ -50,6 +50,6 @@ class Inaccurate(CpuTarget):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """The faults."""
+        """Activate the faults."""
         with Inexact():
             yield

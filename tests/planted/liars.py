@@ -1,4 +1,4 @@
-"""Targets that lie, of each kind that the executor knows, each with one lie that every command must catch."""
+"""Targets with one lie each, for every kind of target that the executor supports. Every command must catch each lie."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from conformance.targets.meta import MetaTarget
 
 
 def off_by_one(tensor: torch.Tensor) -> torch.Tensor:
-    """Other values; booleans are inverted."""
+    """Return other values; booleans are inverted."""
     return ~tensor if tensor.dtype is torch.bool else tensor + 1
 
 
 def by_columns(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in other strides."""
+    """Return the same values with other strides."""
     return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
 
 
@@ -66,13 +66,13 @@ class StrideDevice(_Device):
 
 
 class Meta(_Device, MetaTarget):
-    """An interpreter of metadata that gets strides wrong."""
+    """An interpreter of metadata that returns wrong strides."""
 
     lie = staticmethod(by_columns)
 
 
 def writes_wrong_cell(call: Call) -> Any:
-    """A view by `as_strided` is read rightly, and what is written through it lands one cell further, or nearer."""
+    """Read a view by `as_strided` correctly, but write one element further, or nearer at the end of the storage."""
     if call.func.overloadpacket.__name__ == "as_strided":
         view = call.run()
         call.memory[geometry(view)] = True
@@ -98,7 +98,8 @@ class WrongCell(MutantTarget):
 
 
 def _copied(call: Call) -> Any:
-    """A copy in place of the view; new memory reads as zeros, so that what is never written is the same in each run."""
+    """Return a copy in place of the view. New memory is zeroed, so that elements without a write are equal in every
+    run."""
     made = call.run()
     return made.clone() if "as_strided" in str(call.func) else made.zero_()
 
@@ -113,7 +114,7 @@ class Copying(MutantTarget):
 
 
 class Unreachable(Target):
-    """A device to which nothing can be sent."""
+    """A device whose transfers from the CPU always raise."""
 
     name = "unreachable"
 
@@ -122,7 +123,7 @@ class Unreachable(Target):
 
 
 class Poisoned(MutantTarget):
-    """In a process in which `unfold` was called once, every later `neg_` fails."""
+    """torch CPU where every `neg_` raises once `unfold` was called in the process."""
 
     def __init__(self, argument: str = "") -> None:
         super().__init__("zero_ clears the storage")
@@ -145,21 +146,21 @@ class _Transform(Target):
 
 
 class ValueTransform(_Transform):
-    """Every result is off by one."""
+    """A transform whose results are all off by one."""
 
     def transform(self, function: Any) -> Any:
         return lambda *inputs: map_tensors(function(*inputs), off_by_one)
 
 
 class StrideTransform(_Transform):
-    """Results of two dimensions are laid out by columns."""
+    """A transform whose 2-d results are laid out by columns."""
 
     def transform(self, function: Any) -> Any:
         return lambda *inputs: map_tensors(function(*inputs), by_columns)
 
 
 class RaisingTransform(_Transform):
-    """What it makes cannot be called."""
+    """A transform that returns a function which raises."""
 
     def transform(self, function: Any) -> Any:
         def refuse(*inputs: Any) -> Any:
@@ -169,21 +170,21 @@ class RaisingTransform(_Transform):
 
 
 class IdentityTransform(_Transform):
-    """It gives the function back, so that CPU is compared with CPU."""
+    """A transform that returns its argument, so that CPU is compared with CPU."""
 
     def transform(self, function: Any) -> Any:
         return function
 
 
 class IdleTransform(_Transform):
-    """It never calls what it was given."""
+    """A transform whose result never calls the function under test."""
 
     def transform(self, function: Any) -> Any:
         return lambda *inputs: {}
 
 
 class UncapturedTransform(_Transform):
-    """A compiler that falls back to plain Python, and says that it was handed nothing."""
+    """A compiler that falls back to plain Python, and reports that it captured nothing."""
 
     def transform(self, function: Any) -> Any:
         def call(*inputs):

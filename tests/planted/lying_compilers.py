@@ -1,4 +1,4 @@
-"""Backends of `torch.compile` behind AOTAutograd, each with a bug that PyTorch does not have with its own backends."""
+"""`torch.compile` backends behind AOTAutograd, each with a bug that PyTorch's own backends do not have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._dynamo.backends.registry import lookup_backend, register_backend
 
 
 def _negates_relu(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
-    """Negates instead of rectifying."""
+    """Replace relu by neg."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.relu.default:
             node.target = torch.ops.aten.neg.default
@@ -24,7 +24,7 @@ register_backend(aot_autograd(fw_compiler=_negates_relu), "negates_relu")
 
 @register_backend
 def loses_add_(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
-    """Loses what `add_` writes. PyTorch itself loses it for a 0-d float64."""
+    """Drop the write of `add_`. PyTorch itself drops it for a 0-d float64."""
     for node in graph.graph.nodes:
         if node.target == "add_":
             node.target = "add"

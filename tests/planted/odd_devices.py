@@ -1,4 +1,4 @@
-"""Functions that register a device, as `device:cpu,import=odd_devices,call=...`, and do something odd beside it."""
+"""Functions that register a device with one unusual behaviour each: `device:cpu,import=odd_devices,call=...`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conformance.core.target import Target
 
 
 def hangs() -> None:
-    """At loading."""
+    """Hang while the target loads."""
     time.sleep(1_000)
 
 
 class HangsTarget(Target):
-    """At loading, too, without a probe before."""
+    """Hang while the target loads, without an earlier probe."""
 
     name = "hangs"
 

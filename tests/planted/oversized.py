@@ -1,5 +1,5 @@
-"""A target that is right in small: torch CPU, but for a clone that takes five times what it holds, a comparison that is
-wrong far out, and a sum that is added up in float32, one addend after the other."""
+"""A target whose faults show at large sizes: torch CPU with three changes. A clone holds ten extra copies. A comparison
+is wrong after element 2^25, or after 2^31 of a larger tensor. A float32 sum is accumulated sequentially."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.targets.cpu import CpuTarget
 
 
 class Oversized(TorchFunctionMode):
-    """The faults, between a program and torch."""
+    """The three faults as a function mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -30,7 +30,7 @@ class Oversized(TorchFunctionMode):
 
 
 class OversizedTarget(CpuTarget):
-    """torch CPU with the faults."""
+    """torch CPU under `Oversized`."""
 
     name = "oversized"
     mode: type[TorchFunctionMode] = Oversized
@@ -40,18 +40,19 @@ class OversizedTarget(CpuTarget):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """The faults."""
+        """Activate the faults."""
         with self.mode():
             yield
 
     def script(self) -> str:
-        """The faults, as the mode of a script."""
+        """Return the faults as the mode of a script."""
         name = self.mode.__name__
         return f"from tests.planted.oversized import {name}\nDEVICE, MODE = 'cpu', {name}()"
 
 
 class Hungry(TorchFunctionMode):
-    """A clone that asks for far too much memory, and a flip that takes it in pages which no allocator refuses."""
+    """A clone that allocates far too much memory, and a flip that maps shared memory which no allocator limit
+    covers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.clone:
@@ -65,7 +66,7 @@ class Hungry(TorchFunctionMode):
 
 
 class HungryTarget(OversizedTarget):
-    """torch CPU that runs out of the memory of its process."""
+    """torch CPU that exceeds the memory limit of its process."""
 
     name = "hungry"
     mode = Hungry

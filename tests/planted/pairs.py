@@ -1,4 +1,4 @@
-"""torch CPU with two planted faults at once, one of which may hide the other."""
+"""torch CPU with two planted faults active at the same time. One fault may hide the other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A target with planted faults: torch CPU, except that each op in `FAULTS` goes wrong in its own way.
+"""A target with planted faults: torch CPU, except that each op in `FAULTS` fails in a different way.
 
-The harness's tests load it as a third party's target would be, by an entry point (`planted-0.dist-info`).
+The tests of the harness load it by an entry point (`planted-0.dist-info`), as they would load the target of a third
+party.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def explodes(result: torch.Tensor, args: Any) -> torch.Tensor:
 
 
 def dies_later(result: torch.Tensor, args: Any) -> torch.Tensor:
-    """End the process once, when the case is over and its result is on its way."""
+    """End the process once, one second later, when the case is over and its result has been sent."""
     mark = Path("flaky")
     if not mark.exists():
         mark.touch()
@@ -117,7 +118,7 @@ FAULTS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 
 class Planted(TorchFunctionMode):
-    """Applies the fault to what the op returns; ops inside the fault itself are right."""
+    """Apply the fault to the result of the op. Ops inside the fault function run without faults."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -126,7 +127,7 @@ class Planted(TorchFunctionMode):
 
 
 class PlantedTarget(Target):
-    """Torch CPU with `FAULTS`."""
+    """torch CPU under `Planted`."""
 
     name = "planted"
 
@@ -140,7 +141,7 @@ class PlantedTarget(Target):
 
 
 class DyingTarget(Target):
-    """A target whose driver ends the process that loads it."""
+    """A target whose loading ends the process with exit code 7."""
 
     name = "dying"
 
@@ -149,7 +150,7 @@ class DyingTarget(Target):
 
 
 class WrongName(TorchFunctionMode):
-    """`exp` raises an error that names an operator which works."""
+    """A mode in which `exp` raises an error that blames a working operator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "exp":

@@ -1,4 +1,4 @@
-"""A target whose first kernel of each kind takes its time."""
+"""A target whose every run starts with a delay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.core.target import Target
 
 
 class SlowTarget(Target):
-    """torch CPU, five seconds late."""
+    """torch CPU with a delay of five seconds."""
 
     name = "slow"
 

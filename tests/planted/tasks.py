@@ -1,4 +1,4 @@
-"""Functions that the pool's tests run in workers, each of which ends, or does not end, in its own way."""
+"""Functions that the pool's tests run in workers. They return, raise, crash or hang in different ways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conformance.run.worker import keep, loaded, step, unit
 
 
 class Odd(Exception):
-    """Cannot be made anew from its arguments."""
+    """An exception whose constructor cannot be called with its `args`."""
 
     def __init__(self, one: int, *, two: int) -> None:
         super().__init__(one)
@@ -38,14 +38,14 @@ def slowly_pid() -> int:
 
 
 def numbered(number: int, seconds: float, folder: str) -> int:
-    """Something is found at once; the task takes longer."""
+    """Keep a file immediately, then sleep."""
     keep(Path(folder) / f"{number}.found", str(time.time()))
     time.sleep(seconds)
     return number
 
 
 def fails_to_keep_where(mark: str, folder: str) -> str:
-    """A machine on whose disk there is no room."""
+    """Simulate a machine whose disk is full."""
     if Path(mark).exists() and os.path.samefile(os.environ.get("TMPDIR", "/tmp"), mark):
         raise OSError(errno.ENOSPC, "No space left on device")
     return folder
@@ -96,7 +96,7 @@ def eats_shared_memory() -> None:
 
 
 def compiles(seconds: float) -> str:
-    """Compile for so long, and then run."""
+    """Compile for a number of seconds, then run."""
     with unit("a program"):
         step("1")
         step("1", COMPILING)
@@ -135,7 +135,7 @@ def prints() -> int:
 
 
 def alone(folder: str) -> bool:
-    """Whether no other task of the pool runs meanwhile."""
+    """Return whether no other task of the pool runs meanwhile."""
     mark = Path(folder) / "busy"
     free = not mark.exists()
     mark.touch()
@@ -151,7 +151,7 @@ def begun_then_sleeps(mark: str) -> None:
 
 
 class Looks(Target):
-    """A target that remembers what its process had done before it was loaded."""
+    """A target that records the state of its process at load time."""
 
     name = "looks"
     seen: dict[str, object]
@@ -167,12 +167,12 @@ class Looks(Target):
 
 
 def needing_of(spec: str) -> set[str]:
-    """Return the operators that need an operator declared lacking."""
+    """Return the operators that need an operator which is declared missing."""
     return {*needing(loaded(spec))}
 
 
 def looked() -> dict[str, object]:
-    """What `Looks` saw."""
+    """Return what `Looks` recorded."""
     target = loaded("class:tasks.Looks")
     assert isinstance(target, Looks)
     return target.seen
@@ -188,7 +188,7 @@ class Dies(Target):
 
 
 class Leaves(Target):
-    """A target whose loading ends the process as if all were well."""
+    """A target whose loading ends the process with exit code 0."""
 
     name = "leaves"
 

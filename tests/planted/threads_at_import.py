@@ -1,4 +1,4 @@
-"""A module that starts a thread when it is imported, which no fork of its process would have."""
+"""A module that starts a thread at import. A fork of the process would lack that thread."""
 
 import threading
 

@@ -1,7 +1,7 @@
 """A toy `torch.compile` backend with five planted bugs: `compile:toy,import=toy_compiler`.
 
-`TOY_FAULTS` selects the faults by name, joined by commas; all of them by default. The backend runs Dynamo's graph as it
-is, under a dispatch mode that falsifies single operators.
+`TOY_FAULTS` selects faults by name, separated by commas; by default all are active. The backend runs Dynamo's graph
+unchanged under a dispatch mode that falsifies single operators.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
 
 
 class Falsifying(TorchDispatchMode):
-    """Falsify the operators of the chosen faults."""
+    """Falsify the operators of the selected faults."""
 
     def __init__(self, faults: frozenset[str]) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ def chosen() -> frozenset[str]:
 
 @register_backend
 def toy(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
-    """Run the graph with the chosen faults."""
+    """Run the graph with the selected faults."""
     faults = chosen()
 
     def run(*inputs: Any) -> Any:
         with Falsifying(faults):
             results = graph(*inputs)
-        if "copies" in faults:  # views and inputs come back as tensors of their own
+        if "copies" in faults:  # views and inputs are returned as copies
             return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in results)
         return results
 

@@ -1,8 +1,8 @@
 """A toy Python device with three planted bugs: `device:toy,import=toy_device`.
 
-A tensor of the device lies on CPU memory under the dispatch key PrivateUse1, with real strides and storages. Each
-operator runs on CPU tensors over the same memory. `TOY_FAULTS` selects the faults by name, joined by commas; all of
-them by default.
+A tensor of the device uses CPU memory under the dispatch key PrivateUse1, with real strides and storages. Each operator
+runs on CPU tensors over the same memory. `TOY_FAULTS` selects faults by name, separated by commas; by default all are
+active.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def chosen() -> frozenset[str]:
 
 
 def relabelled(flat: torch.Tensor, device_type: int) -> torch.Tensor:
-    """A tensor over the same memory on another device. `flat` is contiguous and covers its storage."""
+    """Return a tensor over the same memory on another device. `flat` is contiguous and covers its storage."""
     capsule = to_dlpack(flat.detach())
     ctypes.c_int.from_address(_pointer(capsule, b"dltensor") + 8).value = device_type  # behind the data pointer
     return from_dlpack(capsule)
 
 
 def laid_over(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view of `flat` with the dtype and geometry of `like`."""
+    """Return a view of `flat` with the dtype and geometry of `like`."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # views compute metadata only, on any device
     with torch._C._AutoDispatchBelowAutograd():
         if flat.dtype is not like.dtype:
@@ -52,7 +52,7 @@ def laid_over(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def covering(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat view of the whole storage of a tensor."""
+    """Return a flat view of the whole storage of a tensor."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     return torch.ops.aten.as_strided.default.redispatch(keys, tensor.detach(), (count,), (1,), 0)
@@ -63,12 +63,12 @@ class Call:
 
     def __init__(self) -> None:
         self.flats: dict[int, torch.Tensor] = {}
-        """The flat CPU tensors, by the storages of the device."""
+        """The flat CPU tensors, keyed by the storages of the device."""
         self.there: dict[int, torch.Tensor] = {}
-        """The flat device tensors, by the storages of the CPU tensors."""
+        """The flat device tensors, keyed by the storages of the CPU tensors."""
 
     def host(self, value: Any) -> Any:
-        """The CPU tensor of a device tensor, the CPU in place of the device, and any other value as it is."""
+        """Return the CPU tensor of a device tensor, the CPU for the device, and any other value unchanged."""
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if not isinstance(value, torch.Tensor) or value.device.type != "toy":
@@ -81,7 +81,7 @@ class Call:
         return laid_over(self.flats[key], value)
 
     def back(self, value: Any) -> Any:
-        """The device tensor of a CPU tensor: over the storage of an argument, or a new one."""
+        """Return the device tensor of a CPU tensor: over the storage of an argument, or a new one."""
         if not isinstance(value, torch.Tensor):
             return value
         there = self.there.get(value.untyped_storage()._cdata)
@@ -103,7 +103,7 @@ class Call:
 
 
 def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on the CPU, with the chosen faults."""
+    """Run an operator on the CPU with the selected faults."""
     faults, name, call = chosen(), op.overloadpacket.__name__, Call()
     raw_args, raw_kwargs = tree_map(call.host, args), tree_map(call.host, kwargs)
     if name == "_copy_from":  # every `copy_` from, to or within the device
@@ -112,14 +112,14 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
             raw_args[1].copy_(raw_args[0])
         return destination
     if name == "resize_" and raw_args[0].numel() != torch.Size(args[1]).numel():
-        grown = torch.zeros(args[1], dtype=args[0].dtype)  # memory that DLPack lends cannot grow
+        grown = torch.zeros(args[1], dtype=args[0].dtype)  # memory shared by DLPack cannot grow
         count = min(grown.numel(), raw_args[0].numel())
         grown.view(-1)[:count].copy_(raw_args[0].reshape(-1)[:count])
         call.follow(args[0], grown)
         return args[0]
     numbers = any(isinstance(value, (bool, int, float, complex)) and isinstance(argument.type, torch.TensorType)
                   for value, argument in zip(raw_args, op._schema.arguments))  # fmt: skip
-    # A number that torch had wrapped as a tensor arrives as a number again, for which another overload is meant.
+    # torch wrapped the number as a tensor. It arrives here as a number again, which needs another overload.
     result = (op.overloadpacket if numbers else op)(*raw_args, **raw_kwargs)
     if name == "relu" and "relu" in faults:
         result = torch.where(raw_args[0] < 0, raw_args[0] * 0.01, result).to(result.dtype)  # a leaky relu
@@ -134,7 +134,7 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def written_by(op: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """The arguments that the operator writes, by its schema."""
+    """Yield the arguments that the operator writes according to its schema."""
     for at, argument in enumerate(op._schema.arguments):
         if argument.is_write:
             yield args[at] if at < len(args) else kwargs[argument.name]

@@ -1,4 +1,5 @@
-"""Calls of known geometry: found by one look-up, queued, and what they give is what they would have given at once."""
+"""Calls of known geometry: one look-up finds them, the device queues them, and their results equal those of direct
+calls."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("queue")
 
 
 def twice(function):  # type: ignore[no-untyped-def]
-    """The result of a call that an equal one came before: it is in the queue."""
+    """Return the result of a repeated call, which is in the queue."""
     function()
     calls.settle()
     return function()
@@ -20,7 +21,7 @@ def twice(function):  # type: ignore[no-untyped-def]
 
 class TestDeferred:
     def test_a_known_geometry_is_not_looked_up_again(self) -> None:
-        """The second call asks no meta kernel and builds no value."""
+        """The second call runs no meta kernel and builds no value."""
         x = torch.arange(6.0).to("tiny").reshape(2, 3)
         _ = x + x
         calls.settle()
@@ -32,7 +33,7 @@ class TestDeferred:
         assert not calls.pending()
 
     def test_a_result_that_is_dropped_is_not_built(self) -> None:
-        """Nobody can ask for it: its call leaves the queue."""
+        """A call whose result is unreachable leaves the queue."""
         x = torch.arange(4.0).to("tiny")
         y = twice(lambda: x * 3)
         del y
@@ -41,7 +42,7 @@ class TestDeferred:
         assert kept.cpu().tolist() == [0, 4, 8, 12]
 
     def test_in_place_and_out(self) -> None:
-        """Writes wait in the same queue, in order."""
+        """In-place and out= writes are queued in order."""
         x, out = torch.arange(4.0).to("tiny"), torch.zeros(4, device="tiny")
         for _ in range(3):
             x.add_(1)
@@ -56,7 +57,7 @@ class TestDeferred:
         assert torch.equal(out.cpu(), other)
 
     def test_the_default_dtype_is_that_of_the_call(self) -> None:
-        """A queued comparison promoted its number when it was built, by the default dtype of that moment."""
+        """A queued comparison uses the default dtype of the call. It once used the default dtype at build time."""
         x = torch.tensor([16777217]).to("tiny")
         torch.set_default_dtype(torch.float64)
         try:
@@ -69,14 +70,15 @@ class TestDeferred:
         assert (x / 3).dtype is torch.float32
 
     def test_an_index_out_of_range_raises_at_the_call(self) -> None:
-        """Also where the call is queued: its elements are checked before."""
+        """An index out of range raises at the call, because a queued call checks its elements first."""
         rows = torch.arange(6.0).to("tiny").reshape(3, 2)
         assert twice(lambda: rows.index_select(0, torch.tensor([2, 0]).to("tiny"))).tolist() == [[4, 5], [0, 1]]
         with pytest.raises(IndexError):
             rows.index_select(0, torch.tensor([3, 0]).to("tiny"))
 
     def test_a_call_that_warns(self) -> None:
-        """It warns each time; other calls of its operator wait. Once, none did of an operator that had warned."""
+        """A call that warns does so each time, and other calls of its operator are queued. Formerly an operator that
+        had warned was never queued."""
         x, small, right = (torch.ones(n, device="tiny") for n in (3, 2, 3))
         for _ in range(3):
             with pytest.warns(UserWarning, match="resized"):
@@ -86,7 +88,7 @@ class TestDeferred:
         assert right.tolist() == [2.0, 2.0, 2.0]
 
     def test_a_value_function_that_warns(self) -> None:
-        """Each call warns when it is made, also after one with the same geometry: none of them waits."""
+        """A call whose value function warns is not queued, even if an equal call came before."""
         x = torch.ones(1, device="tiny") + 1
         for _ in range(3):
             with pytest.warns(UserWarning, match="degrees of freedom"):
@@ -94,7 +96,8 @@ class TestDeferred:
         assert not calls.pending()
 
     def test_a_view_copied_to_itself(self) -> None:
-        """`x[i] += 1` ends with a copy of the view to itself, which emptied the queue in each turn."""
+        """`x[i] += 1` ends with a copy of the view to itself. That copy formerly flushed the queue in each
+        iteration."""
         x = torch.ones(5, device="tiny")
         for _ in range(2):  # once to learn the geometries
             calls.settle()
@@ -104,7 +107,8 @@ class TestDeferred:
         assert x.tolist() == [3.0] * 5
 
     def test_operands_in_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An operator read one operand, and reading the next stored a queued write into the first one's buffer."""
+        """Reading an operand must not change an operand that was read before. Formerly the second read stored a queued
+        write into the first operand's buffer."""
         monkeypatch.setattr(flush, "IN_PLACE_BYTES", 1)
         monkeypatch.setattr(flush, "IN_PLACE_SHARE", 1)
 
@@ -119,7 +123,7 @@ class TestDeferred:
         assert torch.equal(program("tiny", 3).cpu(), program("cpu", 3))
 
     def test_the_queue_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A program that reads nothing does not keep its operands for ever."""
+        """A program that reads nothing does not keep its operands forever."""
         monkeypatch.setattr(calls, "LONGEST", 8)
         monkeypatch.setattr(calls, "_checked_at", 8)
         x = torch.ones(2, device="tiny")
@@ -129,7 +133,7 @@ class TestDeferred:
         assert x.tolist() == [41, 41]
 
     def test_results_that_are_gone_keep_nothing(self) -> None:
-        """A loop that reads nothing leaves its calls out from time to time, and their operands are freed."""
+        """A loop that reads nothing discards dead calls at intervals, and their operands are freed."""
         twice(lambda: torch.ones(1000).to("tiny") + 1)
         before = torch.tiny.memory_allocated()
         for _ in range(calls.CHECKED + 1):
@@ -138,7 +142,7 @@ class TestDeferred:
         assert torch.tiny.memory_allocated() < before + 2 * 4000
 
     def test_a_limit_of_memory_lets_the_queue_go(self) -> None:
-        """What only calls hold whose results are gone is freed before memory is refused."""
+        """Memory held only by calls with dead results is freed before an allocation is refused."""
         twice(lambda: torch.ones(1000).to("tiny") + 1)
         torch.tiny.empty_cache()
         before = torch.tiny.memory_reserved()
@@ -150,7 +154,7 @@ class TestDeferred:
             torch.tiny.set_memory_limit(None)
 
     def test_numbers_keep_their_sign_and_kind(self) -> None:
-        """-0.0 equals 0.0 as a key, and 1 equals True: each call has its own."""
+        """-0.0 equals 0.0 and 1 equals True as a key, but each number has a separate queued call."""
         x = torch.tensor([1.0, -1.0]).to("tiny")
         numbers = (0.0, -0.0, 0.0, -0.0, float("nan"), float("inf"))
         found = [(x * n).cpu() for n in numbers]
@@ -161,7 +165,7 @@ class TestDeferred:
 
 
 def test_copies_wait_with_what_they_copy() -> None:
-    """A copy of a queued result does not empty the queue."""
+    """A copy of a queued result does not flush the queue."""
     x = torch.arange(6.0).to("tiny").reshape(2, 3)
     y = twice(lambda: x * 2)
     copy = y.t().clone()
@@ -174,7 +178,7 @@ def test_copies_wait_with_what_they_copy() -> None:
 
 
 def test_batch_norm_updates_its_statistics_once() -> None:
-    """It is run whole, and writes its running mean besides its results."""
+    """batch_norm is queued as a whole, and updates its running statistics once."""
     x, mean, var = torch.arange(12.0).reshape(3, 4), torch.zeros(4), torch.ones(4)
     here = [t.to("tiny") for t in (x, mean, var)]
     for _ in range(3):

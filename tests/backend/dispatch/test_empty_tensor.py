@@ -1,4 +1,4 @@
-"""New tensors have the dtype, geometry and device that were asked for, each in memory of its own."""
+"""New tensors have the requested dtype, geometry and device, each in separate memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ DTYPES = [
 
 @pytest.mark.parametrize(("dtype", "index"), [(d, i) for d in DTYPES for i in (0, 1) if not i or is_describable(d)])
 def test_every_dtype(dtype: torch.dtype, index: int) -> None:
-    """int4 was taken for int8 on devices other than the first, where only what DLPack has can be made."""
+    """Every dtype works on every device that supports it. int4 formerly became int8 on devices other than the first,
+    which support only dtypes of DLPack."""
     made = new_tensor(Spec(dtype, (2, 3), (1, 2)), index)
     assert (made.dtype, made.shape, made.stride(), made.device.index) == (dtype, (2, 3), (1, 2), index)
     assert made.untyped_storage().nbytes() == 6 * dtype.itemsize
 
 
 def test_what_describes_one_is_filled_in_for_the_next() -> None:
-    """Tensors made before keep their geometry, and their storages are told apart."""
+    """The reused descriptor does not change earlier tensors, and their storages stay distinct."""
     shapes = [(2, 3), (5, 1), (0, 4), (3, 2)]
     made = [torch.empty(shape, device="tiny") for shape in shapes]
     assert [tuple(t.shape) for t in made] == shapes
@@ -36,7 +37,7 @@ def test_what_describes_one_is_filled_in_for_the_next() -> None:
 
 
 def test_in_inference_mode() -> None:
-    """What is made there cannot have a gradient, as torch's own."""
+    """A tensor created in inference mode is an inference tensor, as in torch."""
     with torch.inference_mode():
         made = torch.empty(2, device="tiny")
     assert made.is_inference()

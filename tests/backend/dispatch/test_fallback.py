@@ -1,4 +1,4 @@
-"""Operators that take any data pointer for one to host memory: each of them ended the process."""
+"""Operators that read any data pointer as a pointer to host memory. Each of them formerly ended the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def agree(function: Callable[..., Any], *args: Any) -> None:
-    """The function on tiny gives what it gives on the CPU, and changes its arguments alike."""
+    """Compare the result and the changed arguments on tiny with the CPU's. The call must count as a fallback."""
     moved = [a.to("tiny") if isinstance(a, torch.Tensor) else a for a in args]
     backend.reset_stats()
     result = function(*moved)
@@ -30,7 +30,7 @@ def _host(x: Any) -> Any:
 
 
 class TestHostMemory:
-    """Run on copies, counted."""
+    """These operators run on CPU copies, and count as fallbacks."""
 
     def test_grid_sampler_of_the_cpu(self) -> None:
         image, grid = torch.rand(1, 2, 3, 4), 2 * torch.rand(1, 2, 2, 2) - 1
@@ -38,7 +38,7 @@ class TestHostMemory:
         agree(aten._grid_sampler_2d_cpu_fallback_backward, torch.rand(1, 2, 2, 2), image, grid, 0, 0, False)
 
     def test_saturated_weights(self) -> None:
-        """The CPU's kernel writes to its argument, which its schema denies; the device's does not."""
+        """The CPU kernel writes to its argument although the schema denies it. The device's kernel does not."""
         x = torch.tensor([[1e6, -1e6], [0.5, 3.0]]).to("tiny")
         assert aten._saturate_weight_to_fp16(x).tolist() == [[65504.0, -65504.0], [0.5, 3.0]]
         assert x[0, 0].item() == 1e6
@@ -47,7 +47,7 @@ class TestHostMemory:
         agree(aten._rowwise_prune, torch.rand(3, 4), torch.tensor([True, False, True]), torch.int32)
 
     def test_quantization_parameters(self) -> None:
-        """Its numbers are found by a search over the tensor's elements."""
+        """The CPU finds the parameters by a search over the tensor's elements."""
         agree(lambda x: torch.choose_qparams_optimized(x, 16, 4, 0.1, 8), torch.rand(16))
 
     def test_sobol_numbers(self) -> None:
@@ -66,7 +66,7 @@ class TestHostMemory:
 
 
 class TestMissingLayouts:
-    """Tensors in a layout that the device has none of are refused in a sentence; quantizing ended the process."""
+    """Tensors in an unsupported layout are refused in one sentence. Quantizing formerly ended the process."""
 
     @pytest.mark.parametrize(
         "make",
@@ -96,13 +96,13 @@ class TestMissingLayouts:
             make()
 
     def test_mkldnn(self) -> None:
-        """It raised KeyError: 'torch._mkldnn'."""
+        """to_mkldnn is refused. It formerly raised KeyError: 'torch._mkldnn'."""
         with pytest.raises(NotImplementedError, match="tiny: there are no tensors in the layout of oneDNN"):
             torch.rand(3, 3, device="tiny").to_mkldnn()
 
 
 class TestWindows:
-    """torch.kaiser_window ran into an internal assertion of torch's."""
+    """torch.kaiser_window equals the CPU's. It formerly failed with an internal assertion of torch."""
 
     def test_kaiser(self) -> None:
         for arguments in ((7,), (7, False), (7, True, 3.0)):
@@ -112,10 +112,12 @@ class TestWindows:
 
 
 class TestOneTensorTwice:
-    """A tensor that is input and output of a call was carried back twice, the second time as it had been."""
+    """A tensor that is input and output of a call is copied back once. Formerly a second copy restored its old
+    content."""
 
     def test_smm(self) -> None:
-        """torch.smm gives its own empty result as an input: what it computed was lost, and the result was empty."""
+        """torch.smm passes its empty result as an input. Formerly the computed values were lost, and the result was
+        empty."""
         matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 2.0]), (2, 2)).coalesce()
         result = torch.smm(matrix.to("tiny"), torch.eye(2, device="tiny"))
         assert torch.equal(result.cpu().to_dense(), torch.smm(matrix, torch.eye(2)).to_dense())

@@ -1,4 +1,4 @@
-"""Metadata are remembered for the settings of torch under which they were asked for."""
+"""The cache of metadata is keyed by the relevant settings of torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.backend.agreement import DEVICES
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    """Torch's settings are as they were, whatever a test does."""
+    """Restore torch's settings after each test."""
     yield
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)
@@ -34,7 +34,7 @@ OF_INTEGERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", OF_INTEGERS)
 def test_integers_become_the_default_dtype(name: str) -> None:
-    """a / a of integers stayed float32 once that had been asked, whatever the default dtype had become."""
+    """a / a of integers follows the default dtype. It formerly stayed float32 once it had been cached."""
     found = {}
     for device in DEVICES:
         x = torch.tensor([1, 2, 3]).to(device)
@@ -46,7 +46,7 @@ def test_integers_become_the_default_dtype(name: str) -> None:
 
 
 def test_a_refusal_depends_on_determinism() -> None:
-    """A call that was accepted before is refused where algorithms must be deterministic, as on the CPU."""
+    """A call that was accepted before is refused if algorithms must be deterministic, as on the CPU."""
     for device in DEVICES:
         x = torch.arange(16.0).reshape(1, 1, 4, 4).to(device)
         pooled, places = F.max_pool2d(x, 2, return_indices=True)
@@ -59,7 +59,8 @@ def test_a_refusal_depends_on_determinism() -> None:
 
 
 def test_a_compiled_graph_is_recorded_for_each_default_dtype() -> None:
-    """A recording of integers divided in float32 ran where the default dtype had become float64."""
+    """A graph is recorded for each default dtype. Formerly a float32 division of integers was replayed under
+    float64."""
 
     class Quotient(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:

@@ -21,8 +21,8 @@ CALLS = ["add", "sub", "mul", "div", "fmod", "remainder", "pow", "eq", "lt", "ma
 @pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CALLS)
 def test_operands_are_rounded_first(name, dtype):
-    """An integer, and a 0-d float32, was never rounded to the dtype that it promotes to: 70000 * half(0) was 0, where
-    the CPU has inf * 0. Only a second operand of one element is not, by mul and div."""
+    """An integer or a 0-d float32 is rounded to the dtype that it promotes to. Formerly it was not: 70000 * half(0) was
+    0, where the CPU computes inf * 0. Only mul and div leave a second operand of one element unrounded."""
     narrow = torch.tensor([0.5, 3000.0, 1.0078125, 0.0], dtype=dtype)
     call = getattr(torch, name)
     for wide in WIDE:
@@ -34,7 +34,7 @@ def test_operands_are_rounded_first(name, dtype):
 
 @pytest.mark.parametrize("mode", [None, "floor", "trunc"])
 def test_one_divisor_is_a_number(mode):
-    """6144 / 2049 is 2 and a rest, 6144 / half(2049) is 3."""
+    """A divisor of one element is not rounded: 6144 / 2049 is 2 and a remainder, 6144 / half(2049) is 3."""
     dividend = torch.tensor([6144.0, 2048.0], dtype=torch.float16)
     for divisor in torch.tensor(2049), torch.tensor([2049]), torch.tensor([2049, 2049]):
         expected = torch.div(dividend, divisor, rounding_mode=mode)

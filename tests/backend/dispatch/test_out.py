@@ -1,4 +1,4 @@
-"""out= tensors of another dtype and of another size, for every operator that works element by element."""
+"""out= tensors of another dtype and of another size, for every elementwise operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.backend.dispatch.schema_kernels import find, variants
 
 
 def out_forms() -> Iterator[Any]:
-    """The overloads with one out= tensor of the operators that work element by element."""
+    """Yield the overloads of elementwise operators with one out= tensor."""
     for name, row in ROWS.items():
         functional = find(name) if row.elementwise else None
         for op in () if functional is None else variants(functional):
@@ -23,7 +23,7 @@ def out_forms() -> Iterator[Any]:
 
 
 def called(op: Any, device: str, operand: torch.Tensor, out: torch.Tensor) -> torch.Tensor | None:
-    """The out= tensor after a call with this operand everywhere; None where the call is refused."""
+    """Return the out= tensor after a call with this operand in every position, or None if the call is refused."""
     arguments = [a for a in op._schema.arguments if not a.is_out and not a.kwarg_only and not a.has_default_value()]
     given = [operand.to(device) if str(a.type) == "Tensor" else 1 for a in arguments]
     (name,) = (a.name for a in op._schema.arguments if a.is_out)
@@ -35,8 +35,8 @@ def called(op: Any, device: str, operand: torch.Tensor, out: torch.Tensor) -> to
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_a_resized_out_has_the_strides_of_the_cpu(dtype):
-    """`torch.rad2deg` of a transposed tensor into an out= of another size left it contiguous; `torch.relu`, whose out=
-    form torch generates, does so on the CPU too."""
+    """A resized out= tensor has the strides of the CPU's. `torch.rad2deg` of a transposed tensor formerly left it
+    contiguous. `torch.relu`, whose out= form torch generates, does so on the CPU too."""
     compared, wrong = 0, []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,7 +52,8 @@ def test_a_resized_out_has_the_strides_of_the_cpu(dtype):
 
 @pytest.mark.parametrize("name", ["add", "mul", "sub", "deg2rad", "exp", "sigmoid", "atan2"])
 def test_an_out_of_another_dtype_is_computed_in_the_operands(name):
-    """Into float32, bfloat16 operands gave results that were never rounded to bfloat16; int8 ones did not wrap."""
+    """A call with a wider out= tensor computes in the operands' dtype. Formerly bfloat16 operands were not rounded to
+    bfloat16 in a float32 out=, and int8 operands did not wrap."""
     x, y = torch.tensor([100.0, 0.37, 2.5, -3.3]), torch.tensor([100.0, 1.7, -2.2, 5.1])
     count = 2 if name in ("add", "mul", "sub", "atan2") else 1
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.float64), (torch.int8, torch.int32)):

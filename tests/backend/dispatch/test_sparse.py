@@ -1,4 +1,4 @@
-"""Sparse tensors on the device: made, moved, computed with and differentiated as on the CPU."""
+"""Construction, transfer, computation and gradients of sparse tensors on the device, as on the CPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ONES = torch.ones(3, 2)
 
 @pytest.fixture(autouse=True)
 def _no_checks() -> None:
-    """Without a choice torch warns that invariants are not checked."""
+    """Choose not to check invariants, because torch warns without a choice."""
     torch.sparse.check_sparse_tensor_invariants.disable()
 
 
 def gradient_of_a_product(d: str) -> Tensor:
-    """The gradient of a sparse factor, which is sparse."""
+    """Return the gradient of a sparse factor, which is sparse."""
     x, y = DENSE.to(d).to_sparse().requires_grad_(), ONES.clone().to(d).requires_grad_()
     torch.sparse.mm(x, y).square().sum().backward()
     assert x.grad is not None
@@ -29,7 +29,7 @@ def gradient_of_a_product(d: str) -> Tensor:
 
 
 def reduced(reduce: str) -> Callable[[str], Tensor]:
-    """The gradient of a dense factor of a product that is reduced by something else than a sum."""
+    """Return a program for the gradient of a dense factor of a product with a reduction other than a sum."""
 
     def program(d: str) -> Tensor:
         y = ONES.clone().to(d).requires_grad_()
@@ -41,7 +41,7 @@ def reduced(reduce: str) -> Callable[[str], Tensor]:
 
 
 def sparse_embedding(d: str) -> Tensor:
-    """An embedding's weight after one step along its sparse gradient."""
+    """Return an embedding's weight after one step along its sparse gradient."""
     table = torch.nn.Embedding(5, 2, sparse=True, _weight=torch.arange(10.0).view(5, 2)).to(d)
     table(torch.tensor([1, 1, 3]).to(d)).square().sum().backward()
     torch.optim.SparseAdam(table.parameters()).step()
@@ -85,7 +85,7 @@ PROGRAMS: dict[str, Callable[[str], Tensor]] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_on_the_cpu(name: str) -> None:
-    """Layout, indices, values and coalescing are the CPU's, on the device."""
+    """The device's result has the layout, indices, values and coalescing of the CPU's."""
     expected, actual = PROGRAMS[name]("cpu"), PROGRAMS[name]("tiny")
     assert actual.device.type == "tiny"
     assert (actual.layout, actual.dtype) == (expected.layout, expected.dtype)
@@ -95,14 +95,14 @@ def test_as_on_the_cpu(name: str) -> None:
 
 
 def test_values_are_a_view() -> None:
-    """What is written to the values is in the sparse tensor."""
+    """A write to the values changes the sparse tensor."""
     x = DENSE.to("tiny").to_sparse()
     x._values().mul_(10)
     assert torch.equal(x.to_dense().cpu(), DENSE * 10)
 
 
 def test_fallbacks_are_counted() -> None:
-    """What computes on sparse tensors runs on the CPU, which no_fallback() forbids; making one does not."""
+    """Computing on sparse tensors is a fallback, which no_fallback() forbids. Constructing one is not a fallback."""
     indices, values = torch.tensor([[0, 1], [1, 0]]).to("tiny"), torch.ones(2, device="tiny")
     with backend.no_fallback():
         x = torch.sparse_coo_tensor(indices, values, (2, 2))

@@ -1,4 +1,4 @@
-"""Every sparse layout under what programs do with one: the answer, or the refusal, is torch CPU's."""
+"""Calls on every sparse layout: the result or the type of error is torch CPU's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bsc": lambda x: x.to_sparse_bsc(BLOCK),
 }
 
-Call = Callable[[torch.Tensor, torch.Tensor], object]  # of a sparse tensor and the dense one that it was made of
+Call = Callable[[torch.Tensor, torch.Tensor], object]  # of a sparse tensor and its dense original
 
 
 def saved(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def outcome(layout: str, call: Call, device: str) -> object:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CALLS)
 def test_agrees_with_the_cpu(name: str, layout: str) -> None:
-    """Layout, dtype, number of elements held, and elements; or an error of the same type."""
+    """Layout, dtype, number of stored elements, and elements agree, or the type of error does."""
     expected, found = outcome(layout, CALLS[name], "cpu"), outcome(layout, CALLS[name], "tiny")
     assert type(found) is type(expected), (found, expected)
     if isinstance(expected, Exception):
@@ -132,7 +132,7 @@ def test_agrees_with_the_cpu(name: str, layout: str) -> None:
 
 
 def test_most_calls_are_answered() -> None:
-    """A survey of refusals alone would pass: this many have an answer on torch CPU."""
+    """torch CPU computes at least this many calls. A survey of errors alone would also pass."""
     answered = {
         layout: sum(not isinstance(outcome(layout, call, "cpu"), Exception) for call in CALLS.values())
         for layout in LAYOUTS
@@ -142,7 +142,7 @@ def test_most_calls_are_answered() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_copy_is_apart(layout: str) -> None:
-    """deepcopy, which torch CPU refuses of compressed layouts."""
+    """deepcopy makes an independent copy. torch CPU refuses deepcopy for compressed layouts."""
     sparse = LAYOUTS[layout](DENSE.clone().to("tiny"))
     copied = copy.deepcopy(sparse)
     sparse.zero_()

@@ -1,4 +1,5 @@
-"""What CUDA takes and torch CPU has no kernel for: computed in a wider dtype, and rounded once."""
+"""Calls that CUDA supports and torch CPU has no kernel for. The device computes them in a wider dtype and rounds
+once."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ PROGRAMS: dict[str, tuple[torch.dtype, Callable[[Tensor], Tensor]]] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sixteen_bits(name: str) -> None:
-    """Each of them was refused; a gradient is computed alike."""
+    """16-bit calls agree with the wide dtype, and so do their gradients. Formerly each of them was refused."""
     dtype, program = PROGRAMS[name]
     wide = (Z if dtype.is_complex else X).clone()
     x, wide = wide.to(dtype).to("tiny").requires_grad_(), wide.to(dtype).to(wide.dtype).requires_grad_()
@@ -44,13 +45,13 @@ def test_sixteen_bits(name: str) -> None:
 
 
 def test_no_elements() -> None:
-    """The CPU, which is asked for its checks alone, refused the dtype."""
+    """A call without elements works. The CPU, which only checks the call, formerly refused the dtype."""
     made = torch.empty(0, 2, dtype=torch.complex32, device="tiny").exp()
     assert (made.dtype, tuple(made.shape)) == (torch.complex32, (0, 2))
 
 
 def test_in_place_and_out() -> None:
-    """What is written is the tensor that was given, whose views see it."""
+    """In-place and out= calls write to the given tensor, and its views see the write."""
     x = X.half().to("tiny")
     view = x[2:]
     assert x.polygamma_(1) is x
@@ -62,7 +63,7 @@ def test_in_place_and_out() -> None:
 
 
 def test_other_errors_stay_the_cpu_s() -> None:
-    """Only a missing kernel is worked around: a shape that is refused is refused in 16 bits too."""
+    """Only a missing kernel is replaced: a shape that torch refuses is refused in 16 bits too."""
     with pytest.raises(RuntimeError, match="tensor expected for input"):
         F.avg_pool3d(torch.ones(2, 2, dtype=torch.float16, device="tiny"), 2)
     with pytest.raises(RuntimeError, match="Low precision dtypes not supported"):
@@ -71,7 +72,7 @@ def test_other_errors_stay_the_cpu_s() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_histc_of_integers(dtype: torch.dtype) -> None:
-    """Counts in the dtype of the elements; the mixture-of-experts models of transformers call it."""
+    """histc of integers counts in the dtype of the elements. The mixture-of-experts models of transformers call it."""
     x = torch.tensor([1, 2, 3, 3, 9, 12], dtype=dtype)
     for bins, low, high in ((3, 0, 9), (4, 0, 0), (10, 0, 10), (7, 2, 12)):
         made = torch.histc(x.to("tiny"), bins, low, high)
@@ -82,7 +83,7 @@ def test_histc_of_integers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_nansum(dtype: torch.dtype) -> None:
-    """An element of which either part is nan counts for nothing; the CPU takes no complex ones."""
+    """nansum ignores an element if either part is nan. The CPU supports no complex nansum."""
     x = torch.tensor([[1 + 2j, complex("nan")], [complex(3, float("nan")), 4j]], dtype=dtype)
     there = x.masked_fill(x.isnan(), 0)
     assert torch.equal(x.to("tiny").nansum().cpu(), there.sum())
@@ -91,7 +92,7 @@ def test_complex_nansum(dtype: torch.dtype) -> None:
 
 
 def trains(dtype: torch.dtype, kind: str, options: dict[str, bool]) -> None:
-    """Parameters in 16 bits go where the same in float32 go."""
+    """Parameters in 16 bits end where the same parameters in float32 end."""
     ends = []
     for d, kept in (("tiny", dtype), ("cpu", torch.float32)):
         p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=kept).to(d))

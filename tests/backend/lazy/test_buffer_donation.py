@@ -1,4 +1,4 @@
-"""Contents that are stored in the buffers of the old ones: memory, order, and what must not be seen."""
+"""New contents stored in the buffers of old ones: memory, order, and readers that must not see the store."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 @pytest.fixture(autouse=True)
 def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small buffers are taken too."""
+    """Allow donor buffers of any size."""
     monkeypatch.setattr(storage, "DONOR_BYTES", 0)
 
 
 def memory_of(t: torch.Tensor) -> int:
-    """Where the elements of a realized tensor lie."""
+    """Return the identity of a realized tensor's buffer."""
     lazy = lazy_storage(t)
     flush.flush([lazy])
     return id(flush.flat(lazy).base.buffer)
 
 
 def held(*numbers: Sequence[float]) -> list[torch.Tensor]:
-    """Realized tensors on the device."""
+    """Return realized tensors on the device."""
     tensors = [torch.tensor(x).to("tiny") for x in numbers]
     for t in tensors:
         memory_of(t)
@@ -43,7 +43,7 @@ def held(*numbers: Sequence[float]) -> list[torch.Tensor]:
 
 
 def test_a_step_of_momentum() -> None:
-    """Parameter and moment keep their buffers, in as many kernels, first scheduled and then remembered."""
+    """Parameter and moment keep their buffers, with two kernels both in a new schedule and in a cached one."""
     m, p, g = held([0.0, 0.0], [1.0, 2.0], [0.5, -1.0])
     m2, p2, g2 = (t.cpu() for t in (m, p, g))
     places = memory_of(m), memory_of(p)
@@ -59,7 +59,7 @@ def test_a_step_of_momentum() -> None:
 
 
 def test_a_lazy_reader_keeps_what_it_read() -> None:
-    """What was computed from the old content, and a copy that shares the buffer, are not changed by the store."""
+    """The store does not change a value computed from the old content, nor a copy that shares the buffer."""
     (a,) = held([1.0, 2.0, 3.0])
     doubled, copy, place = a * 2, a.clone(), memory_of(a)
     a.add_(1)
@@ -69,7 +69,7 @@ def test_a_lazy_reader_keeps_what_it_read() -> None:
 
 
 def test_a_reader_of_the_new_content() -> None:
-    """What was computed from the new content and is read later reads it from the buffer."""
+    """A value computed from the new content reads that content from the buffer later."""
     (a,) = held([1.0, 2.0, 3.0])
     place = memory_of(a)
     a.mul_(3)
@@ -81,7 +81,7 @@ def test_a_reader_of_the_new_content() -> None:
 
 @pytest.mark.parametrize("way", [lambda a: a.flip(0), lambda a: a.roll(1), lambda a: a.cumsum(0), lambda a: a + a[1]])
 def test_elements_read_elsewhere(way) -> None:
-    """A kernel that needs other elements than the one it replaces must not write to what it reads."""
+    """A kernel that reads elements at other positions must not write to its input."""
     (a,) = held([1.0, 2.0, 4.0, 8.0])
     expected = way(a.cpu())
     a.copy_(way(a))
@@ -89,7 +89,7 @@ def test_elements_read_elsewhere(way) -> None:
 
 
 def test_two_that_swap() -> None:
-    """Neither of two buffers that exchange their contents can be written first."""
+    """Two buffers exchange their contents correctly, although neither can be written first."""
     a, b = held([1.0, 2.0], [3.0, 4.0])
     x, y = a + 0.5, b + 0.5
     a.copy_(y)
@@ -98,7 +98,8 @@ def test_two_that_swap() -> None:
 
 
 def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted between two kernels, a step used up contents that it would compute again from themselves."""
+    """Ctrl-C waits until the step ends. Formerly an interrupt between two kernels left overwritten contents, and the
+    step was computed again from them."""
     m, p, g = held([0.0, 0.0], [1.0, 2.0], [0.5, -1.0])
 
     def step() -> None:
@@ -108,7 +109,7 @@ def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for _ in range(3):
         step()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     run = replay.Replay.run
 
     def interrupted(self: replay.Replay, *args: object) -> object:
@@ -130,7 +131,7 @@ def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_after_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was stored when a run fails is the content; it is not computed from itself a second time."""
+    """A value that was stored before a run fails is the content. It is not computed from itself a second time."""
     (a,) = held([1.0, 2.0])
     realize = scheduler.realize
 
@@ -149,6 +150,6 @@ def test_an_error_after_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @QUIET
 @given(programs(steps=(2, 8)))
 def test_drawn_programs(program: Program) -> None:
-    """Programs of views and writes are right when every buffer may be stored in."""
+    """Random programs of views and writes are right when every buffer may be a donor."""
     verdict = judge_program(program, load_target("tiny"))
     assert not verdict.mismatches, "\n".join(map(str, verdict.mismatches))

@@ -1,4 +1,4 @@
-"""When lazy values are computed: a graph too deep for one schedule is cut."""
+"""The time when lazy values are computed: a graph too deep for one schedule is cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from conformance.backend.lazy.storage import LazyStorage
 
 
 def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value grown too deep was realized alone; live values which it is computed from were computed again later."""
+    """A cut computes all live values of the graph once. Formerly it realized only the deepest value, and live values
+    below it were computed again."""
     monkeypatch.setattr(flush, "MAX_DEPTH", 32)
     w, x = torch.eye(4).to("tiny"), torch.ones(2, 4).to("tiny")
     kept = []
@@ -26,7 +27,7 @@ def test_a_cut_computes_what_lives_on_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_cells_die_while_a_cut_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage was collected while the lazy cells were looked through: "dictionary changed size during iteration"."""
+    """A garbage collection during a cut is safe. It formerly raised "dictionary changed size during iteration"."""
     monkeypatch.setattr(flush, "MAX_DEPTH", 16)
     end_loop = flush.end_loop
 
@@ -37,7 +38,7 @@ def test_cells_die_while_a_cut_looks_at_them(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(flush, "end_loop", collecting)
     x, looped = torch.ones(4).to("tiny"), torch.zeros(8).to("tiny")
     cycle = [x + 1]
-    cycle.append(cycle)  # only the collector frees it
+    cycle.append(cycle)  # only the garbage collector frees it
     for i in range(4):
         looped[i] += 1
     del cycle

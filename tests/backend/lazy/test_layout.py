@@ -1,4 +1,4 @@
-"""conformance.backend.layout: read and write agree with torch's as_strided on CPU, for any geometry."""
+"""conformance.backend.lazy.layout: read and write agree with as_strided of torch CPU for any geometry."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LENGTH = 60
 
 
 def flat_value(values: torch.Tensor) -> UOp:
-    """A flat int32 value holding a CPU tensor."""
+    """Return a flat int32 value that holds a CPU tensor."""
     return memory.from_host(memoryview(values.numpy()), dtypes.int32, "CPU")
 
 
 def host(value: UOp) -> torch.Tensor:
-    """A value's elements as a flat CPU tensor."""
+    """Return a value's elements as a flat CPU tensor."""
     if 0 in value.shape:
         return torch.empty(0, dtype=torch.int32)
     (done,), _ = scheduler.realize([value.reshape((-1,))], "CPU")
@@ -31,7 +31,7 @@ def host(value: UOp) -> torch.Tensor:
 
 @st.composite
 def geometries(draw: st.DrawFn, overlapping: bool = True) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """(size, stride, offset) inside LENGTH elements: zero, unit, large, overlapping and non-divisible strides."""
+    """Draw (size, stride, offset) inside LENGTH elements: zero, unit, large, overlapping and non-divisible strides."""
     dims = draw(st.integers(0, 4))
     size, stride, reach = [], [], 0
     for _ in range(dims):
@@ -52,7 +52,7 @@ class TestRead:
     @settings(max_examples=60)
     @given(geometries())
     def test_agrees_with_as_strided(self, geometry: tuple[tuple[int, ...], tuple[int, ...], int]) -> None:
-        """Any strides at all: overlapping, expanded, not divisible."""
+        """Any strides are read correctly: overlapping, expanded, not divisible."""
         memory = torch.arange(LENGTH, dtype=torch.int32)
         size, stride, offset = geometry
         value = layout.read(flat_value(memory), size, stride, offset)
@@ -60,7 +60,7 @@ class TestRead:
         assert host(value).tolist() == memory.as_strided(size, stride, offset).reshape(-1).tolist()
 
     def test_nested_layouts_need_no_index(self) -> None:
-        """A layout whose extents nest is read by movement ops alone, also where strides do not divide."""
+        """A layout whose extents nest is read by movement ops only, even if strides do not divide."""
         value = layout.read(UOp.new_buffer("CPU", LENGTH, dtypes.int32), (3, 2, 2), (17, 5, 2), 1)
         assert not any(u.op.name in ("ARANGE", "RANGE", "CMPLT", "REDUCE") for u in value.toposort())
 
@@ -71,7 +71,7 @@ class TestWrite:
     @settings(max_examples=60)
     @given(geometries(overlapping=False))
     def test_agrees_with_as_strided(self, geometry: tuple[tuple[int, ...], tuple[int, ...], int]) -> None:
-        """The view's elements are assigned in row-major order and no element outside the view changes."""
+        """The view's elements are assigned in row-major order, and no element outside the view changes."""
         memory = -torch.arange(1, LENGTH + 1, dtype=torch.int32)
         size, stride, offset = geometry
         new = torch.arange(int(np.prod(size, dtype=int)), dtype=torch.int32)
@@ -84,7 +84,7 @@ class TestWrite:
 
     @pytest.mark.parametrize(("size", "stride"), [((2, 3), (3, 2)), ((2, 4), (3, 2)), ((2, 3, 2), (3, 2, 12))])
     def test_interleaved_layouts_need_no_table(self, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
-        """Rows that lie between each other's elements are written row by row; an index made two kernels of each."""
+        """Interleaved rows are written row by row. An index formerly made two kernels of each write."""
         memory, new = torch.arange(LENGTH, dtype=torch.int32), torch.full(size, -1, dtype=torch.int32)
         assert not layout.plan(size, stride).nested
         made = layout.write(flat_value(memory), size, stride, 2, flat_value(new.reshape(-1)).reshape(size), refused)
@@ -93,24 +93,24 @@ class TestWrite:
         assert host(made).tolist() == memory.tolist()
 
     def test_elements_that_share_memory_are_written_in_order(self) -> None:
-        """Of windows that overlap the last element in row-major order is kept, although each window is nested."""
+        """For overlapping windows, the last write in row-major order remains, although each window is nested."""
         new = flat_value(torch.arange(6, dtype=torch.int32)).reshape((3, 2))
         made = layout.write(flat_value(torch.full((5,), -1, dtype=torch.int32)), (3, 2), (1, 1), 0, new, table)
         assert host(made).tolist() == [0, 2, 4, 5, -1]
 
 
 def refused(positions: np.ndarray) -> UOp:
-    """No table is wanted."""
+    """A table function that fails the test."""
     raise AssertionError("a table was asked for")
 
 
 def table(positions: np.ndarray) -> UOp:
-    """A host array of positions as a value."""
+    """Return a host array of positions as a value."""
     return memory.from_host(memoryview(positions), dtypes.int64, "CPU")
 
 
 class TestPlan:
-    """layout.plan and the questions about geometry."""
+    """layout.plan and the predicates of geometry."""
 
     @pytest.mark.parametrize(
         ("size", "stride", "nested", "dense"),

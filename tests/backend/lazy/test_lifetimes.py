@@ -1,4 +1,4 @@
-"""No storage outlives its tensors, whatever operator made or read it."""
+"""No storage outlives its tensors, whichever operator created or read it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from conformance.backend.lazy import calls, storage
 
 
 def live() -> int:
-    """How many storages exist on the device."""
+    """Return the number of storages on the device."""
     gc.collect()
-    calls.settle()  # what waits in the queue keeps its operands
+    calls.settle()  # queued calls keep their operands
     return len({id(lazy) for lazy in storage.BY_ADDRESS.values()})
 
 
 def test_a_kept_storage_is_seen() -> None:
-    """The count tells a tensor that is kept from one that is not."""
+    """The count increases while a tensor exists and decreases after its deletion."""
     before = live()
     kept = torch.ones(3, device="tiny") + 1
     assert live() == before + 1
@@ -30,7 +30,8 @@ def test_a_kept_storage_is_seen() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_no_storage_outlives_its_tensors() -> None:
-    """Every op of op_db on its first float32 sample: with its arguments and results gone, no storage is left."""
+    """Every op of op_db runs on its first float32 sample. No storage remains after the deletion of its arguments and
+    results."""
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.utils._pytree import tree_map
 
@@ -44,15 +45,15 @@ def test_no_storage_outlives_its_tensors() -> None:
             op(first, *args, **kwargs)  # type: ignore[operator]
             conformance.backend.realize()
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-            pass  # whether it works is for op_db's own run to say; what it leaves behind is asked here
+            pass  # op_db's own run reports failures; this test checks only leftover storages
 
     left = {}
     ran = 0
     gc.collect()
-    gc.freeze()  # what torch has imported is looked through 1,300 times otherwise
+    gc.freeze()  # otherwise 1,300 collections traverse all objects of torch
     try:
         for op in op_db:
-            if torch.float32 not in op.supported_dtypes("cpu") or op.name.startswith("jiterator"):  # CUDA's own
+            if torch.float32 not in op.supported_dtypes("cpu") or op.name.startswith("jiterator"):  # CUDA only
                 continue
             before = live()
             run(op)
@@ -66,8 +67,8 @@ def test_no_storage_outlives_its_tensors() -> None:
 
 
 def test_values_that_two_results_share():
-    """Of what a remembered schedule computes on the way, the run that recorded it kept the memory: the next runs wrote
-    theirs there, under another result which had been told to read it."""
+    """A remembered schedule keeps no memory of its intermediate values. Formerly the recording run kept it, and the
+    next runs wrote into memory that another result read."""
     rows = [torch.arange(30.0).roll(7 * k).reshape(5, 6).sin() for k in range(5)]
     made = [(x, *torch.sort(x.to("tiny"))) for x in rows]
     read = [values.cpu() for _, values, _ in made]

@@ -1,4 +1,4 @@
-"""Loops of small writes: one kernel however long they are, and never another value."""
+"""Loops of small writes: one kernel for any number of iterations, with the CPU's values."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ BODIES = [
 
 
 def both(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors on the CPU, positive."""
+    """Return two positive tensors on the CPU."""
     torch.manual_seed(0)
     a, b = (torch.rand(shape) * 9 + 1).to(dtype), (torch.rand(shape) * 2 + 1).to(dtype)
     return a, b
 
 
 def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype, columns: bool = False) -> int:
-    """Kernels of 60 turns of a loop, over columns if so; the result must be the CPU's."""
+    """Run a loop of 60 iterations, optionally over columns, and return its kernels. The result must be the CPU's."""
     a, b = both(shape, dtype)
     a = a.t().contiguous().t() if columns else a
     x, y = a.to("tiny"), b.to("tiny")
@@ -84,22 +84,24 @@ def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype, columns: 
 
 
 class TestLoops:
-    """A loop over the elements, or the rows, of a tensor."""
+    """Loops over the elements or rows of a tensor."""
 
     @pytest.mark.parametrize("shape", [(60,), (60, 3)], ids=str)
     @pytest.mark.parametrize("body", BODIES)
     def test_kernels_do_not_grow(self, body: Body, shape: tuple[int, ...]) -> None:
-        """A read-modify-write loop took 12 kernels at 100 turns; without dependence it takes one, and CPU's values."""
+        """A loop without dependence takes at most two kernels, and its values are the CPU's. A read-modify-write loop
+        formerly took 12 kernels at 100 iterations."""
         assert kernels_of(body, shape, torch.float32) <= 2
 
     @pytest.mark.parametrize("body", BODIES)
     def test_columns(self, body: Body) -> None:
-        """Columns lie between each other's elements, and a loop that writes them is a loop: each was a write of its
-        own, and later one that also reads them was (`a[:, i] += 1` took 7 kernels at 60 turns)."""
+        """A loop over columns, whose elements interleave, takes at most two kernels. Formerly each column was a
+        separate write. Later this was still so for a column that was also read (`a[:, i] += 1` took 7 kernels at 60
+        iterations)."""
         assert kernels_of(body, (60, 3), torch.float32, columns=True) <= 2
 
     def test_columns_that_share_elements(self) -> None:
-        """Pairs of columns that overlap are written in their order."""
+        """Overlapping groups of columns are written in order."""
         a, b = both((3, 24), torch.float32)
         x, y = a.to("tiny"), b.to("tiny")
         for i in range(20):
@@ -108,7 +110,7 @@ class TestLoops:
         torch.testing.assert_close(x.cpu(), a)
 
     def test_a_number_for_each_row(self) -> None:
-        """Rows that are set to numbers are one table, as elements are."""
+        """Rows set to numbers come from one table, like elements."""
         a = torch.zeros(60, 4).to("tiny")
         with kernels.count() as counted:
             for i in range(60):
@@ -119,11 +121,11 @@ class TestLoops:
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.bfloat16], ids=str)
     def test_dtypes(self, dtype: torch.dtype) -> None:
-        """Numbers that differ from turn to turn come from a table of the dtype."""
+        """Numbers that differ between iterations come from a table of the dtype."""
         assert kernels_of(number_of_the_turn, (60,), dtype) == 1
 
     def test_a_dependence_is_kept(self) -> None:
-        """What an earlier turn wrote is what a later one reads, by views too."""
+        """A later iteration reads the elements that an earlier one wrote, also through views."""
         a, _ = both((30,), torch.float32)
         x = a.to("tiny")
         for t in (a, x):
@@ -136,7 +138,7 @@ class TestLoops:
 
     @pytest.mark.parametrize("order", [range(20), range(19, -1, -1)], ids=["up", "down"])
     def test_slices_that_overlap(self, order: range) -> None:
-        """Of two writes to one element the later counts, whichever way the loop goes."""
+        """The later of two writes to one element remains, in either direction of the loop."""
         a, b = both((24,), torch.float32)
         x, y = a.to("tiny"), b.to("tiny")
         for i in order:
@@ -150,7 +152,7 @@ class TestLoops:
         "operands", [(0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 9, 10, 11, 12), (0, 2, 4, 5, 6, 7, 8)], ids=str
     )
     def test_a_step_that_changes(self, places: tuple[int, ...], operands: tuple[int, ...], recurrence: bool) -> None:
-        """Equal expressions at unequal distances, of the writes or of what they read, are no loop."""
+        """Equal expressions with unequal steps of the written or read positions are not a loop."""
         a, b = both((14,), torch.float64)
         x, y = a.to("tiny"), b.to("tiny")
         for t, u in ((a, b), (x, y)):
@@ -161,7 +163,7 @@ class TestLoops:
         assert torch.equal(x.cpu(), a)
 
     def test_other_tensors_keep_what_they_had(self) -> None:
-        """A copy taken in the middle of a loop does not see its later turns."""
+        """A copy made during a loop does not see later iterations."""
         a, _ = both((10,), torch.float32)
         x = a.to("tiny")
         kept = []
@@ -193,12 +195,13 @@ def from_above(a: torch.Tensor, b: torch.Tensor, i: int) -> None:
 
 
 class TestRecurrences:
-    """Turns that need the ones before them."""
+    """Loops whose iterations depend on earlier ones."""
 
     @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
     @pytest.mark.parametrize("body", [doubled, weighted, fibonacci, from_above])
     def test_a_recurrence_is_one_kernel(self, body: Callable[..., None], columns: bool, monkeypatch) -> None:
-        """A turn was a select over the whole storage and looked through all turns before it: 90 times torch CPU."""
+        """A recurrence is one kernel. Formerly an iteration was a select over the whole storage and traversed all
+        earlier ones: 90 times torch CPU."""
         rolled = []
         monkeypatch.setattr(
             loop_rerolling, "recurrence", lambda *args: rolled.append(args[3]) or recurrences.recurrence(*args)
@@ -214,7 +217,7 @@ class TestRecurrences:
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float16, torch.bfloat16], ids=str)
     def test_dtypes(self, dtype: torch.dtype) -> None:
-        """Each turn's value is rounded, or wraps, as a stored one."""
+        """The value of each iteration is rounded, or wraps, like a stored one."""
         a, b = both((40,), dtype)
         x, y = a.to("tiny"), b.to("tiny")
         for t, u in ((a, b), (x, y)):
@@ -223,7 +226,7 @@ class TestRecurrences:
         assert torch.equal(x.cpu(), a)
 
     def test_a_long_expression_begins_it(self) -> None:
-        """What is too large to look through is a first turn as any other."""
+        """An expression too large to traverse is a valid first iteration."""
         a, b = both((40,), torch.float64)
         x, y = a.to("tiny"), b.to("tiny")
         for t, u in ((a, b), (x, y)):
@@ -243,11 +246,12 @@ class TestRecurrences:
     def test_any_recurrence(
         self, back: list[int], move: int, numbers: bool, row: tuple[int, ...], down: bool, turns: int, seen: int
     ) -> None:
-        """Terms from up to three turns back, an operand that stays or moves, either direction, a read on the way."""
+        """Random recurrences agree: terms from up to three iterations back, a fixed or moving operand, both directions,
+        a read during the loop."""
         a = torch.arange(32.0 * (3 if row else 1)).reshape(32, *row) % 5
         b, read = a + 1, []
         x, y = a.to("tiny"), b.to("tiny")
-        with mock.patch.object(loop_rerolling, "FEW_TURNS", 4):  # so that a kernel is made
+        with mock.patch.object(loop_rerolling, "FEW_TURNS", 4):  # the limit is lowered so that a kernel is built
             for t, u in ((a, b), (x, y)):
                 for turn in range(turns):
                     i = 20 - turn if down else 8 + turn
@@ -269,7 +273,7 @@ steps = st.lists(
 
 
 def run(a: torch.Tensor, b: torch.Tensor, program: list[Step]) -> list[torch.Tensor]:
-    """Writes of one to three neighbours and reads, in any order; what was read."""
+    """Run writes of one to three neighbours and reads in any order, and return the values read."""
     read = []
     for kind, i, j, n in program:
         n = min(n, 8 - max(i, j))
@@ -293,7 +297,7 @@ def run(a: torch.Tensor, b: torch.Tensor, program: list[Step]) -> list[torch.Ten
 @settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from([(), (3,)]), st.booleans())
 def test_any_order_of_writes_and_reads(program: list[Step], row: tuple[int, ...], columns: bool) -> None:
-    """Whatever is written and read in between, be it elements, rows or columns, the elements are the CPU's."""
+    """Elements equal the CPU's for any order of writes and reads of elements, rows or columns."""
     a = torch.arange(8.0 * (len(row) * 2 + 1)).reshape(8, *row)
     a = a.t().contiguous().t() if row and columns else a
     b = a * 10

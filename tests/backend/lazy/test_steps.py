@@ -1,4 +1,7 @@
-"""Steps that equal an earlier one are computed without their graphs, and nothing tells: every way out is tried."""
+"""Replay of steps that equal an earlier one, without building their graphs.
+
+The tests cover every way to observe a difference.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("queue")
 
 
 def train(look: Look, turns: int = 9, sizes: tuple[int, ...] = (4,), zero: bool = True) -> list[object]:
-    """Losses and what `look` sees at each turn of a small training loop on tiny."""
+    """Return the losses of a small training loop on tiny, and the result of `look` at each iteration."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 80), nn.ReLU(), nn.Linear(80, 3)).to("tiny")
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -38,17 +41,17 @@ def train(look: Look, turns: int = 9, sizes: tuple[int, ...] = (4,), zero: bool 
 
 
 def nothing(turn: int, net: nn.Module, out: torch.Tensor) -> object:
-    """Look at nothing but the loss."""
+    """Return None without reading anything but the loss."""
     return None
 
 
 def gradient(turn: int, net: nn.Module, out: torch.Tensor) -> object:
-    """Read a gradient, which the step has left lazy, at some turns."""
+    """Read a gradient, which the step has left lazy, at some iterations."""
     return net[0].weight.grad.sum().item() if turn % 3 == 2 else None  # type: ignore[union-attr,operator]
 
 
 def output(turn: int, net: nn.Module, out: torch.Tensor) -> object:
-    """Read what the network gave before its parameters were changed."""
+    """Read the output of the network from before its parameters changed."""
     return out.tolist() if turn > 5 else None
 
 
@@ -65,7 +68,7 @@ _kept: list[torch.Tensor] = []
 
 
 def keeping(turn: int, net: nn.Module, out: torch.Tensor) -> object:
-    """Hold results of earlier steps, and look at them later."""
+    """Keep results of earlier steps, and read them later."""
     _kept.append(out.detach())
     _kept.append(net[0].weight.detach().clone())  # type: ignore[union-attr,operator]
     if turn < 7:
@@ -81,14 +84,14 @@ LOOKS = [nothing, gradient, output, parameter, keeping]
 class TestReplay:
     @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
     def test_what_is_seen_is_the_same(self, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The same bits with replay on and off, whoever looks at what between the steps."""
+        """Results are bit-identical with replay on and off, for any reads between the steps."""
         found = train(look)
         monkeypatch.setattr(steps, "ENABLED", False)
         assert train(look) == found
 
     @pytest.mark.parametrize("sizes", [(4, 3), (4, 4, 4, 2)])
     def test_steps_of_several_sizes(self, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each has a record of its own."""
+        """Steps of several sizes have separate records."""
         found = train(nothing, 12, sizes)
         monkeypatch.setattr(steps, "ENABLED", False)
         assert train(nothing, 12, sizes) == found
@@ -100,7 +103,7 @@ class TestReplay:
         assert train(gradient, 10, zero=False) == found
 
     def test_a_replayed_step_builds_nothing(self) -> None:
-        """No graph, no schedule looked up, no metadata asked for; as many kernels as before."""
+        """A replayed step builds no graph, looks up no schedule or metadata, and runs as many kernels as before."""
         kernels: list[tuple[int, ...]] = []
 
         def count(turn: int, net: nn.Module, out: torch.Tensor) -> object:
@@ -116,7 +119,8 @@ class TestReplay:
         assert len({k for k, _, _ in each[3:]}) == 1
 
     def test_dropout_and_computed_labels(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A mask drawn anew is an operand, an index that the queue computes ends a step: both are replayed."""
+        """Steps with a new dropout mask as operand, and steps that end at an index computed by the queue, are
+        replayed."""
 
         def program() -> list[float]:
             torch.manual_seed(0)
@@ -136,12 +140,12 @@ class TestReplay:
 
         before = COUNTERS.replayed
         found = program()
-        assert COUNTERS.replayed - before > 9  # more than one a turn
+        assert COUNTERS.replayed - before > 9  # more than one per iteration
         monkeypatch.setattr(steps, "ENABLED", False)
         assert program() == found
 
     def test_a_buffer_that_somebody_else_holds(self) -> None:
-        """A step that writes a parameter in place is not replayed where a copy has come to share its buffer."""
+        """A step that writes a parameter in place is not replayed if a copy shares the parameter's buffer."""
         w = torch.arange(8192.0).to("tiny")
         for turn in range(6):
             x = w.clone() if turn == 5 else None
@@ -157,10 +161,10 @@ class TestReplay:
 
 
 class TestWhatTheKeyMustHave:
-    """Queues of the same calls that are not the same step: each test is wrong where one part of the key is left out."""
+    """Queues with equal calls that are different steps. Each test fails if one part of the key is missing."""
 
     def test_a_result_that_is_held_only_once(self) -> None:
-        """An intermediate result that was gone when the step was recorded, and is held now."""
+        """An intermediate result was dead when the step was recorded and is alive now."""
         w = torch.arange(4.0).to("tiny")
         held, found, expected = None, torch.arange(4.0), None
         for turn in range(8):
@@ -175,7 +179,7 @@ class TestWhatTheKeyMustHave:
         assert held.tolist() == expected.tolist()
 
     def test_which_of_two_results_is_read(self) -> None:
-        """Two results of one geometry: the next call reads the one or the other."""
+        """The next call reads one or the other of two results with the same geometry."""
         x, y, w = (torch.tensor([start, start + 1]).to("tiny") for start in (1.0, 5.0, 0.0))
         total = [0.0, 1.0]
         for turn in range(9):
@@ -186,7 +190,7 @@ class TestWhatTheKeyMustHave:
             del a, b
 
     def test_what_becomes_a_number(self) -> None:
-        """A step that leaves every element of a storage the same number, which was a buffer before."""
+        """A step replaces a buffer by one number for every element of a storage."""
         ones, a, w = torch.ones(4, device="tiny"), torch.arange(4.0).to("tiny"), torch.arange(4.0).to("tiny")
         for turn in range(8):
             a.add_(1)
@@ -198,7 +202,7 @@ class TestWhatTheKeyMustHave:
             assert w.tolist() == [i + turn + 8 for i in range(4)]
 
     def test_an_index_that_a_replayed_step_writes(self) -> None:
-        """It is known to lie within bounds until it is written; replayed writes count."""
+        """The device caches the bounds of an index until a write to it. A replayed write counts."""
         index = torch.zeros(4096, dtype=torch.int64).to("tiny") + torch.arange(4096).to("tiny") % 2
         x = torch.arange(8.0).to("tiny")
         for turn in range(9):
@@ -211,12 +215,12 @@ class TestWhatTheKeyMustHave:
             assert index[0].item() == turn + 1
 
     def test_which_buffer_a_lazy_value_reads(self) -> None:
-        """A value made outside of the queue, over a buffer that the step reads too, or over another."""
+        """A lazy value from outside the queue reads a buffer that the step also reads, or another one."""
         y, z, w = (torch.tensor([start, start + 1]).to("tiny") for start in (1.0, 5.0, 0.0))
         total, before = [0.0, 1.0], COUNTERS.replayed
         for turn in range(9):
             read = z if turn > 6 else y
-            lazy = torch.nextafter(read, read)  # the same number
+            lazy = torch.nextafter(read, read)  # returns the same number
             w.add_(y).add_(lazy)
             total = [t + i + 1 + i + (5 if turn > 6 else 1) for i, t in enumerate(total)]
             assert w.tolist() == total
@@ -224,13 +228,14 @@ class TestWhatTheKeyMustHave:
 
 
 class TestComputedIndex:
-    """An index that queued calls compute is computed apart from the rest of the queue, of which nothing may tell."""
+    """An index computed by queued calls is evaluated separately from the other queued calls, without a visible
+    difference."""
 
     TABLE, TURNS = torch.arange(12.0).reshape(4, 3), 6
 
     def both(self, program: Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]) -> int:
-        """Six turns of a program on tiny and on the CPU, whose results are read at its end; the steps that the last
-        turn replayed."""
+        """Compare six iterations of a program on tiny and on the CPU, whose results are read at its end. Return the
+        number of steps that the last iteration replayed."""
         before = 0
         for turn in range(self.TURNS):
             before = COUNTERS.replayed
@@ -243,14 +248,15 @@ class TestComputedIndex:
         return COUNTERS.replayed - before
 
     def test_what_was_called_before_stays_queued(self) -> None:
-        """It became expressions, so that no later step was replayed: half of the time of a language model's."""
+        """Earlier calls stay queued. Formerly they became expressions and no later step was replayed, which cost half
+        of the time of a language model's step."""
 
         def program(table: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
             before = (table * 2).square()
             before.add_(1)
             return [before + table.index_select(0, nn.functional.pad(counts, (0, 1)).contiguous())]
 
-        assert self.both(program) == 2  # what the index is, and all the rest
+        assert self.both(program) == 2  # one step for the index, one for the other calls
 
     def test_what_reads_the_old_content_comes_first(self) -> None:
         def program(table: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
@@ -279,7 +285,8 @@ class TestComputedIndex:
 
 
 def test_synchronizing_computes_what_is_written_in_place_alone() -> None:
-    """What is lazy was built as expressions, 14 ms of a step of GPT-2, although nothing had to be computed."""
+    """synchronize() computes only in-place writes. Formerly lazy results were built as expressions, 14 ms of a step of
+    GPT-2, although nothing had to be computed."""
     x = torch.arange(3.0).to("tiny")
     for _ in range(2):
         lazy = x * 2

@@ -1,9 +1,9 @@
-"""Steps that recur among states nearly alike: what is read is what torch CPU has, whichever of them are replayed.
+"""Random programs with recurring steps among similar states: every value read equals torch CPU's.
 
-A program has two steps, each a few calls and then a look, and runs them in a random order. Between them it holds,
-aliases, clones, drops, looks at and overwrites what they use, so that a step often meets another state than the one it
-was recorded in: a step that is remembered by too little of its state gives a wrong number here. All numbers are exact
-in float32, so answers are compared bit by bit.
+A program has two steps, each a few calls followed by a read, and runs them in a random order. Between them it keeps,
+aliases, clones, drops, reads and overwrites the operands. A step therefore often meets another state than the recorded
+one, and a key with too little of the state gives a wrong number. All numbers are exact in float32, so results are
+compared bit by bit.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("queue")
 
 
 class Program:
-    """One program, drawn from a seed."""
+    """A program drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.side = self.random.choice((3, 64))  # 64 x 64 floats are written into the buffer that they were read from
+        self.side = self.random.choice((3, 64))  # 64 x 64 floats are written into the buffer that the call reads
         step = [self.call() for _ in range(self.random.randint(2, 5))]
         self.steps = [step, self.twin(step)]
-        # A few disturbances that recur, so that there are steps recorded after each.
+        # A few recurring disturbances, so that steps are recorded after each of them.
         before, after = [[self.disturbance() for _ in range(2)] for _ in range(2)]
         self.order = [
             (self.random.random() < 0.3, self.random.random() < 0.2, self.rarely(before), self.rarely(after))
@@ -48,31 +48,31 @@ class Program:
         ]
 
     def call(self) -> Call:
-        """A kind of call, a target, and two operands: state, or temporaries of the step."""
+        """Draw a kind of call, a target, and two operands: state, or temporaries of the step."""
         kind = self.random.choice((*FRESH, *IN_PLACE))
         target = STATE + self.random.randrange(TEMPORARY) if kind in FRESH else self.random.randrange(STATE)
         return kind, target, self.operand(), self.operand()
 
     def twin(self, step: list[Call]) -> list[Call]:
-        """The same calls, one of them with another operand."""
+        """Return the same calls, one of them with another operand."""
         i = self.random.randrange(len(step))
         kind, target, _, b = step[i]
         return [*step[:i], (kind, target, self.operand(), b), *step[i + 1 :]]
 
     def operand(self) -> int:
-        """A tensor that is read, more often a temporary one."""
+        """Draw a tensor to read, more often a temporary one."""
         return self.random.choice((*range(STATE), *range(STATE, STATE + TEMPORARY), *range(STATE, STATE + TEMPORARY)))
 
     def disturbance(self) -> Disturbance:
-        """What may happen before or after the look."""
+        """Draw a disturbance before or after the read."""
         return self.random.choice(BETWEEN), self.random.randrange(STATE + TEMPORARY), self.random.randrange(STATE)
 
     def rarely(self, kinds: list[Disturbance]) -> Disturbance:
-        """One of them, or mostly none."""
+        """Draw one of the disturbances, or more often none."""
         return self.random.choice(kinds) if self.random.random() < 0.3 else ("", 0, 0)
 
     def run(self, device: str) -> list[object]:
-        """All that the program looks at."""
+        """Return all values that the program reads."""
         numbers = random.Random(0)
         n = self.side
         x = [(torch.arange(float(n * n)).reshape(n, n) % 7 + i).to(device) for i in range(STATE)]
@@ -83,17 +83,17 @@ class Program:
             for call in self.steps[step]:
                 try:
                     self.apply(x, *call, numbers.choice(NUMBERS))
-                except RuntimeError as error:  # a write to a part of what it reads
+                except RuntimeError as error:  # a write to a part of the input
                     seen.append(str(error))
             written = list(dict.fromkeys([call[1] for call in self.steps[step]]))
             self.disturb(x, held, seen, *before, device)
             seen.append(x[written[look % len(written)]].tolist())
             self.disturb(x, held, seen, *after, device)
-            x[STATE:] = x[:1] * TEMPORARY  # the step's own results are gone
+            x[STATE:] = x[:1] * TEMPORARY  # drop the results of the step
         return [*seen, [t.tolist() for t in (*x, *held)]]
 
     def disturb(self, x: Tensors, held: Tensors, seen: list[object], kind: str, i: int, j: int, device: str) -> None:
-        """Change what the next call, or the next look, meets."""
+        """Change the state that the next call or read meets."""
         n = self.side
         if kind == "hold":
             held.append(x[i])
@@ -105,7 +105,7 @@ class Program:
             x[j] = x[i].clone()
         elif kind == "transpose":
             x[j] = x[i].t()
-        elif kind == "turned":  # the elements lie transposed
+        elif kind == "turned":  # transposed in memory
             x[j] = (x[i].t() * 2).t()
         elif kind == "same":
             x[j] = x[i]
@@ -124,7 +124,7 @@ class Program:
             held.clear()
 
     def apply(self, x: Tensors, kind: str, i: int, j: int, k: int, number: float) -> None:
-        """Make one call; `number` is other data for the same kernel."""
+        """Run one call; `number` is different data for the same kernel."""
         if kind == "add":
             x[i] = x[j] + x[k]
         elif kind == "scale":
@@ -133,9 +133,9 @@ class Program:
             x[i] = x[j].flip(0)
         elif kind == "full":
             x[i] = torch.full_like(x[j], number)
-        elif kind in ("rows", "padded"):  # an index is looked at, and the queue computes it
+        elif kind in ("rows", "padded"):  # an index that the queue computes and the device checks
             index = (x[k][0] > 1).long()
-            if kind == "padded":  # by a write in place
+            if kind == "padded":  # with an in-place write
                 index = torch.nn.functional.pad(index, (1, 0))[:-1].contiguous()
             x[i] = x[j].index_select(0, index)
         elif kind == "row_":
@@ -153,7 +153,7 @@ class Program:
 
 
 def wrong(seed: int) -> bool:
-    """Whether a program reads something else on tiny than on torch CPU."""
+    """Return whether a program reads another value on tiny than on torch CPU."""
     steps.reset_state()
     program = Program(seed)
     return program.run("tiny") != program.run("cpu")
@@ -165,7 +165,7 @@ def test_what_is_read_is_right(seed: int) -> None:
 
 
 def test_steps_are_replayed() -> None:
-    """Else the programs above would test nothing."""
+    """The programs above replay steps; otherwise they would test nothing."""
     before = COUNTERS.replayed
     assert not any(wrong(seed) for seed in range(10))
     assert COUNTERS.replayed - before > 20

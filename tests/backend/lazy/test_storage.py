@@ -1,4 +1,4 @@
-"""Writes through views and in place, loops of them, reads between; each case one that failed on a real system."""
+"""Writes through views and in place, loops of writes, and reads between them. Each case failed on a real system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.backend.agreement import DEVICES, both
 
 
 def graph_size() -> int:
-    """Number of distinct tinygrad nodes that lazy values hold; a loop that reads a value at each step keeps it flat."""
+    """Return the number of distinct tinygrad nodes in lazy values. A loop that reads a value at each step keeps it
+    constant."""
     seen = set()
     for storage in list(LAZY.values()):
         flush.apply_pending(storage)
@@ -25,10 +26,10 @@ def graph_size() -> int:
 
 
 class TestWritesThroughViews:
-    """A write through one view is seen by every other view of the storage."""
+    """A write through one view is visible through every other view of the storage."""
 
     def test_two_views_of_one_base(self) -> None:
-        """Write through one, read through the other and through the base."""
+        """A write through one view is read through the other view and through the base."""
 
         def program(device: str) -> list[torch.Tensor]:
             base = torch.arange(12.0, device=device)
@@ -40,7 +41,7 @@ class TestWritesThroughViews:
         both(program)
 
     def test_three_views_chained(self) -> None:
-        """Views of views of views, written at the end of the chain."""
+        """A write at the end of a chain of views is visible through every view."""
 
         def program(device: str) -> list[torch.Tensor]:
             base = torch.arange(24.0, device=device)
@@ -53,7 +54,7 @@ class TestWritesThroughViews:
         both(program)
 
     def test_views_before_between_and_after(self) -> None:
-        """When a view was taken makes no difference to what it sees."""
+        """A view sees the same writes at whatever time it was created."""
 
         def program(device: str) -> list[torch.Tensor]:
             base = torch.zeros(4, 4, device=device)
@@ -68,7 +69,7 @@ class TestWritesThroughViews:
         both(program)
 
     def test_view_of_permuted_slice_in_place(self) -> None:
-        """A view of a permuted slice, written in place, writes its own elements only."""
+        """An in-place write to a view of a permuted slice changes only its own elements."""
 
         def program(device: str) -> list[torch.Tensor]:
             base = torch.arange(60.0, device=device).view(3, 4, 5)
@@ -90,7 +91,7 @@ class TestWritesThroughViews:
         both(program)
 
     def test_copy_through_permute(self) -> None:
-        """`A.permute(1, 0).copy_(B)`: reading A gives B.T."""
+        """After `A.permute(1, 0).copy_(B)`, A equals B.T."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.zeros(3, 4, device=device)
@@ -111,7 +112,7 @@ class TestWritesThroughViews:
         both(program)
 
     def test_write_through_unfold(self) -> None:
-        """A write through windows that do not overlap lands where they lie."""
+        """A write through windows that do not overlap changes the right elements."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.zeros(10, device=device)
@@ -121,7 +122,8 @@ class TestWritesThroughViews:
         both(program)
 
     def test_nothing_of_an_expanded_tensor_is_written(self) -> None:
-        """A number for no element at all is no write through overlapping memory: it raised."""
+        """A write to no elements of an expanded tensor is allowed. It formerly raised, as a write through overlapping
+        memory."""
 
         def program(device: str) -> torch.Tensor:
             wide = torch.arange(3.0, device=device).expand(4, 3)
@@ -133,8 +135,7 @@ class TestWritesThroughViews:
 
     @pytest.mark.parametrize(("size", "stride"), [((2, 3), (3, 2)), ((2, 4), (3, 2))])
     def test_writes_through_interleaved_rows_are_one_kernel(self, size: tuple[int, ...], stride: tuple[int, ...]):
-        """Rows that lie between each other's elements are read and written like any others: each of the writes
-        took two kernels and a copy in."""
+        """Interleaved rows are read and written in one kernel. Formerly each write took two kernels and a copy in."""
 
         def program(device: str) -> torch.Tensor:
             base = torch.arange(30.0).to(device)
@@ -149,7 +150,7 @@ class TestWritesThroughViews:
         assert (counted.kernels, counted.copies_in) == (1, 1)
 
     def test_set_and_resize_share_storage(self) -> None:
-        """A grown storage stays shared with the views taken before it grew."""
+        """A grown storage stays shared with earlier views."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.arange(4.0, device=device)
@@ -165,12 +166,12 @@ class TestWritesThroughViews:
 
 
 class TestReadsBeforeWrites:
-    """A value read before a write keeps what it read, whichever is observed first."""
+    """A value read before a write keeps the old content, in either order of observation."""
 
     @pytest.mark.parametrize("read", [lambda x: x * 3, torch.clone, lambda x: x + 0, lambda x: x.flip(0)])
     @pytest.mark.parametrize("observe_first", ["written", "read"])
     def test_old_value_kept(self, read: Callable[[torch.Tensor], torch.Tensor], observe_first: str) -> None:
-        """t = f(x); x[1:] = 9: t is of the old x."""
+        """t = f(x); x[1:] = 9: t is computed from the old x."""
         x = torch.arange(4.0).to("tiny")
         old = x.cpu()
         t = read(x)
@@ -182,7 +183,8 @@ class TestReadsBeforeWrites:
 
     @pytest.mark.parametrize("first", [lambda a: a[0].clone(), lambda a: a[0] + a[1]])
     def test_swap_rows(self, first: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """t = a[0]; a[0] = a[1]; a[1] = t, three times; with a[0] + a[1] it is Fibonacci on rows, no cycle."""
+        """t = a[0]; a[0] = a[1]; a[1] = t, three times. With a[0] + a[1] it computes Fibonacci numbers on rows, without
+        a cycle."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.arange(1.0, 7, device=device).view(2, 3)
@@ -195,7 +197,8 @@ class TestReadsBeforeWrites:
         both(program)
 
     def test_reshape_that_copies_does_not_alias(self) -> None:
-        """`a[:, 1:3].reshape(-1).zero_()` leaves `a` alone, so do contiguous() and flatten of a permutation."""
+        """`a[:, 1:3].reshape(-1).zero_()` does not change `a`, and neither do contiguous() and flatten of a
+        permutation."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.ones(3, 4, device=device)
@@ -207,7 +210,7 @@ class TestReadsBeforeWrites:
         both(program)
 
     def test_random_writes_and_reads(self) -> None:
-        """Older values read in any order after later writes, against the CPU."""
+        """Older values, read in any order after later writes, equal the CPU's."""
         generator = torch.Generator().manual_seed(3)
         for _ in range(5):
             moves = torch.randint(0, 4, (8, 3), generator=generator).tolist()
@@ -236,13 +239,13 @@ class TestOverlap:
         "write", [lambda a: a.mT.copy_(a), lambda a: a[1:].copy_(a[:-1]), lambda a: a.view(-1)[:1].copy_(a.view(-1)[0])]
     )
     def test_partial_overlap_raises(self, write: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """torch refuses a copy between views that overlap in part, and so does the device."""
+        """The device refuses a copy between partially overlapping views, as torch does."""
         for device in DEVICES:
             with pytest.raises(RuntimeError, match="refer to a single memory location"):
                 write(torch.arange(9.0).view(3, 3).to(device))
 
     def test_bool_fill_through_an_indexed_layout(self) -> None:
-        """zero_ of a bool tensor whose strides do not nest."""
+        """zero_ of a bool tensor whose strides do not nest is right."""
 
         def program(device: str) -> list[torch.Tensor]:
             memory = torch.tensor([False, True] * 4).to(device)
@@ -253,11 +256,11 @@ class TestOverlap:
 
 
 class TestLoops:
-    """Loops of setitem cost neither a kernel nor a graph node for each turn."""
+    """A loop of setitem needs neither a kernel nor a graph node for each iteration."""
 
     @pytest.mark.parametrize("n", [10, 1000])
     def test_setitem_loop(self, n: int) -> None:
-        """`for i in range(N): a[i] = i` with a view alive: right, and at most 3 kernels however large N is."""
+        """`for i in range(N): a[i] = i` with a live view is right, with at most 3 kernels for any N."""
         a = torch.zeros(n, device="tiny")
         view = a.view(2, n // 2)
         backend.reset_stats()
@@ -268,7 +271,7 @@ class TestLoops:
         assert backend.stats()["kernels"] <= 3
 
     def test_writes_of_one_element_and_of_many(self) -> None:
-        """Of numbers written to equal places the last stays, whatever the sizes of the writes in between."""
+        """The last of several numbers written to one place remains, whatever the sizes of the writes between."""
 
         def written(device: str) -> torch.Tensor:
             a = torch.full((12,), -0.0, device=device)
@@ -298,7 +301,8 @@ class TestLoops:
         assert a.tolist() == [1 + i for i in range(40)]
 
     def test_observed_loop_stays_flat(self) -> None:
-        """1,000 steps of `x += y; loss = x.sum(); loss.item()`: the graph and the kernels of a step stay the same."""
+        """1,000 steps of `x += y; loss = x.sum(); loss.item()` have a constant graph size and a constant number of
+        kernels."""
         x, y = torch.zeros(8, device="tiny"), torch.ones(8, device="tiny")
         sizes, kernels = [], []
         for _ in range(1000):
@@ -313,7 +317,7 @@ class TestLoops:
         assert max(kernels[2:]) == min(kernels[2:])
 
     def test_chain_without_observation_is_cut(self) -> None:
-        """2,000 functional updates that nobody looks at do not build a graph of 2,000 operations."""
+        """2,000 functional updates without a read do not build a graph of 2,000 operations."""
         x = torch.zeros(4, device="tiny")
         largest = 0
         for i in range(2000):
@@ -325,7 +329,7 @@ class TestLoops:
 
 
 class TestStoredInPlace:
-    """Small writes into large buffers go to the buffer's own memory, and nobody who read it before notices."""
+    """Small writes into large buffers go to the buffer's memory, and earlier readers keep the old content."""
 
     @pytest.fixture(autouse=True)
     def _every_buffer_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +340,7 @@ class TestStoredInPlace:
     @example([(0, 1, 0), (0, 0, 0), (0, 1, 0)])
     @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=8))
     def test_any_order_of_reads_and_writes(self, moves: list[tuple[int, int, int]]) -> None:
-        """Reads, copies and writes of rows and columns in any order, observed at the end, against the CPU."""
+        """Reads, copies and writes of rows and columns in any order equal the CPU's at the end."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.arange(16.0).to(device).view(4, 4)
@@ -364,7 +368,8 @@ class TestStoredInPlace:
         st.booleans(),
     )
     def test_operands_in_hand(self, moves: list[tuple[str, int, int, int]], derived: bool) -> None:
-        """`v = a[:4] * 2; a[0] = 5; v + a[1:5]` read v after a's buffer had been written: it came out as 10 + a[1]."""
+        """An operand read before a write keeps its value. `v = a[:4] * 2; a[0] = 5; v + a[1:5]` formerly read v after
+        the write to a's buffer, and gave 10 + a[1]."""
 
         def program(device: str) -> list[torch.Tensor]:
             a = torch.arange(8.0).to(device)
@@ -392,7 +397,7 @@ class TestStoredInPlace:
         both(program)
 
     def test_it_happens(self) -> None:
-        """A write of a realized buffer's row runs no kernel over the rest."""
+        """A write to a row of a realized buffer runs no kernel over the other rows."""
         a = torch.arange(64.0).to("tiny").view(8, 8)
         b = a.clone()
         backend.reset_stats()
@@ -407,7 +412,8 @@ class TestStoredInPlace:
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.int16, torch.float16, torch.int64])
 @pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.int32])
 def test_a_narrower_value_written_into_a_few_elements_leaves_the_others(dtype, target):
-    """tinygrad sent every element through the narrower dtype: a bool in one element turned all others into 0 and 1."""
+    """A write of a narrower dtype keeps all other elements. tinygrad formerly cast every element to the narrower dtype:
+    one bool turned all others into 0 and 1."""
     whole = (torch.arange(9) * 100 + 0.5).to(target)
 
     def program(device):
@@ -420,7 +426,8 @@ def test_a_narrower_value_written_into_a_few_elements_leaves_the_others(dtype, t
 
 
 def test_a_constant_is_written_through_stride_0() -> None:
-    """Every element gets one value, so torch allows it; a tensor of the same shape it does not."""
+    """fill_ through stride 0 is allowed, because every element gets one value. A tensor of the same shape is refused,
+    as in torch."""
     for device in ("cpu", "tiny"):
         a = torch.zeros(1).to(device).expand(2)
         a.fill_(2.0)

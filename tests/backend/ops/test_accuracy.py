@@ -1,7 +1,7 @@
-"""Rounding of the device: against float64 and mpmath it is at most 4 times as far off as torch CPU.
+"""Rounding errors of the device against float64 and mpmath: at most 4 times torch CPU's.
 
-The cases are rows of the table of `conformance accuracy`: those that the device once got wrong, and one of each kind of
-long sum. `nox -s slow` measures the whole table.
+The cases are rows of the table of `conformance accuracy`: those with a former fault of the device, and one of each kind
+of long sum. `nox -s slow` measures the whole table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUMS = {
     "log_softmax": "",
     "dot": "",
 }
-"""Ops that add up, with what was wrong of them."""
+"""Ops with long sums, each with its former fault."""
 
 ELEMENTARY = {
     "atanh": "2.2 ulp, by the logarithm",
@@ -44,13 +44,13 @@ ELEMENTARY = {
     "xlogy": "its gradient had the error of the logarithm",
     "nn.functional.mish": "its gradient was 10 times less exact",
 }
-"""Elementary functions, with the error that they had."""
+"""Elementary functions, each with its former error."""
 
 
 @pytest.mark.parametrize("variant", DIRECTIONS)
 @pytest.mark.parametrize("name", [*SUMS, *ELEMENTARY])
 def test_errors(name: str, variant: str) -> None:
-    """No result and no gradient is more than 4 times as far off as torch CPU's."""
+    """No result and no gradient has more than 4 times the error of torch CPU's."""
     (case,) = select([name], ["float32"], [variant])
     worst, *_ = measure(case, load_target("tiny"))
     assert worst.accuracy.excess <= 1, worst.accuracy

@@ -1,4 +1,4 @@
-"""Writing by index in compiled graphs, where the index is another one at each run."""
+"""Writes by index in compiled graphs, with another index at each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.backend.torch_api.compile import tiny
 
 @pytest.fixture(autouse=True)
 def _recorded() -> Iterator[None]:
-    """Each test compiles for itself, and a graph that runs eagerly is an error."""
+    """Reset Dynamo for each test, and make a graph that runs eagerly an error."""
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="tiny: a compiled graph runs eagerly")
@@ -32,7 +32,7 @@ T = torch.arange(6.0).reshape(3, 2).sin()
 
 
 def agrees(call: Callable[..., object], *given: Tensor) -> None:
-    """A compiled call on tiny gives what the CPU gives, and with other indices too, which are checked anew."""
+    """Compare a compiled call on tiny with the CPU, also for other indices, which are checked again."""
     run = torch.compile(call, backend=tiny)
     for arguments in (given, [x if x.is_floating_point() else x.flip(0) for x in given]):
         found = run(*(x.to("tiny") for x in arguments))
@@ -51,7 +51,8 @@ def several(a: Tensor, row: Tensor, s: Tensor, rows: Tensor, t: Tensor) -> tuple
 
 
 def test_by_an_index_that_is_an_input():
-    """Each of these made its graph run eagerly, and with it the backward of nearly every model with an index."""
+    """A graph with an index input is recorded. Formerly each of these calls made its graph run eagerly, and the
+    backward of nearly every model with an index too."""
     agrees(several, A, ROW, S, ROWS, T)
 
 
@@ -76,12 +77,12 @@ def more() -> Iterator[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("call", "given"), more())
 def test_every_operator(call, given):
-    """The same of each way in which writes to one place combine."""
+    """Every way to combine writes to one place agrees with the CPU."""
     agrees(lambda *arguments: [call(*arguments)], *given)
 
 
 def test_an_index_out_of_range_is_the_cpus_error():
-    """Each run of the recording checks."""
+    """Each run of the recording checks the index and raises the CPU's error."""
     run = torch.compile(lambda a, i, s: a.index_add(0, i, s), backend=tiny)
     run(A.to("tiny"), ROW.to("tiny"), S.to("tiny"))
     with pytest.raises(RuntimeError, match="out of bounds"):
@@ -89,20 +90,20 @@ def test_an_index_out_of_range_is_the_cpus_error():
 
 
 def test_what_is_not_written_keeps_its_sign():
-    """-0.0 plus the sum of no writes would be 0.0."""
+    """Elements without a write keep -0.0. The sum of no writes is 0.0, and must not be added to them."""
     run = torch.compile(lambda a, i, s: a.index_add(0, i, s), backend=tiny)
     found = run(torch.full((5, 4), -0.0).to("tiny"), ROW.to("tiny"), S.to("tiny"))
     assert torch.signbit(found.cpu()[2]).all()
 
 
 def test_an_index_that_is_known_while_the_graph_is_recorded(monkeypatch):
-    """One that is computed from numbers alone is inverted then: nothing is compared."""
+    """An index computed from numbers only is inverted during recording, without comparisons."""
     monkeypatch.setattr(compared, "MOST", 0)
     agrees(lambda a, s: [a.index_add(0, torch.arange(4, device=a.device) % 3, s)], A, S)
 
 
 def test_the_gradient_of_an_upsampled_image():
-    """The backward graph of a U-Net ran eagerly for it."""
+    """The gradient of upsampling is recorded. It formerly made the backward graph of a U-Net run eagerly."""
     image = torch.arange(18.0).reshape(1, 2, 3, 3)
     results = []
     for device, over in (("cpu", None), ("tiny", tiny)):
@@ -114,7 +115,7 @@ def test_the_gradient_of_an_upsampled_image():
 
 
 def test_too_much_to_compare_runs_eagerly(monkeypatch):
-    """Places times writes is the work; the graph runs eagerly where that is more than a kernel should do."""
+    """A graph runs eagerly if places times writes exceed the work that one kernel should do."""
     monkeypatch.setattr(compared, "MOST", 5 * 4 * 4 - 1)
     with pytest.raises(UserWarning, match="writes 4 times to one of 5 places, 4 each"):
         agrees(lambda a, i, s: [a.index_add(0, i, s)], A, ROW, S)

@@ -1,4 +1,4 @@
-"""Complex tensors: what OpInfo's samples do not reach."""
+"""Complex tensors beyond the samples of OpInfo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Program = Callable[[str], torch.Tensor]
 
 
 def conjugated_in_place(d: str) -> torch.Tensor:
-    """The base of a conjugate view that conjugates itself."""
+    """Return the base of a conjugate view that conjugates itself."""
     z = torch.tensor([1 + 2j, 3 - 1j]).to(d)
     z.conj().conj_physical_()
     return z
@@ -34,7 +34,7 @@ PROGRAMS: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_in_place(name: str) -> None:
-    """What is written to a complex tensor is a pair, and through a conjugate view the conjugate."""
+    """A write to a complex tensor stores both parts. Through a conjugate view it stores the conjugate."""
     with backend.no_fallback():
         actual = PROGRAMS[name]("tiny").cpu()
     assert torch.equal(actual, PROGRAMS[name]("cpu"))
@@ -42,10 +42,10 @@ def test_in_place(name: str) -> None:
 
 @pytest.mark.parametrize("source", [torch.tensor([1 + 2j, 2j, 3]), torch.tensor([1 + 2j]), torch.tensor(1 + 2j)])
 def test_into_real_elements(source: torch.Tensor) -> None:
-    """Complex elements on the CPU are written into a real tensor as their real parts, with torch's warning."""
+    """Complex CPU elements are written into a real tensor as their real parts, with torch's warning."""
     x = torch.zeros(3, device="tiny")
     before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # of a single number torch's own conversion warns, else once a process
+    torch.set_warn_always(True)  # torch's own conversion of a single number warns, other calls only once per process
     try:
         with pytest.warns(UserWarning, match="discards the imaginary part"):
             x[:] = source
@@ -56,7 +56,8 @@ def test_into_real_elements(source: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dim", [None, 0, 1, -1])
 def test_product_is_one_kernel(dim):
-    """One element after the other; halves multiplied by halves took two kernels for each round."""
+    """A product is one kernel with a sequential loop. Formerly halves were multiplied by halves, with two kernels for
+    each round."""
     x = torch.view_as_complex(torch.linspace(-1.5, 1.5, 48).sin().view(2, 3, 4, 2).clone())
     there = x.to("tiny")
     with kernels.count() as k:
@@ -67,7 +68,7 @@ def test_product_is_one_kernel(dim):
 
 @pytest.mark.parametrize("left", [True, False])
 def test_out_that_the_cpu_leaves_conjugated(left: bool) -> None:
-    """The CPU's lu_solve from the right sets the conjugate bit of its out= tensor, which the fallback lost."""
+    """The CPU's lu_solve from the right sets the conjugate bit of its out= tensor. The fallback formerly lost it."""
     generator = torch.Generator().manual_seed(0)
     matrix, b = (torch.randn(3, 3, dtype=torch.complex64, generator=generator) for _ in range(2))
     factors, pivots = torch.linalg.lu_factor(matrix)
@@ -82,8 +83,8 @@ def test_out_that_the_cpu_leaves_conjugated(left: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_sums_with_infinite_parts(dtype):
-    """torch multiplies the second operand by 1 + 0j first, so that an infinite part makes the other nan; the device did
-    not. (The fuzzer's seed 60022, program 4588.)"""
+    """torch first multiplies the second operand by 1 + 0j, so that an infinite part makes the other nan. The device
+    formerly did not. (The fuzzer's seed 60022, program 4588.)"""
     inf = float("inf")
     values = [complex(4, inf), complex(inf, 1), complex(-inf, inf), complex(2, 3), complex(float("nan"), 1), 0j]
     a = torch.tensor([x for x in values for _ in values], dtype=dtype)
@@ -108,19 +109,20 @@ def test_sums_with_infinite_parts(dtype):
 
 
 FAR = (0.0, 1.0, -2.5, torch.finfo(torch.float32).max, -1e25, math.inf, -math.inf)
-"""Parts of numbers that are large, infinite or neither."""
+"""Real and imaginary parts: large, infinite and ordinary."""
 
 
 @pytest.mark.parametrize("name", ["log", "sqrt", "asin", "acosh", "atanh"])
 def test_functions_of_far_numbers(name):
-    """Squares and sizes overflowed on the way, and inf - inf was nan where C99 and torch CPU have a direction."""
+    """Functions of large and infinite numbers agree with C99 and torch CPU. Formerly squares and absolute values
+    overflowed, and inf - inf was nan instead of a direction."""
     z = torch.tensor([complex(re, im) for re, im in itertools.product(FAR, FAR)], dtype=torch.complex64)
     expected, actual = getattr(torch, name)(z), getattr(torch, name)(z.to("tiny")).cpu()
     torch.testing.assert_close(torch.view_as_real(actual), torch.view_as_real(expected), equal_nan=True)
 
 
 def test_powers_of_zero_and_by_numbers():
-    """0 ** (-1 + 1j) was 0; a square was e ** (2 log z), of which an infinite number leaves nan."""
+    """0 ** (-1 + 1j) was formerly 0, and a square was e ** (2 log z), which is nan for an infinite number."""
     exponents = torch.tensor([complex(re, im) for re in (-1, 0, 2) for im in (-1, 0, 1)], dtype=torch.complex64)
     zeros = torch.zeros_like(exponents)
     expected, actual = zeros**exponents, (zeros.to("tiny") ** exponents.to("tiny")).cpu()
@@ -132,7 +134,7 @@ def test_powers_of_zero_and_by_numbers():
 
 
 def test_exponentials_and_means_of_infinite_numbers():
-    """e ** -inf is 0 in any direction, so sigmoid is 1 there; the count by which a mean is divided is complex too."""
+    """e ** -inf is 0 in any direction, so sigmoid is 1 there. The divisor of a mean is complex too."""
     z = torch.tensor([complex(math.inf, math.inf), complex(math.inf, 1), complex(-math.inf, math.inf)])
     for f in (torch.exp, torch.sigmoid, torch.expm1, lambda z: z[1:2].mean()):
         sides = [torch.view_as_real(f(z.to(device)).cpu()) for device in ("tiny", "cpu")]

@@ -1,4 +1,4 @@
-"""Factories: what op_db does not check."""
+"""Factories beyond the checks of op_db."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import conformance.backend  # noqa: F401
 
 
 def agree(make):
-    """What `make` gives on the device is the CPU's, bit for bit, and what the CPU refuses is refused in its words."""
+    """Compare the result of `make` on the device with the CPU's, bit for bit, or compare the messages of the errors."""
 
     def made(device):
         try:
@@ -30,14 +30,15 @@ def agree(make):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.int64, torch.float16, torch.float32])
 @pytest.mark.parametrize("number", [0, -1, 5, 255, 300, -300, 2**40, 1.7, -0.0, math.inf, math.nan, 1e39, True])
 def test_fill_takes_what_the_cpu_takes(dtype, number):
-    """fill_ on the device took numbers that the CPU refuses, such as 300 for an int8."""
+    """fill_ refuses the numbers that the CPU refuses. The device formerly accepted 300 for an int8."""
     agree(lambda device: torch.zeros(2, dtype=dtype, device=device).fill_(number))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.int64, torch.uint64, torch.bool, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("number", [0, -0.0, 7, 2**63, 2.5, True, 1 + 2j, math.nan])
 def test_scalar_tensor(dtype, number):
-    """The right side of `a[i] = 2`: the default dtype where none is asked for; the CPU's errors."""
+    """scalar_tensor is the right side of `a[i] = 2`. It uses the default dtype if no dtype is given, and raises the
+    CPU's errors."""
     agree(lambda device: torch.scalar_tensor(number, dtype=dtype, device=device))
 
 
@@ -59,8 +60,8 @@ FILLED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16])
 @pytest.mark.parametrize("name", FILLED)
 def test_out_of_another_shape(name, dtype):
-    """Ranges fill an out= of as many elements in its own shape and strides: narrow(1, 1, 2) of zeros(2, 4) was resized
-    to four elements in a row, two of them outside of the view; and range gave rows of 0, 1."""
+    """A range fills an out= tensor with as many elements in the given shape and strides. Formerly narrow(1, 1, 2) of
+    zeros(2, 4) was resized to four contiguous elements, two of them outside of the view. `range` gave rows of 0, 1."""
     views = (
         lambda x: x.narrow(1, 1, 2), lambda x: x[:, :2].t(), lambda x: x.flatten()[::2], lambda x: x[0],
         lambda x: x.flatten()[1:6], lambda x: x[:0, 0],
@@ -79,7 +80,7 @@ def test_out_of_another_shape(name, dtype):
 
 
 def test_warnings_of_a_resized_out():
-    """Where the CPU resizes an out= without a word, the device warned that it should not be."""
+    """The device warns of a resized out= only if the CPU does. It formerly warned where the CPU resizes silently."""
     for make in (FILLED["linspace"], FILLED["eye"], FILLED["arange"]):
         said = []
         for device in ("cpu", "tiny"):
@@ -92,13 +93,14 @@ def test_warnings_of_a_resized_out():
 
 @pytest.mark.parametrize("base", [2.0, 3.0, 10.0])
 def test_powers_that_are_whole(base):
-    """logspace of integers gave 9 and 99 for 10 and 100, a power computed a rounding too low and then truncated."""
+    """Integer powers are exact. logspace of integers formerly gave 9 and 99 for 10 and 100, because a power rounded
+    down was truncated."""
     agree(lambda device: torch.logspace(0, 15, 16, base=base, dtype=torch.int64, device=device))
     agree(lambda device: torch.logspace(0.5, 3.5, 4, base=base, dtype=torch.int32, device=device))
 
 
 def test_range_into_out_without_a_step():
-    """`aten::range.out_`, which torch sends to the CPU's kernel, ended the process."""
+    """`aten::range.out_` works. torch sends it to the CPU kernel, which formerly ended the process."""
     on_cpu, on_tiny = torch.empty(4), torch.empty(4, device="tiny")
     torch.ops.aten.range.out_(1, 4, out=on_cpu)
     torch.ops.aten.range.out_(1, 4, out=on_tiny)

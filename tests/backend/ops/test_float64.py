@@ -1,4 +1,5 @@
-"""Elementary functions in float64: next to mpmath at points where they were once wrong, and at special values."""
+"""Elementary functions in float64, compared with mpmath at formerly wrong points, and with torch CPU at special
+values."""
 
 from __future__ import annotations
 
@@ -17,37 +18,37 @@ from conformance.core.loading import load_target
 
 Points = Sequence[tuple[float, ...]]
 HARDEST_ANGLE = 6381956970095103 * 2.0**797
-"""The float64 nearest to a multiple of pi/2."""
+"""The float64 number closest to a multiple of pi/2."""
 
 FORMER: dict[str, tuple[Callable[..., Any], Callable[..., Any], Points]] = {
-    # 2.5 ulp off, for it was a multiple of the binary logarithm.
+    # 2.5 ulp off, because it was a multiple of the binary logarithm.
     "log": (torch.log, mpmath.log, [(0.69305449875311,), (0.9999999473160764,), (5e-324,)]),
     "log2": (torch.log2, lambda x: mpmath.log(x, 2), [(1.0000051586982444,)]),
     "log10": (torch.log10, mpmath.log10, [(1.322837106512521,), (1000.0,)]),
     "atanh": (torch.atanh, mpmath.atanh, [(-0.23937747903620177,)]),
-    # No digit was right beyond 2**28, where too few bits of pi were kept.
+    # No digit was right beyond 2**28, because too few bits of pi were used.
     "sin": (torch.sin, mpmath.sin, [(1.4780378550757972e47,), (HARDEST_ANGLE,), (2.0**28,)]),
     "cos": (torch.cos, mpmath.cos, [(-4.323555321566996e180,), (HARDEST_ANGLE,), (1.7976931348623157e308,)]),
     "tan": (torch.tan, mpmath.tan, [(4.132170178510604e56,), (-HARDEST_ANGLE,), (-1.0047299207167004,)]),
     "tanh": (torch.tanh, mpmath.tanh, [(-6.028305156937083,), (0.999740601427554,), (1e-5,)]),
-    # 60 ulp and more, since the product of a rounded logarithm was an exponent.
+    # 60 ulp and more, because a product with a rounded logarithm was the exponent.
     "pow": (torch.pow, mpmath.power, [(0.015192611622160618, 23.012169428562974), (1.4058334828455428e-96, 2.5)]),
     "logaddexp2": (
         torch.logaddexp2, lambda x, y: y + mpmath.log1p(2 ** (x - y)) / mpmath.log(2),
         [(-98.11611086015238, 1.0506189478686787e-155)],
     ),
-    # No digit next to 1, 2 and the negative zeros.
+    # No digit was right near 1, 2 and the negative zeros.
     "lgamma": (
         torch.lgamma, lambda x: mpmath.log(abs(mpmath.gamma(x))),
         [(1.9999999999999991,), (1.0000001,), (-2.7834578701399533,), (-2.6135769488381406,), (-3.1435808883499,),
          (-0.4,), (-10.5,), (0.6,), (3.0,), (10.0,), (1e5,), (-11.99999999,)],
     ),
-    # 25 ulp where the terms of its shift cancel.
+    # 25 ulp where the terms of the shift cancel.
     "digamma": (torch.digamma, mpmath.digamma, [(2.0252944364066496,), (-0.25,), (1e-12,)]),
-    # The start of its iteration was made for float32.
+    # The start value of the iteration had float32 precision.
     "erfinv": (torch.erfinv, mpmath.erfinv, [(0.9999999999999998,), (-0.9998428222953728,), (0.5,), (1e-300,)]),
 }  # fmt: skip
-"""By name: torch's function, mpmath's, and arguments."""
+"""By name: torch's function, mpmath's function, and arguments."""
 
 SLOW = {
     "erfinv": "4e14 ulp next to 1",
@@ -65,7 +66,7 @@ def _ulps(got: float, exact: Any) -> float:
 
 @pytest.mark.parametrize("name", FORMER)
 def test_points_that_were_wrong(name: str) -> None:
-    """Within 2 ulp of the exact answer, where torch CPU has 2.8 within 3."""
+    """Results are within 2 ulp of the exact answer, and digamma within 3, where torch CPU has 2.8."""
     function, reference, points = FORMER[name]
     arguments = torch.tensor(points, dtype=torch.float64).unbind(-1)
     found = function(*(x.to("tiny") for x in arguments)).tolist()
@@ -75,7 +76,7 @@ def test_points_that_were_wrong(name: str) -> None:
 
 
 def test_gradients_that_cancelled() -> None:
-    """Those of mish, whose 1 - t * t lost digits, and of square, which was a power."""
+    """The gradients of mish and square are exact. Formerly 1 - t * t lost digits in mish, and square was a power."""
     x = torch.tensor([7.694946756554301], dtype=torch.float64, device="tiny", requires_grad=True)
     (mish,) = torch.autograd.grad(torch.nn.functional.mish(x), x)
     with mpmath.workprec(200):
@@ -87,7 +88,8 @@ def test_gradients_that_cancelled() -> None:
 
 
 def test_powers_of_special_values() -> None:
-    """Zeros, infinities, nan, subnormal numbers and exponents whose product with a logarithm has no pair."""
+    """Powers of zeros, infinities, nan, subnormal numbers and large exponents agree with the CPU, with the sign of
+    zero."""
     numbers = [
         0.0,
         1.0,
@@ -108,7 +110,7 @@ def test_powers_of_special_values() -> None:
     signed = [*numbers, *(-x for x in numbers), math.nan]
     base, exponent = torch.tensor(list(itertools.product(signed, signed)), dtype=torch.float64).unbind(-1)
     found, expected = torch.pow(base.to("tiny"), exponent.to("tiny")).cpu(), torch.pow(base, exponent)
-    # 2 units in the last place: an error of 1.03 in `docs/accuracy.md`, and half a unit of torch CPU's.
+    # 2 units in the last place: an error of 1.03 in `docs/accuracy.md`, plus half a unit of torch CPU's.
     torch.testing.assert_close(found, expected, rtol=4.5e-16, atol=0, equal_nan=True)
     kept = ~expected.isnan()
     assert bool((found.signbit() == expected.signbit())[kept].all())
@@ -118,7 +120,7 @@ def test_powers_of_special_values() -> None:
     "name", ["log", "log1p", "log2", "log10", "sin", "cos", "tan", "tanh", "lgamma", "digamma", "erfinv"]
 )
 def test_special_values(name: str) -> None:
-    """nan, the infinities, signed zeros, poles and subnormal numbers are as on the CPU."""
+    """nan, infinities, signed zeros, poles and subnormal numbers give the CPU's results."""
     numbers = [0.0, 1.0, 2.0, 1e-310, 1e308, math.inf]
     x = torch.tensor([*numbers, *(-x for x in numbers), math.nan], dtype=torch.float64)
     function = getattr(torch, name)
@@ -129,7 +131,7 @@ def test_special_values(name: str) -> None:
 
 
 def test_zeta_of_special_values() -> None:
-    """Of large exponents only the first term counts; of nan what the CPU has."""
+    """zeta agrees with the CPU at special values. For large exponents only the first term counts."""
     numbers = [0.0, 1.0, 2.0, 0.5, -0.5, -2.0, 1e308, 30.0, math.inf, math.nan]
     s, q = torch.tensor(list(itertools.product(numbers, numbers)), dtype=torch.float64).unbind(-1)
     found, expected = torch.special.zeta(s.to("tiny"), q.to("tiny")).cpu(), torch.special.zeta(s, q)
@@ -139,7 +141,7 @@ def test_zeta_of_special_values() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_errors(name: str) -> None:
-    """No row that was wrong is more than 4 times as far off as torch CPU."""
+    """No row that was formerly wrong has more than 4 times the error of torch CPU."""
     for case in select([name], ["float64"], ["forward", "backward"]):
         worst, *_ = measure(case, load_target("tiny"))
         assert worst.accuracy.excess <= 1, worst.accuracy

@@ -1,4 +1,4 @@
-"""Reading and writing by index: what OpInfo's samples leave out. Every answer is the CPU's."""
+"""Reads and writes by index beyond the samples of OpInfo. Every result is the CPU's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Call = Callable[..., torch.Tensor]
 
 
 def on_both(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(CPU's result, tiny's result on the host) of a call on copies of the inputs."""
+    """Return the CPU's result and tiny's result, moved to the CPU, of a call on copies of the inputs."""
     expected = call(*[x.clone() for x in inputs])
     return expected, call(*[x.to("tiny") for x in inputs]).cpu()
 
 
 def check(call: Call, *inputs: torch.Tensor) -> None:
-    """The call gives the same bits, dtype, size and strides on both devices."""
+    """Check that a call gives the same bits, dtype, size and strides on both devices."""
     expected, actual = on_both(call, *inputs)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
 
@@ -28,7 +28,7 @@ X = torch.arange(24.0).reshape(2, 3, 4)
 
 
 class TestIndex:
-    """x[...] with tensors."""
+    """Indexing by x[...] with tensors."""
 
     @pytest.mark.parametrize(
         "index",
@@ -46,7 +46,7 @@ class TestIndex:
         ids=str,
     )
     def test_mix_of_indices(self, index: tuple[object, ...]) -> None:
-        """Integers, masks, slices and None mix as on CPU."""
+        """Integers, masks, slices and None can be mixed as on the CPU."""
         on_device = tuple(i.to("tiny") if isinstance(i, torch.Tensor) else i for i in index)
         torch.testing.assert_close(X.to("tiny")[on_device].cpu(), X[index], rtol=0, atol=0)
 
@@ -69,7 +69,7 @@ class TestIndex:
     )
     @pytest.mark.parametrize("lazy", [False, True])
     def test_out_of_range_raises_as_cpu(self, call: Call, lazy: bool) -> None:
-        """An index out of range raises the CPU's error at the call, also where it has not been computed yet."""
+        """An index out of range raises the CPU's error at the call, even if the index is lazy."""
         x, i = torch.arange(5.0), torch.tensor([5])
         with pytest.raises((IndexError, RuntimeError)) as expected:
             call(x, i)
@@ -79,7 +79,7 @@ class TestIndex:
         assert str(actual.value) == str(expected.value)
 
     def test_gather_is_one_kernel(self) -> None:
-        """Indexing what is not computed yet costs one kernel, which computes only what is chosen."""
+        """Indexing a lazy value costs one kernel, which computes only the selected elements."""
         x, i = torch.rand(100, 8).to("tiny"), torch.randint(0, 100, (16,)).to("tiny")
         y = (x * 2 + 1)[i]
         backend.reset_stats()
@@ -101,7 +101,7 @@ class TestWrite:
     """Writes at repeated, masked and overlapping places."""
 
     def test_last_of_repeated_writes_wins(self) -> None:
-        """Of several writes to one place the last stays."""
+        """The last of several writes to one place remains."""
         i = torch.tensor([1, 1, 0, 1])
         check(lambda x, i, v: x.index_put((i,), v), torch.zeros(3), i, torch.arange(4.0) + 1)
         check(lambda x, i, v: x.scatter(0, i, v), torch.zeros(3), i, torch.arange(4.0) + 1)
@@ -109,14 +109,14 @@ class TestWrite:
 
     @pytest.mark.parametrize("count", [1, 31, 32, 33, 1500])
     def test_many_writes_to_one_place_add_up(self, count: int) -> None:
-        """Any number of additions to one place is right, beside places with none and with one."""
+        """Any number of additions to one place is right, next to places with no addition and with one."""
         i = torch.cat([torch.zeros(count, dtype=torch.int64), torch.tensor([3])])
         v = torch.arange(count + 1, dtype=torch.int64)
         check(lambda x, i, v: x.index_put((i,), v, accumulate=True), torch.ones(5, dtype=torch.int64), i, v)
         check(lambda x, i, v: x.scatter_reduce(0, i, v, "amax"), torch.ones(5, dtype=torch.int64), i, v)
 
     def test_untouched_elements_keep_their_bits(self) -> None:
-        """-0.0 where nothing is added stays -0.0."""
+        """Elements without a write keep -0.0."""
         _, actual = on_both(
             lambda x, i, v: x.index_add(0, i, v), torch.full((3,), -0.0), torch.tensor([1]), torch.ones(1)
         )
@@ -124,18 +124,18 @@ class TestWrite:
 
     @pytest.mark.parametrize("reduce", ["amax", "amin"])
     def test_extremes_propagate_nan(self, reduce: str) -> None:
-        """nan wins over every number, in what is written and in what was there."""
+        """nan wins over every number, both as a written value and as the old content."""
         x = torch.tensor([float("nan"), 1.0, 2.0])
         i, v = torch.tensor([0, 1, 1]), torch.tensor([5.0, float("nan"), 7.0])
         check(lambda x, i, v: x.scatter_reduce(0, i, v, reduce), x, i, v)
 
     def test_integer_mean_rounds_down(self) -> None:
-        """The mean of integers is floored, also below zero."""
+        """The mean of integers is rounded down, also below zero."""
         i, v = torch.tensor([0, 0, 1]), torch.tensor([-2, -3, 4])
         check(lambda x, i, v: x.scatter_reduce(0, i, v, "mean"), torch.zeros(2, dtype=torch.int64), i, v)
 
     def test_fill_by_mask_needs_no_look(self) -> None:
-        """x[mask] = number stays lazy: nothing runs before the result is read."""
+        """x[mask] = number stays lazy: no kernel runs before the result is read."""
         x, mask = torch.rand(6).to("tiny"), torch.rand(6).to("tiny") > 0.5
         backend.reset_stats()
         x[mask] = 3.0
@@ -144,7 +144,7 @@ class TestWrite:
         assert backend.stats()["kernels"] == 1
 
     def test_write_through_a_view(self) -> None:
-        """index_put_ and scatter_ write through a strided view into its base, and nowhere else."""
+        """index_put_ and scatter_ write through a strided view into its base, and to no other element."""
 
         def call(base: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             base.t()[1:, ::2][i] = v
@@ -163,7 +163,7 @@ class TestWrite:
         ],
     )
     def test_write_over_what_is_read_raises_as_cpu(self, call: Call) -> None:
-        """torch refuses to write over an input; so does the device, in the same words."""
+        """The device refuses to overwrite an input, with the same message as torch."""
         x, i = torch.arange(3.0), torch.tensor([0, 2, 1])
         with pytest.raises(RuntimeError) as expected:
             call(x.clone(), i)
@@ -177,7 +177,8 @@ class TestCombined:
 
     @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
     def test_few_places_are_one_kernel(self, reduce: str) -> None:
-        """scatter_reduce of the largest took five kernels: a table was reduced twice, for nan, then read again."""
+        """scatter_reduce into few places is one kernel. amax formerly took five: a table was reduced twice, for nan,
+        and read again."""
         place = torch.tensor([0, 2, 1, 2, 2])
         source = torch.tensor([1.0, 5.0, float("nan"), -3.0, 4.0])
         base = torch.tensor([0.5, -0.0, 7.0, float("inf")])
@@ -190,7 +191,7 @@ class TestCombined:
     @pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
     @pytest.mark.parametrize("n", [70, 5000])
     def test_many_writes_to_one_place(self, reduce: str, n: int) -> None:
-        """More writes to a place than one round combines, in few places and in many."""
+        """More writes to a place than one round combines are right, with few places and with many."""
         place = torch.arange(100) % 3 * (n // 4)
         source = torch.arange(1, 101) % 5 + 1
         base = torch.arange(n)
@@ -198,20 +199,20 @@ class TestCombined:
         check(lambda b, p, s: b.scatter_reduce(0, p, s, reduce, include_self=False), base, place, source)
 
     def test_short_sort_is_three_kernels(self) -> None:
-        """Ranks, indices and elements; the keys had a kernel of their own."""
+        """A short sort is three kernels: for ranks, indices and elements. The keys formerly had a separate kernel."""
         x = torch.tensor([3.0, float("nan"), -1.0, 3.0, 0.0])
         values, indices = x.to("tiny").sort()
         backend.reset_stats()
         joined = torch.cat([values.double(), indices.double()]).cpu()
         assert joined.nan_to_num(9).tolist() == torch.cat([y.double() for y in x.sort()]).nan_to_num(9).tolist()
-        assert backend.stats()["kernels"] <= 4  # with the join
+        assert backend.stats()["kernels"] <= 4  # including the kernel of cat
 
 
 class TestCopies:
-    """cat and its siblings."""
+    """cat and similar operators."""
 
     def test_cat_keeps_bits(self) -> None:
-        """Joining parts of different sizes keeps nan and -0.0."""
+        """cat of parts of different sizes keeps nan and -0.0."""
         parts = [torch.tensor([-0.0, float("nan")]), torch.tensor([-0.0]), torch.tensor([1.0, -0.0, 2.0])]
         actual = torch.cat([p.to("tiny") for p in parts]).cpu()
         assert str(actual.tolist()) == str(torch.cat(parts).tolist())
@@ -231,7 +232,7 @@ class TestCopies:
 
     @pytest.mark.parametrize("shift", [0, 1, -1, 7, -13])
     def test_roll(self, shift: int) -> None:
-        """Shifts beyond the size wrap around."""
+        """roll wraps shifts beyond the size."""
         check(lambda x: x.roll(shift, 1), X)
         check(lambda x: x.roll(shift), X)
 
@@ -253,7 +254,7 @@ class TestRandom:
         ],
     )
     def test_seed_gives_the_cpu_s_numbers(self, draw: Call) -> None:
-        """After the same seed a draw has the CPU's bits."""
+        """After the same seed, a random operator gives the CPU's bits."""
         x = torch.rand(3, 5)
         torch.manual_seed(7)
         expected = draw(x)

@@ -1,4 +1,4 @@
-"""Factorizations of matrices and what is solved by them."""
+"""Factorizations of matrices, and solvers that use them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.backend.ops import linalg
 
 
 def square(*shape: int) -> torch.Tensor:
-    """Well-conditioned matrices that need pivots."""
+    """Return well-conditioned matrices that need pivots."""
     torch.manual_seed(0)
     return torch.randn(shape) + torch.eye(shape[-1]).flip(0) * 3
 
@@ -22,20 +22,20 @@ class TestFactors:
 
     @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (2, 3, 5, 3), (3, 5), (2, 1, 3)])
     def test_lu(self, shape):
-        """Tall, wide and single elements: LAPACK's numbers, pivots from 1."""
+        """LU of tall and wide matrices and of single elements gives LAPACK's numbers, with pivots from 1."""
         a = torch.randn(shape)
         for mine, expected in zip(torch.linalg.lu_factor_ex(a.to("tiny")), torch.linalg.lu_factor_ex(a), strict=True):
             torch.testing.assert_close(mine.cpu(), expected)
 
     def test_info_of_a_singular_matrix(self):
-        """The first pivot that is zero is told, counted from 1, and what is below it stays undivided."""
+        """`info` is the first zero pivot, counted from 1, and the column below it stays undivided."""
         a = torch.tensor([[4.0, 2, 8], [2, 1, 5], [1, 0.5, 3]])
         for mine, expected in zip(torch.linalg.lu_factor_ex(a.to("tiny")), torch.linalg.lu_factor_ex(a), strict=True):
             torch.testing.assert_close(mine.cpu(), expected)
 
     @pytest.mark.parametrize("upper", [False, True])
     def test_cholesky(self, upper):
-        """Only one triangle is read; the other may hold anything."""
+        """Cholesky reads only one triangle. The other may have any content."""
         a = square(2, 4, 4)
         a = a @ a.mT + torch.ones(4, 4).tril(-1).mul(50).to(a) * (1 if upper else 0)
         a = a if upper else a + torch.ones(4, 4).triu(1) * 50
@@ -43,20 +43,20 @@ class TestFactors:
         torch.testing.assert_close(torch.linalg.cholesky(a.to("tiny"), upper=upper).cpu(), expected)
 
     def test_a_factor_with_a_zero_on_its_diagonal_has_no_inverse(self):
-        """The CPU raises; tiny answered nan."""
+        """cholesky_inverse raises for a zero on the diagonal. tiny formerly returned nan."""
         factor = torch.eye(3).index_fill(0, torch.tensor(1), 0.0)
         for device in ("cpu", "tiny"):
             with pytest.raises(torch.linalg.LinAlgError, match="diagonal element 2 is zero"):
                 torch.cholesky_inverse(factor.to(device))
 
     def test_info_of_what_is_not_positive_definite(self):
-        """The first minor that is not positive is told."""
+        """`info` is the first minor that is not positive."""
         a = torch.diag(torch.tensor([1.0, 2.0, -1.0, -2.0]))
         info = torch.linalg.cholesky_ex(a.to("tiny")).info
         assert info.cpu().item() == torch.linalg.cholesky_ex(a).info.item() == 3
 
     def test_one_kernel(self):
-        """A batch is factored in one kernel, whatever its size; a matrix took some kernels for each row."""
+        """A batch of any size is factored in one kernel. A matrix formerly took several kernels for each row."""
         a = square(7, 20, 20).to("tiny")
         with kernels.count() as k:
             torch.linalg.lu_factor_ex(a).pivots.cpu()
@@ -64,12 +64,12 @@ class TestFactors:
 
 
 class TestSolving:
-    """What is solved by a factor."""
+    """Solvers that use a factor."""
 
     @pytest.mark.parametrize("left", [True, False])
     @pytest.mark.parametrize("k", [1, 3])
     def test_solve(self, left, k):
-        """From both sides, broadcast over leading dimensions."""
+        """solve works from both sides, and broadcasts leading dimensions."""
         a, b = square(2, 1, 4, 4), torch.randn(3, 4, k) if left else torch.randn(3, k, 4)
         with backend.no_fallback():
             mine = torch.linalg.solve(a.to("tiny"), b.to("tiny"), left=left)
@@ -79,7 +79,7 @@ class TestSolving:
     @pytest.mark.parametrize("left", [True, False])
     @pytest.mark.parametrize("unit", [True, False])
     def test_triangles(self, upper, left, unit):
-        """All eight; the other triangle is not read."""
+        """All eight combinations agree, and the solver ignores the other triangle."""
         a, b = square(4, 4), torch.randn(4, 4)
         a = a + torch.diag(torch.full((4,), 5.0))
         options = {"upper": upper, "left": left, "unitriangular": unit}
@@ -88,14 +88,14 @@ class TestSolving:
         torch.testing.assert_close(mine.cpu(), torch.linalg.solve_triangular(spoiled, b, **options))
 
     def test_pivots_that_lapack_never_gives(self):
-        """A pivot outside the matrix must not move other memory."""
+        """A pivot outside the matrix must not change other memory."""
         lu = square(3, 3).to("tiny")
         pivots = torch.tensor([1, 2**30, -7], dtype=torch.int32).to("tiny")
         solved = torch.linalg.lu_solve(lu, pivots, torch.ones(3, 1).to("tiny"))
         assert solved.cpu().shape == (3, 1)
 
     def test_large_matrices_are_the_cpus(self):
-        """What takes longer than LAPACK and two copies is handed over, and counted."""
+        """A large matrix falls back to the CPU and is counted, because LAPACK and two copies are faster."""
         n = round(linalg.MOST_STEPS ** (1 / 3)) + 1
         a = torch.eye(n).to("tiny") * 2
         before = backend.stats()["fallback"].get("aten.linalg_inv_ex.default", 0)
@@ -107,12 +107,12 @@ SHAPES = [(3, 3), (2, 5, 3), (3, 5), (1, 1), (4, 1), (2, 1, 4)]
 
 
 class TestReflections:
-    """QR, and products with its Q."""
+    """QR, and products with Q."""
 
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
     def test_qr(self, shape, mode):
-        """Tall, wide and single elements; the signs are LAPACK's."""
+        """QR of tall and wide matrices and of single elements gives LAPACK's signs."""
         a = torch.randn(shape, dtype=torch.float64)
         with backend.no_fallback():
             mine = torch.linalg.qr(a.to("tiny"), mode)
@@ -122,7 +122,7 @@ class TestReflections:
     @pytest.mark.parametrize("left", [True, False])
     @pytest.mark.parametrize("transpose", [True, False])
     def test_products(self, left, transpose):
-        """From reflectors and tau; from either side, Q or its transpose."""
+        """Products from reflectors and tau agree, from either side, with Q or its transpose."""
         a = torch.randn(2, 4, 3, dtype=torch.float64)
         other = torch.randn(2, *((4, 2) if left else (2, 4)), dtype=torch.float64)
         factors, there = torch.geqrf(a), torch.geqrf(a.to("tiny"))
@@ -135,7 +135,7 @@ class TestReflections:
         torch.testing.assert_close(mine.cpu(), torch.linalg.householder_product(*factors))
 
     def test_a_column_of_zeros(self):
-        """There is nothing to reflect: tau is 0."""
+        """A column of zeros has no reflection: its tau is 0."""
         a = torch.zeros(3, 2)
         a[:, 1] = torch.tensor([1.0, 2, 2])
         for mine, expected in zip(torch.geqrf(a.to("tiny")), torch.geqrf(a), strict=True):
@@ -145,7 +145,7 @@ class TestReflections:
 @pytest.mark.parametrize("name", ["cholesky_inverse", "ormqr", "linalg.householder_product", "linalg.solve_triangular"])
 @pytest.mark.parametrize("size", [(0,), (2, 2), (3, 3)])
 def test_strides_of_an_out_tensor(name, size):
-    """LAPACK's operators lay an empty out= tensor out by columns; computed here they laid it out by rows."""
+    """LAPACK's operators lay an empty out= tensor out by columns. The device's kernels formerly laid it out by rows."""
 
     def made(device):
         a = torch.tensor([[4.0, 1, 0], [1, 5, 2], [0, 2, 6]], device=device)
@@ -162,7 +162,7 @@ def test_strides_of_an_out_tensor(name, size):
         return out.stride(), out.cpu()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of resizing one that is not empty
+        warnings.simplefilter("ignore")  # torch warns about resizing a tensor that is not empty
         (strides, actual), (expected_strides, expected) = made("tiny"), made("cpu")
     assert strides == expected_strides
     torch.testing.assert_close(actual, expected)

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products: rounding, overlap, shared factors, grouped and trilinear forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.backend.ops import matmul
 
 
 def test_short_products_that_cancel():
-    """Large products whose sum is small come out as the CPU's, which does not round each product before it is added."""
+    """Large products with a small sum agree with the CPU, which does not round each product before the addition."""
     a = torch.tensor([[1000.1, 999.7, -1000.3, 1.0]])
     b = torch.tensor([[1.7], [0.9], [2.5994], [3.3]])
     exact = (a.double() @ b.double()).float()
@@ -19,12 +19,12 @@ def test_short_products_that_cancel():
 
 
 def test_a_batch_of_products_that_cancels():
-    """`addbmm` of op_db adds 25 products, of which a thousandth of the largest is left: with each product rounded to
-    float32 it was off by 1.7e-5, and the CPU by 6e-6."""
+    """Products are not rounded before the addition. In `addbmm` of op_db, 25 products cancel to a thousandth of the
+    largest. With products rounded to float32 the error was 1.7e-5, and the CPU's 6e-6."""
     torch.manual_seed(0)
     rows = torch.randn(1, 24) * 8
     columns = torch.randn(24, 1) * 8
-    rest = -(rows.double() @ columns.double())  # the 25th product leaves next to nothing
+    rest = -(rows.double() @ columns.double())  # the 25th product cancels nearly all of the sum
     a = torch.cat([rows, torch.ones(1, 1)], 1)
     b = torch.cat([columns, rest.float()])
     true = (a.double() @ b.double()).item()
@@ -33,7 +33,8 @@ def test_a_batch_of_products_that_cancels():
 
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.view_as(x)])
 def test_a_sum_into_its_own_first_operand(view):
-    """`torch.addmm(x, a, b, out=x)` adds to x; it went to the CPU, as where a factor is written."""
+    """`torch.addmm(x, a, b, out=x)` adds to x on the device. It formerly fell back to the CPU, as a product into a
+    factor does."""
     results = []
     for device in ("cpu", "tiny"):
         x = torch.arange(4.0, device=device).view(2, 2)
@@ -45,24 +46,25 @@ def test_a_sum_into_its_own_first_operand(view):
 
 
 def test_a_product_into_its_own_factor_is_the_cpus():
-    """What lies in a factor while it is overwritten is for the CPU's kernel to say."""
+    """A product into its own factor falls back. Only the CPU kernel defines the values that it reads while it
+    writes."""
     x = torch.ones(2, 2, device="tiny")
     with pytest.raises(backend.FallbackError), backend.no_fallback():
         torch.addmm(torch.zeros(2, 2, device="tiny"), x, x, out=x)
 
 
 def test_a_costly_factor_is_computed_once_for_all_who_read_it():
-    """A layer's two gradients read the same value, in different order; it was stored twice."""
+    """Two gradients of a layer that read the same value in different order share it. It was formerly stored twice."""
     torch.manual_seed(0)
     a, b, c = (torch.randn(6, 6).to("tiny") for _ in range(3))
     with kernels.count() as k:
         costly = torch.sinh(a)
         (costly @ b + costly.t() @ c).cpu()
-    assert k.kernels == 2  # it, and the sum of the two products
+    assert k.kernels == 2  # the shared value, and the sum of the two products
 
 
 def test_costly_factors_share_memory(monkeypatch):
-    """What is stored on the way to a result gives its memory to what follows; each had its own until all was done."""
+    """Intermediate values release their memory to later ones. Formerly each kept a separate buffer until the end."""
     made = []
     allocate = Buffer.allocate
 
@@ -75,11 +77,11 @@ def test_costly_factors_share_memory(monkeypatch):
     for _ in range(10):
         x = torch.sinh(x @ w * 0.01)
     x.cpu()
-    assert sum(made) <= 5 * x.nbytes  # the result, a product and its sinh, and the like of the next
+    assert sum(made) <= 5 * x.nbytes  # the result, a product and its sinh, and the same for the next iteration
 
 
 def test_a_costly_factor_is_kept_for_who_reads_it_later():
-    """What a schedule stored on its way was forgotten though a lazy value still read it, and computed once more."""
+    """A flush keeps an intermediate value that a lazy value still reads. Formerly it was dropped and computed again."""
     a, b = (torch.randn(6, 6).to("tiny") for _ in range(2))
     costly = torch.sinh(a)
     now, later = costly @ b, b @ costly
@@ -113,7 +115,8 @@ class TestGroupedProducts:
         ],
     )  # fmt: skip
     def test_are_the_cpus(self, factors, ends):
-        """Groups of rows, of columns and of what is summed over; offsets out of order mean what slices mean."""
+        """Groups of rows, of columns and of the summed dimension agree. Offsets out of order mean the same as in
+        slices."""
         expected = torch._grouped_mm(*factors, _offsets(*ends))
         with backend.no_fallback():
             found = torch._grouped_mm(*(x.to("tiny") for x in factors), _offsets(*ends).to("tiny"))
@@ -121,7 +124,7 @@ class TestGroupedProducts:
         torch.testing.assert_close(found.cpu(), expected)
 
     def test_an_operand_that_torch_refuses_is_the_cpus_error(self):
-        """Its meta kernel refuses float32, and so says nothing of what the CPU refuses."""
+        """A refused operand raises the CPU's error. The meta kernel refuses float32 too, so its answer is not used."""
         for a, b in [(self.ROWS[0][:, :3], self.ROWS[1]), (self.ROWS[0].double(), self.ROWS[1].double())]:
             said = []
             for device in ("cpu", "tiny"):
@@ -131,7 +134,8 @@ class TestGroupedProducts:
             assert said[0] == said[1]
 
     def test_other_groups_need_no_other_kernels(self):
-        """torch's loop makes each group's length a shape: Mixtral compiled 48 kernels at every step of training."""
+        """Other group sizes reuse the kernels. torch's loop makes each group's length a shape: Mixtral compiled 48
+        kernels at every training step."""
         a, b, c = (x.to("tiny") for x in _factors((6, 16), (3, 16, 8), (6, 8)))
         for number, ends in enumerate([(1, 3, 6), (2, 5, 6), (4, 4, 6)]):
             offsets = _offsets(*ends).to("tiny")
@@ -143,8 +147,8 @@ class TestGroupedProducts:
 
 
 class TestTrilinear:
-    """A bilinear layer was one write into a slice for each of its outputs: with 16 of them in float16 its gradients
-    raised an error of tinygrad's scheduler, and in float32 took 20 s to compile."""
+    """A bilinear layer compiles to few kernels. Formerly each output was one write into a slice: gradients of 16
+    outputs raised a tinygrad scheduler error in float16, and took 20 s to compile in float32."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_a_layer_and_its_gradients(self, dtype: torch.dtype) -> None:
@@ -167,7 +171,7 @@ class TestTrilinear:
             assert backend.stats()["kernels"] - before <= most
 
     def test_more_turns_than_are_rounded_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Their sum is taken in float32 and rounded once."""
+        """With more terms than are rounded separately, the sum is computed in float32 and rounded once."""
         monkeypatch.setattr(matmul, "TURNS", 3)
         a, b, c = _factors((2, 4), (2, 4), (2, 4))
         words = ([], [], [], [1], 1)

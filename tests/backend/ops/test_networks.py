@@ -1,4 +1,4 @@
-"""Products, convolutions, pools, normalizations, resampling and recurrent cells: what OpInfo's samples do not reach."""
+"""Products, convolutions, pools, normalizations, resampling and recurrent cells beyond the samples of OpInfo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _seeded():
 
 
 def both(f, *xs, **tolerance):
-    """What `f` gives on the device, and on the CPU: values and strides."""
+    """Compare values and strides of `f` on the device and on the CPU."""
     actual, expected = f(*[x.to("tiny") for x in xs]), f(*xs)
     for a, e in zip(torch.utils._pytree.tree_leaves(actual), torch.utils._pytree.tree_leaves(expected), strict=True):
         assert a.stride() == e.stride()
@@ -30,30 +30,30 @@ def both(f, *xs, **tolerance):
 
 
 def gradients(f, *xs):
-    """The gradients of f's sum, on the device and on the CPU."""
+    """Compare the gradients of the sum of f's squares on the device and on the CPU."""
 
     def grads(*leaves):
         leaves = [x.detach().requires_grad_() for x in leaves]
         return torch.autograd.grad(f(*leaves).square().sum(), leaves)
 
-    both(grads, *[x.double() for x in xs])  # so that rounding hides no wrong formula, nor looks like one
+    both(grads, *[x.double() for x in xs])  # in float64, so that rounding neither hides nor imitates a wrong formula
 
 
 class TestProducts:
     def test_beta_zero_ignores_nan(self):
-        """With beta 0 the added matrix is not read, with alpha 0 the product still spreads nan."""
+        """With beta 0 the added matrix is not read. With alpha 0 the product still spreads nan."""
         a, bad = torch.randn(2, 3), torch.full((2, 2), NAN)
         both(lambda x, y: torch.addmm(x, y, y.t(), beta=0), bad, a)
         both(lambda x, y: torch.addr(x, y[0, :2], y[:, 0], alpha=0), torch.ones(2, 2), torch.full((2, 3), INF))
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
     def test_integers_wrap(self, dtype):
-        """Integer products wrap in their own dtype."""
+        """Integer products wrap in the operands' dtype."""
         x = torch.randint(0, 100, (4, 5)).to(dtype)
         both(lambda a: a @ a.t(), x)
 
     def test_nothing_to_sum(self):
-        """A product over an empty dimension is zeros."""
+        """A product over an empty dimension is zero."""
         both(lambda a, b: a @ b, torch.ones(2, 0), torch.ones(0, 3))
 
 
@@ -61,7 +61,7 @@ class TestConvolution:
     @pytest.mark.parametrize(("stride", "padding", "dilation", "groups"), [(2, 1, 1, 2), (3, 2, 2, 1)])
     @pytest.mark.parametrize("transposed", [False, True])
     def test_gradients(self, stride, padding, dilation, groups, transposed):
-        """Gradients of input, weight and bias where the stride leaves input over."""
+        """Gradients of input, weight and bias agree if the stride does not divide the input."""
         conv = F.conv_transpose2d if transposed else F.conv2d
         x, bias = torch.randn(2, 4, 9, 8), torch.randn(4)
         weight = torch.randn(4, 4 // groups, 3, 2)
@@ -73,9 +73,10 @@ class TestConvolution:
     @pytest.mark.parametrize("rank", [1, 2])
     @pytest.mark.parametrize(("stride", "padding", "dilation"), [(2, 0, 1), (2, 1, 1), (3, 0, 2), (1, 0, 1)])
     def test_transposed_of_infinite_weights(self, rank, stride, padding, dilation):
-        """They reach what the input reaches; the zeros around it and between its elements made nan of them.
+        """Infinite weights affect only the outputs that the input reaches. Formerly the zeros around the input and
+        between its elements turned them into nan.
 
-        In float64: of float32 the CPU's library lets the nan into another channel.
+        The test uses float64, because the CPU's library spreads the nan into another channel in float32.
         """
         conv = [F.conv_transpose1d, F.conv_transpose2d][rank - 1]
         x, weight = torch.randn(2, 3, *[4] * rank).double(), torch.randn(3, 2, *[3] * rank).double()
@@ -87,7 +88,8 @@ class TestConvolution:
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
     def test_gradients_by_infinite_weights(self):
-        """The gradient of a strided convolution is a transposed one; its zeros made nan too."""
+        """Infinite weights do not add nan to the gradient of a strided convolution, which is a transposed convolution
+        with padded zeros."""
         x, weight = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
         weight[0, 0, 0, 0] = math.inf
         found = []
@@ -98,7 +100,7 @@ class TestConvolution:
         torch.testing.assert_close(*found, equal_nan=True)
 
     def test_channels_last(self):
-        """The result has the strides of the CPU's."""
+        """The result has the CPU's strides."""
         x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
         both(lambda x, w: F.conv2d(x, w, padding=1), x.double(), torch.randn(4, 3, 3, 3).double())
 
@@ -112,7 +114,7 @@ class TestConvolution:
 
 class TestPools:
     def test_nan_and_infinities(self):
-        """The last nan of a window wins; in a window of -inf the first element inside does, not the padding."""
+        """The last nan of a window wins. In a window of -inf the first element inside wins, not the padding."""
         x = torch.randn(1, 1, 5, 5)
         x[0, 0, 0], x[0, 0, 1, 1], x[0, 0, 1, 2], x[0, 0, 3:] = -INF, NAN, NAN, -INF
         both(lambda x: F.max_pool2d(x, 3, 2, padding=1, return_indices=True), x)
@@ -120,7 +122,8 @@ class TestPools:
 
     @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [(3, 2, 1, 1), (2, 3, 1, 2)])
     def test_max_gradient(self, kernel, stride, padding, dilation):
-        """Overlapping, gapped and dilated windows: three kernels, for the maxima, the places and the gradient."""
+        """Overlapping, gapped and dilated windows agree, with three kernels: for the maxima, the places and the
+        gradient."""
         x = torch.randn(2, 2, 8, 7)
         gradients(lambda x: F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode=True), x)
         leaf = x.to("tiny").requires_grad_()
@@ -131,13 +134,14 @@ class TestPools:
     @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (2, 3, 1)])
     @pytest.mark.parametrize("include", [False, True])
     def test_average_gradient(self, kernel, stride, padding, include):
-        """Windows that hang over the edge divide by what the CPU divides by."""
+        """Windows beyond the edge use the CPU's divisor."""
         gradients(lambda x: F.avg_pool2d(x, kernel, stride, padding, True, include), torch.randn(2, 2, 8, 7))
 
 
 class TestNorms:
     def test_running_statistics(self):
-        """They are updated in place, seen by every view, and a whole training pass of batch norm takes 5 kernels."""
+        """Running statistics are updated in place and visible to every view. A training pass of batch norm takes 5
+        kernels."""
         mean, var, x = torch.zeros(3), torch.ones(3), torch.randn(4, 3, 5)
         tiny_mean, tiny_var = mean.to("tiny"), var.to("tiny")
         view = tiny_mean[1:]
@@ -150,13 +154,13 @@ class TestNorms:
         torch.testing.assert_close(tiny_var.cpu(), var)
 
     def test_rounded_statistics(self):
-        """bfloat16 statistics are rounded step by step like the CPU's, to the bit."""
+        """bfloat16 statistics are rounded step by step and equal the CPU's bit by bit."""
         x = torch.randn(3, 2, 3, 4).mul(5).bfloat16()
         both(lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 0.5)[1:], x, rtol=0, atol=0)
 
     def test_an_out_that_overlaps_the_input(self):
-        """What torch CPU refuses is refused, and what it reads after it has written it is so read: the device took an
-        out= over its input for one of its own."""
+        """An overlapping out= is refused if torch CPU refuses it, and is otherwise read after the write, as on the CPU.
+        The device formerly treated an out= over its input as separate memory."""
 
         def run(device):
             base, stats = torch.arange(40.0, device=device), torch.zeros(2, 3, device=device)
@@ -184,7 +188,7 @@ class TestResampling:
         np.testing.assert_allclose(matrix.sum(1), 1)
 
     def test_nan_stays_in_its_region(self):
-        """An average over other regions does not read it."""
+        """An average over regions without a nan does not read it."""
         x = torch.randn(1, 1, 7, 7)
         x[0, 0, 6, 6] = NAN
         both(lambda x: F.adaptive_avg_pool2d(x, (3, 2)), x)
@@ -210,7 +214,8 @@ class TestRecurrent:
 @pytest.mark.parametrize("function", [torch.linalg.det, torch.logdet, lambda a: torch.linalg.slogdet(a)[1]])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradient_of_a_determinant(function, transposed):
-    """The LU beside a determinant is of the transpose where the matrix is contiguous; the gradient was of the other."""
+    """The gradient of a determinant is right for both layouts. For a contiguous matrix the LU is of the transpose, and
+    the gradient formerly used the other one."""
     matrix = torch.eye(4) * 3 + torch.arange(16.0).view(4, 4) / 10
     grads = []
     for device in ("cpu", "tiny"):
@@ -224,8 +229,8 @@ def test_gradient_of_a_determinant(function, transposed):
 @pytest.mark.parametrize("padding", [(2, 3), (3, -2), (2, 1, -1, 3), (1, 2, 3, 1, 2, -1)])
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_pads_by_what_lies_within(mode, padding, dtype):
-    """One kernel, and the CPU's strides: torch's decomposition kept those of an index, so that a result without
-    elements or with dimensions of size 1 had others."""
+    """reflect and replicate take one kernel and have the CPU's strides. torch's decomposition used the strides of an
+    index, which differ for a result without elements or with dimensions of size 1."""
     dims = len(padding) // 2
     x = torch.arange(12.0 * 5**dims).view(2, 6, *[5] * dims).to(dtype)
     turned = x.transpose(1, -1).contiguous().transpose(1, -1)
@@ -238,7 +243,7 @@ def test_pads_by_what_lies_within(mode, padding, dtype):
 
 
 def test_pads_that_the_cpu_refuses():
-    """What lies beyond the mirror's end, sizes without elements, and mirrored bools."""
+    """Pads beyond the mirror's end, sizes without elements, and mirrored bools are refused with the CPU's error."""
     for size, padding, dtype in (((1, 3), (3, 0), torch.float32), ((2, 0), (1, 1), torch.float32),
                                  ((1, 3), (1, 1), torch.bool), ((1, 3), (-2, -2), torch.int64)):  # fmt: skip
         messages = []
@@ -251,7 +256,8 @@ def test_pads_that_the_cpu_refuses():
 
 @pytest.mark.parametrize("padding", [(2, 3), (3, -2), (-1, 2), (2, 1, -1, 3), (1, 2, 3, 1, 2, 0)])
 def test_gradient_of_reflecting_pads(padding):
-    """Folded back in one kernel, negative pads too; torch's decomposition gathered each of 3**d pieces by itself."""
+    """The gradient of reflect is folded back in one kernel, also for negative pads. torch's decomposition gathered each
+    of 3**d pieces separately."""
     dims, grads = len(padding) // 2, []
     for device in ("cpu", "tiny"):
         x = torch.arange(2.0 * 5**dims).view(1, 2, *[5] * dims).sin().to(device).requires_grad_()
@@ -267,7 +273,8 @@ def test_gradient_of_reflecting_pads(padding):
 @pytest.mark.parametrize("numbers", [{"dilation": 0}, {"padding": -1}, {"stride": 0}, {"stride": -1}])
 @pytest.mark.parametrize("function", [F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d])
 def test_convolution_of_numbers_that_make_no_sense(function, numbers):
-    """The meta kernel accepted a dilation of 0 and a negative padding, and the device computed something."""
+    """Invalid numbers raise the CPU's error. Formerly the meta kernel accepted a dilation of 0 and a negative padding,
+    and the device computed a result."""
     dims = int(function.__name__[-2])
 
     def error(device):
@@ -280,7 +287,8 @@ def test_convolution_of_numbers_that_make_no_sense(function, numbers):
 
 
 def test_an_encoder_with_padding_in_eval_mode():
-    """There the CPU nests its input, which the device cannot hold; what is not padded is the same without that."""
+    """Positions without padding agree in eval mode. There the CPU uses a nested input, which the device does not
+    support."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     net = torch.nn.TransformerEncoder(layer, 2).eval()
@@ -294,7 +302,8 @@ def test_an_encoder_with_padding_in_eval_mode():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("loss", [torch.nn.functional.huber_loss, torch.nn.functional.smooth_l1_loss])
 def test_gradients_of_losses_of_16_bits(loss, dtype):
-    """They were 0: torch's decomposition for their out= tensor writes into a copy of it in float32."""
+    """Gradients of losses in 16 bits are right. They were formerly 0: torch's decomposition for an out= tensor writes
+    into a float32 copy."""
     gradients = []
     for device in ("cpu", "tiny"):
         x = torch.tensor([1.0, 2.0, 3.0, -4.0], dtype=dtype, device=device).requires_grad_()
@@ -306,7 +315,8 @@ def test_gradients_of_losses_of_16_bits(loss, dtype):
 
 
 def test_padding_of_16_bits_into_out():
-    """As with the losses, torch's decomposition of a padding left an out= tensor of 16 bits as it was."""
+    """A padding writes into an out= tensor of 16 bits. Formerly torch's decomposition left it unchanged, as with the
+    losses."""
     x = torch.arange(6.0, dtype=torch.bfloat16).reshape(1, 1, 6)
     out = torch.zeros(1, 1, 8, dtype=torch.bfloat16, device="tiny")
     torch.ops.aten.reflection_pad1d.out(x.to("tiny"), [1, 1], out=out)
@@ -314,7 +324,8 @@ def test_padding_of_16_bits_into_out():
 
 
 def test_dropout_keeps_16_bits_in_its_gradient():
-    """native_dropout_backward of a float16 was float32: the mask had been multiplied first."""
+    """native_dropout_backward of float16 returns float16. It formerly returned float32, because it multiplied the mask
+    first."""
     gradient, mask = torch.tensor([1.5, 2.0, 3.0]).half(), torch.tensor([True, False, True])
     answer = torch.ops.aten.native_dropout_backward(gradient.to("tiny"), mask.to("tiny"), 1.25)
     want = torch.ops.aten.native_dropout_backward(gradient, mask, 1.25)
@@ -324,7 +335,7 @@ def test_dropout_keeps_16_bits_in_its_gradient():
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dropout_computes_nothing_on_the_cpu(dtype, p):
-    """Only the mask is drawn there: the activations used to be copied to the CPU and back at each dropout."""
+    """dropout draws only the mask on the CPU. Formerly each dropout copied the activations to the CPU and back."""
     x = torch.linspace(-3, 3, 12).to(dtype).reshape(3, 4).t()
     torch.manual_seed(0)
     want = torch.native_dropout(x, p, True)
@@ -338,7 +349,7 @@ def test_dropout_computes_nothing_on_the_cpu(dtype, p):
 
 
 def test_convolutions_by_torch_itself():
-    """`torch._convolution`, which traced modules call, has a hook for devices that are not PyTorch's; it was empty."""
+    """`torch._convolution`, which traced modules call, works. Its hook for out-of-tree devices was formerly empty."""
     x, weight, bias = torch.randn(1, 2, 5), torch.randn(3, 2, 2), torch.randn(3)
     rest = ([1], [0], [1], False, [0], 1, False, False, False, False)
     grads = []
@@ -350,8 +361,9 @@ def test_convolutions_by_torch_itself():
 
 
 def test_a_group_norm_of_a_channels_last_image_with_other_strides_of_one():
-    """A compiled autoencoder of diffusers has one, where FakeTensor's view gives other strides than torch's own does:
-    the CPU's kernel, which was asked, says that it is not contiguous."""
+    """group_norm accepts a channels-last image with unusual strides. A compiled autoencoder of diffusers has one,
+    because the view of FakeTensor gives other strides than torch's. The CPU kernel, which formerly checked the call,
+    refuses it as not contiguous."""
     image = torch.arange(256.0).sin().reshape(1, 4, 8, 8)
     x = image.to("tiny").contiguous(memory_format=torch.channels_last).as_strided((1, 4, 8, 8), (4, 1, 32, 4))
     with pytest.raises(RuntimeError, match="contiguous"):

@@ -1,4 +1,5 @@
-"""Fused optimizer steps in 16 bits: they came from torch CPU's kernel, whose SGD is wrong there from 16 elements on."""
+"""Fused optimizer steps in 16 bits. They formerly used torch CPU's kernel, whose SGD is wrong there from 16 elements
+on."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class TestFusedSGD:
         ],
     )  # fmt: skip
     def test_three_steps_are_those_of_the_formula(self, dtype: torch.dtype, options: dict) -> None:
-        """The judge is the optimizer that is not fused, on the CPU in float64."""
+        """Three steps agree with the unfused optimizer on the CPU in float64."""
         torch.manual_seed(0)
         start, grads = torch.randn(40).to(dtype), torch.randn(3, 40).to(dtype)
         results = []
@@ -39,7 +40,7 @@ class TestFusedSGD:
 
     @pytest.mark.parametrize("infinite", [False, True])
     def test_a_scaler(self, infinite: bool) -> None:
-        """A step with an infinite gradient leaves everything as it is."""
+        """A step with an infinite gradient changes no parameter."""
         param = torch.ones(20, device="tiny", requires_grad=True)
         scaler = torch.tiny.amp.GradScaler(init_scale=4.0)
         optimizer = torch.optim.SGD([param], lr=0.5, fused=True)

@@ -1,4 +1,4 @@
-"""Few writes into many places: what is written is the CPU's, at a cost of what is written."""
+"""Few writes into many places: results equal the CPU's, and the cost depends on the number of writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REPEATS = {"index_put accumulate", "index_add", "index_fill", "scatter_add", "sc
 
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors have pages, too."""
+    """Use pages for small tensors too."""
     monkeypatch.setattr(pages, "PAGED", 200)
 
 
@@ -42,23 +42,24 @@ class TestByPages:
     @pytest.mark.parametrize("name", CALLS)
     @pytest.mark.parametrize("index", [[COUNT - 1], [3, 900, 4], [COUNT - 1, 3, COUNT - 1, 64, 3, 63, 65]])
     def test_writes(self, paged: None, name: str, index: list[int]) -> None:
-        """Written places and all others are the CPU's, on the first page, the last, which is not whole, and at ends."""
+        """Written places and all others equal the CPU's, on the first page, on the incomplete last page, and at page
+        ends."""
         index = index if name in REPEATS else list(dict.fromkeys(index))
         place = torch.tensor(index)
         check(CALLS[name], torch.arange(COUNT), place, torch.arange(len(index)) + 100)
 
     def test_booleans(self, paged: None) -> None:
-        """Booleans add up as "or"."""
+        """Accumulated booleans combine by "or"."""
         values = torch.tensor([True, False])
         check(CALLS["index_put accumulate"], torch.zeros(COUNT).bool(), torch.tensor([7, COUNT - 1]), values)
 
     def test_many_writes_have_no_pages(self, paged: None) -> None:
-        """Where pages would be tiny a table of all places is smaller."""
+        """Many writes use a table of all places, which is smaller than the pages."""
         check(CALLS["index_put accumulate"], torch.zeros(COUNT), torch.arange(COUNT) // 2, torch.ones(COUNT))
 
     def test_tables_are_small(self, paged: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No table has an entry for each place: into 2 GiB of int8 that was an int64 of host memory for each byte, and
-        an accumulating index_put took 20 GiB."""
+        """No table has an entry for each place. Formerly a write into 2 GiB of int8 needed an int64 of host memory for
+        each byte, and an accumulating index_put took 20 GiB."""
         made: list[int] = []
         full = np.full
 
@@ -73,7 +74,7 @@ class TestByPages:
         assert made and max(made) <= 1 << 10
 
     def test_kernels(self, paged: None) -> None:
-        """Two kernels more than a table of all places: the pages' old content, and putting the new into its place."""
+        """Pages take at most two kernels more than a table: one reads the old content, one stores the new content."""
         x, index = torch.arange(COUNT).to("tiny"), torch.tensor([3, 7], device="tiny")
         x.cpu()
         before = backend.stats()["kernels"]
@@ -83,15 +84,15 @@ class TestByPages:
 
 class TestConstants:
     def test_a_part_is_read_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A few elements of a tensor whose elements are all one number cost as many: the whole was made on the host for
-        each read, so 2 GiB read in pieces took minutes."""
+        """Reading a few elements of a constant tensor costs only these elements. Formerly each read created the whole
+        tensor on the host, so that reading 2 GiB in pieces took minutes."""
         monkeypatch.setattr(transfer, "host_bytes", lambda *_: pytest.fail("the whole storage is made"))
         x = torch.full((1 << 31,), 7, dtype=torch.uint8, device="tiny")
         assert x[-3:].cpu().tolist() == [7, 7, 7]
 
     @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.complex64, torch.int8])
     def test_copies_are_tensors_of_their_own(self, dtype: torch.dtype) -> None:
-        """What is read is dense and may be written, and other views of the bytes are the CPU's."""
+        """A copy of a constant tensor is dense and writable, and other views of its bytes equal the CPU's."""
         for make in (torch.ones, torch.zeros):
             check(lambda x: x[1:], make(4, dtype=dtype))
             host = make(4, dtype=dtype, device="tiny")[::2].cpu()

@@ -1,4 +1,4 @@
-"""Elementwise operators: what OpInfo's samples do not reach."""
+"""Elementwise operators beyond the samples of OpInfo."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BINARY = """
 """.split()
 
 
-# Which zero the CPU takes of two depends on whether the element falls into a vector or into the rest.
+# The CPU's choice between two zeros depends on whether the element is in a full vector or in the remainder.
 ANY_ZERO = {"maximum", "minimum", "fmax", "fmin"}
 
 
 def same(actual: torch.Tensor, expected: torch.Tensor, signs: bool = True, **tolerance: float) -> None:
-    """Values and, of zeros too, signs."""
+    """Compare values, and by default signs of zero too."""
     torch.testing.assert_close(actual.cpu(), expected, equal_nan=True, **tolerance)
     if signs and expected.is_floating_point():
         number = ~expected.isnan()
@@ -35,19 +35,19 @@ def same(actual: torch.Tensor, expected: torch.Tensor, signs: bool = True, **tol
 
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_edges(name):
-    """nan, infinities, signed zeros and extremes give what the CPU gives, with the sign of zero."""
+    """nan, infinities, signed zeros and extremes give the CPU's result, with the sign of zero."""
     same(getattr(torch, name)(EDGES.to("tiny")), getattr(torch, name)(EDGES))
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_edges(name):
-    """Every pair of edge values gives what the CPU gives, with the sign of zero."""
+    """Every pair of edge values gives the CPU's result, with the sign of zero."""
     a, b = EDGES.unsqueeze(1), EDGES.unsqueeze(0)
     same(getattr(torch, name)(a.to("tiny"), b.to("tiny")), getattr(torch, name)(a, b), signs=name not in ANY_ZERO)
 
 
 def test_arithmetic_is_not_simplified():
-    """x/x, x-x and x*0 are nan where IEEE 754 says so, and sums with constants round one by one."""
+    """x/x, x-x and x*0 are nan where IEEE 754 requires it, and each addition of a constant rounds."""
     x = torch.tensor([1.0, 0.0, INF, NAN])
     t = x.to("tiny")
     same(t / t, x / x)
@@ -58,7 +58,8 @@ def test_arithmetic_is_not_simplified():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_sums_with_zeros(dtype):
-    """-0.0 + 0.0 is 0.0; where the zeros were known ones of 16 bits, or came first, the sum was left out."""
+    """-0.0 + 0.0 is 0.0. Formerly the addition was omitted for constant zeros of 16 bits and for a constant first
+    operand."""
     x = torch.tensor([-0.0, 0.0, 1.0], dtype=dtype)
     for zero in (0.0, -0.0):
         same(x.to("tiny") + torch.full((3,), zero, dtype=dtype, device="tiny"), x + torch.full_like(x, zero))
@@ -75,7 +76,7 @@ def test_constants_fold_as_kernels_compute():
 
 
 def test_subtracting_a_negated_value_compiles():
-    """The kernel's language has no a--b."""
+    """x - (-x) compiles, although the kernel's language parses a--b differently."""
     x = torch.tensor([1.0, 2.0])
     same(x.to("tiny") - (-x.to("tiny")), x - (-x))
     same(x.to("tiny") + 3.5, x + 3.5)
@@ -83,7 +84,8 @@ def test_subtracting_a_negated_value_compiles():
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
 def test_integer_division_by_sign(dtype):
-    """Quotients and remainders of integers follow the CPU for every pair of signs; the least by -1 does not trap."""
+    """Integer quotients and remainders equal the CPU's for every pair of signs. The least integer by -1 does not
+    trap."""
     a = torch.tensor([-7, 7, -8, 8, 0, torch.iinfo(dtype).min], dtype=dtype).unsqueeze(1)
     b = torch.tensor([3, -3, 4, -4, 1], dtype=dtype)
     for f in (torch.floor_divide, torch.remainder, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode="trunc")):
@@ -93,7 +95,7 @@ def test_integer_division_by_sign(dtype):
 
 
 def test_integer_division_by_a_known_zero_raises():
-    """The CPU's error, as far as the divisor is known."""
+    """Division by a constant zero raises the CPU's error."""
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         torch.ones(2, dtype=torch.int32, device="tiny") // 0
 
@@ -108,7 +110,7 @@ def test_integers_wrap(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8])
 def test_common_multiples_wrap_after_their_sign_is_dropped(dtype):
-    """lcm(-127, 2) of int8 is 254, which wraps to -2; it was wrapped first and gave 2."""
+    """lcm(-127, 2) of int8 is 254, which wraps to -2. Formerly it was wrapped before the absolute value, and gave 2."""
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     x = torch.tensor([low, low + 1, 0, 2, 3, 7, 100, high - 1, high], dtype=dtype)
     same(torch.lcm(x.to("tiny")[:, None], x.to("tiny")), torch.lcm(x[:, None], x))
@@ -117,13 +119,14 @@ def test_common_multiples_wrap_after_their_sign_is_dropped(dtype):
 @pytest.mark.parametrize("exponent", [0.5, -0.5])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_powers_of_a_half(dtype, exponent):
-    """The CPU takes roots of float32 and powers of float16, where (-inf) ** 0.5 is inf and (-0.0) ** 0.5 is 0.0."""
+    """The CPU computes roots of float32 and powers of float16, where (-inf) ** 0.5 is inf and (-0.0) ** 0.5 is 0.0."""
     same(EDGES.to(dtype).to("tiny") ** exponent, EDGES.to(dtype) ** exponent)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_first_power(dtype):
-    """It is the number itself; the largest became inf, since its logarithm is rounded up."""
+    """The first power is the number itself. Formerly the largest number became inf, because its logarithm is rounded
+    up."""
     x = torch.cat([EDGES.to(dtype), torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)])
     for exponent in (1, torch.ones_like(x).to("tiny")):
         same(x.to("tiny") ** exponent, x, rtol=0, atol=0)
@@ -138,18 +141,20 @@ def test_remainder_of_a_rounded_quotient():
 
 
 def test_sizes_near_the_largest_number():
-    """The size of a pair that the dtype just holds was inf by rounding, and with it the gradient of polar 0."""
+    """hypot of a pair is finite if the dtype can represent it. It was formerly inf by rounding, and the gradient of
+    polar was 0."""
     angle, largest = torch.linspace(0, 6.28, 200, dtype=torch.float64), torch.finfo(torch.float32).max * (1 - 1e-7)
     x, y = (angle.cos() * largest).float(), (angle.sin() * largest).float()
     same(torch.hypot(x.to("tiny"), y.to("tiny")), torch.hypot(x.double(), y.double()).float())
 
 
 def test_remainder_of_a_large_quotient():
-    """The quotient of two float32 numbers has up to 277 bits; of more than 103 the remainder was arbitrary."""
+    """fmod and remainder are exact. The quotient of two float32 numbers has up to 277 bits, and formerly remainders of
+    quotients with more than 103 bits were arbitrary."""
     ends = [torch.finfo(torch.float32).max, 8.478374, 1e30, 3.0, 1e-20, torch.finfo(torch.float32).tiny, 1e-45, 7e-42]
     x = torch.tensor([[a, -a] for a in ends]).flatten()
     a, b = x.repeat_interleave(len(x)), x.repeat(len(x))
-    # Not the CPU's vector loop, which gives up on them.
+    # The CPU's vector loop gives up on these, so Python computes the reference.
     exact = torch.tensor([math.fmod(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)])
     same(torch.fmod(a.to("tiny"), b.to("tiny")), exact)
     floored = torch.tensor([n % d for n, d in zip(a.tolist(), b.tolist(), strict=True)])
@@ -158,7 +163,7 @@ def test_remainder_of_a_large_quotient():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_transcendental_accuracy(dtype):
-    """A dense sweep stays within a few ulp of the CPU's double precision, far below OpInfo's tolerances."""
+    """A dense sweep stays within a few ulp of the CPU's float64, far below OpInfo's tolerances."""
     x = torch.linspace(-9, 9, 2001, dtype=dtype)
     rtol = 2e-6 if dtype is torch.float32 else 1e-13
     atol = 5e-7 if dtype is torch.float32 else 1e-14
@@ -168,14 +173,14 @@ def test_transcendental_accuracy(dtype):
 
 
 def test_large_angles():
-    """Sine and cosine of float32 arguments beyond any table of multiples of pi."""
+    """Sine and cosine are right for float32 arguments beyond any table of multiples of pi."""
     x = torch.tensor([1e4, -1e6, 1e10, 1e30])
     same(x.to("tiny").sin(), x.double().sin().float())
     same(x.to("tiny").cos(), x.double().cos().float())
 
 
 def test_foreach_and_in_place_need_no_fallback():
-    """Foreach operators and in-place forms run through the same functions."""
+    """Foreach operators and in-place forms run without a fallback, through the same functions."""
     with backend.no_fallback():
         xs = [torch.ones(3, device="tiny"), torch.ones(2, 2, device="tiny")]
         torch._foreach_add_(xs, 2.0)
@@ -186,8 +191,8 @@ def test_foreach_and_in_place_need_no_fallback():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_a_sum_that_wraps_is_compared_as_it_is(dtype):
-    """tinygrad took a byte + 255 to be at least 255, so never 0, and x + c < d to be x < d - c; clang did the latter
-    for 32 and 64 bits."""
+    """Comparisons with a sum that wraps are right. tinygrad took a byte + 255 to be at least 255, so never 0. It
+    rewrote x + c < d to x < d - c, and clang did that for 32 and 64 bits."""
     info = torch.iinfo(dtype)
     x = torch.tensor([info.min, info.min + 1, 0, 1, 2, info.max - 1, info.max], dtype=dtype)
     for c in (info.max, info.max - 1, info.min + 1, 1, 3):
@@ -203,7 +208,7 @@ def test_a_sum_that_wraps_is_compared_as_it_is(dtype):
 
 
 def test_bools_are_not_subtracted():
-    """The CPU refuses; torch's meta kernels do not, so tiny did not."""
+    """Subtraction of bools is refused, as on the CPU. torch's meta kernels accept it, and tiny formerly did too."""
     t, m = torch.ones(2, device="tiny"), torch.ones(2, dtype=torch.bool, device="tiny")
     for f in (lambda: t - m, lambda: m - t, lambda: m - m, lambda: m - 1, lambda: 1 - m, lambda: t - True,
               lambda: t.sub_(m), lambda: torch.sub(t, m, out=t)):  # fmt: skip
@@ -221,7 +226,8 @@ def test_bools_are_not_subtracted():
     lambda a, b, out: torch.index_reduce(a, 0, torch.zeros_like(b[:, 0], dtype=torch.int64), b, "mean", out=out),
 ])  # fmt: skip
 def test_quotients_into_gaps(function, dtype):
-    """In the gaps of an out= tensor a divisor was read as 0, and the process ended by a floating point exception."""
+    """Quotients into a strided out= tensor work. Formerly the divisor was read as 0 in the gaps, and a floating point
+    exception ended the process."""
     a, b = (torch.arange(25, dtype=dtype).reshape(5, 5) + k for k in (3, 1))
     stored = []
     for device in ("cpu", "tiny"):
@@ -232,18 +238,19 @@ def test_quotients_into_gaps(function, dtype):
 
 
 def test_shrinking_and_swish_keep_nan():
-    """A nan was within any limits, since tinygrad's >= and <= hold of it."""
+    """hardshrink and hardswish keep nan. Formerly a nan was within any limits, because tinygrad's >= and <= hold for
+    it."""
     for limit in (0.5, 0.0, -0.5, NAN, INF):
         same(torch.nn.functional.hardshrink(EDGES.to("tiny"), limit), torch.nn.functional.hardshrink(EDGES, limit))
-    x = EDGES.repeat(3)[:32]  # of fewer elements the CPU's gradient of nan is 1
+    x = EDGES.repeat(3)[:32]  # for fewer elements the CPU's gradient of nan is 1
     mine, theirs = (torch.ops.aten.hardswish_backward(torch.ones_like(y), y) for y in (x.to("tiny"), x))
     same(mine, theirs)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_of_large_numbers(approximate):
-    """Half of twice a number near the largest is that number; it was taken twice first, which is inf. So it is in torch
-    CPU's own float32 where oneDNN computes it, hence the comparison with float64."""
+    """gelu of a large number is that number. Formerly it was doubled before it was halved, which is inf. torch CPU's
+    float32 has the same fault with oneDNN, so the reference is float64."""
     x = torch.tensor([3e38, 1e30, 5.0])
     expected = torch.nn.functional.gelu(x.double(), approximate=approximate).float()
     same(torch.nn.functional.gelu(x.to("tiny"), approximate=approximate), expected, rtol=1e-6, atol=0.0)

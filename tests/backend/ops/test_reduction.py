@@ -1,4 +1,4 @@
-"""Reductions, scans, sorts and searches: nan, ties, empties and widths that OpInfo's samples do not reach."""
+"""Reductions, scans, sorts and searches: nan, ties, empty inputs and widths beyond the samples of OpInfo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOATS = torch.tensor([[1.0, NAN, 3.0, NAN], [-INF, -0.0, 0.0, -1.0], [2.0, 2.0,
 
 
 def both(f, x):
-    """What `f` gives on the device, and on the CPU."""
+    """Compare the results of `f` on the device and on the CPU."""
     actual, expected = f(x.to("tiny")), f(x)
     torch.testing.assert_close(torch.utils._pytree.tree_map(lambda t: t.cpu(), actual), expected, equal_nan=True)
 
@@ -30,7 +30,7 @@ def test_nan(name, dtype):
 
 @pytest.mark.parametrize("name", ["max", "min", "cummax", "cummin"])
 def test_index_of_ties(name):
-    """A reduction points at the first of equals, a scan at the latest; in 32 and in 64 bits."""
+    """A reduction returns the index of the first of equals, a scan of the last, in 32 and in 64 bits."""
     for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8):
         x = (FLOATS if dtype.is_floating_point else FLOATS[2:].abs()).to(dtype)
         both(lambda t: tuple(getattr(t, name)(1)), x)
@@ -44,7 +44,7 @@ def test_sort_with_nan_and_zeros():
 
 
 def test_integer_extremes():
-    """The ends of each integer range order right and survive."""
+    """The extremes of each integer dtype are ordered correctly and keep their values."""
     for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
         info = torch.iinfo(dtype)
         x = torch.tensor([info.max, info.min, 0, info.max - 1], dtype=dtype)
@@ -54,7 +54,7 @@ def test_integer_extremes():
 @pytest.mark.filterwarnings("ignore:var")
 @pytest.mark.parametrize("name", ["sum", "prod", "any", "all", "mean", "var", "argmax", "amax"])
 def test_empty(name):
-    """A reduction of nothing gives what the CPU gives, or raises its error."""
+    """A reduction of no elements gives the CPU's result or raises its error."""
     f, x = getattr(torch, name), torch.empty(0, 3)
     try:
         expected = f(x, 0)
@@ -72,20 +72,21 @@ def test_softmax_of_infinities():
 
 
 def test_sums_of_narrow_integers_are_wide():
-    """Integers are summed in int64, and wrap where a narrow dtype is asked for."""
+    """Integers are summed in int64, and wrap if the call requests a narrow dtype."""
     x = torch.full((300,), 100, dtype=torch.uint8)
     both(lambda t: (t.sum(), t.cumsum(0), t.sum(dtype=torch.uint8)), x)
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
 def test_running_values_of_float32_are_kept_in_float64(name):
-    """Every prefix of 5000 elements is the CPU's to the last bit; in float32 the sum of 5000 tenths was 500.0013."""
+    """Every prefix of 5000 elements equals the CPU's to the last bit. In float32 the sum of 5000 tenths was
+    500.0013."""
     x = torch.full((5000,), 0.1) if name == "cumsum" else 1 + torch.linspace(-0.005, 0.005, 5000)
     assert torch.equal(getattr(x.to("tiny"), name)(0).cpu(), getattr(x, name)(0))
 
 
 def test_long_rows_are_declined_not_wrong():
-    """A sort too long to be done by counting runs on the CPU, counted."""
+    """A sort too long for the counting algorithm falls back to the CPU and is counted."""
     import conformance.backend as backend
 
     before = backend.stats()["fallback"].get("aten.sort.default", 0)
@@ -96,9 +97,9 @@ def test_long_rows_are_declined_not_wrong():
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("function", [torch.median, torch.nanmedian, lambda x, d: torch.kthvalue(x, 2, d)])
 def test_elements_by_rank(function, dim):
-    """Along any dimension, a zero with its sign; the order of the other dimensions stays."""
+    """Ranks along any dimension are right, a zero keeps its sign, and the order of the other dimensions stays."""
     x = torch.linspace(-3, 3, 36)[torch.arange(36) * 7 % 36].view(2, 3, 6).clone()
-    x[0, 1, 2] = x[1, 0, 5] = x[1, 2, 1] = -0.0  # one in a line: of equals the CPU takes any
+    x[0, 1, 2] = x[1, 0, 5] = x[1, 2, 1] = -0.0  # one in each row: the CPU may return any of equal elements
     x[0, 0, 0] = INF
     for mine, expected in zip(function(x.to("tiny"), dim), function(x, dim), strict=True):
         assert mine.cpu().tolist() == expected.tolist()
@@ -107,8 +108,8 @@ def test_elements_by_rank(function, dim):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16, torch.uint8])
 def test_running_sums_of_a_slice(dtype):
-    """Wherever the slice begins: a kernel took its pointer into the buffer for one to whole vectors, and clang's
-    aligned load of it ended the process."""
+    """Running sums work wherever the slice begins. Formerly a kernel assumed a pointer to whole vectors, and clang's
+    aligned load ended the process."""
     for start in (1, 2, 3):
         both(lambda t, start=start: (t[start:].cumsum(0), t[start:].cumprod(0)), torch.arange(start + 4).to(dtype))
 
@@ -116,8 +117,7 @@ def test_running_sums_of_a_slice(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("values", [[-0.0, -0.0, -0.0], [-1.0, -0.0, -2.0], [1.0, -0.0, 2.0], [math.nan, -0.0, 1.0]])
 def test_an_extreme_of_minus_zero(values, dtype):
-    """Where -0 is the largest or the smallest it stays -0, in running extremes too: it became 0, and 1 / 0 is not
-    1 / -0."""
+    """An extreme of -0 stays -0, in running extremes too. It formerly became 0, and 1 / 0 is not 1 / -0."""
     x = torch.tensor(values, dtype=dtype)
     for name in ("amax", "amin", "max", "min", "cummax", "cummin"):
         want, got = (getattr(t, name)(0) for t in (x, x.to("tiny")))
@@ -129,7 +129,7 @@ def test_an_extreme_of_minus_zero(values, dtype):
 
 
 def test_the_first_of_two_zeros_is_the_largest():
-    """The sign of a zero is that of the element whose index is given."""
+    """A zero extreme has the sign of the element at the returned index."""
     for values in ([0.0, -0.0], [-0.0, 0.0], [-1.0, -0.0, 0.0]):
         x = torch.tensor(values)
         for name in ("max", "min", "cummax", "cummin"):
@@ -139,7 +139,8 @@ def test_the_first_of_two_zeros_is_the_largest():
 
 
 def test_nansum_over_no_dimension_is_of_all_elements():
-    """The meta kernel says that it is over none: a ValueError of tinygrad's came out."""
+    """nansum over an empty list of dimensions sums all elements. The meta kernel reduces none, which formerly raised a
+    ValueError of tinygrad."""
     x = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
     assert torch.nansum(x.to("tiny"), dim=()).cpu().item() == torch.nansum(x, dim=()).item() == 8
     torch.testing.assert_close(torch.nanmean(x.to("tiny"), dim=()).cpu(), torch.nanmean(x, dim=()))
@@ -150,14 +151,16 @@ LARGEST = torch.finfo(torch.float32).max
 
 @pytest.mark.parametrize("name", ["std", "std_mean", "var_mean"])
 def test_moments_whose_sum_overflows(name):
-    """The sums were rounded to float32 before they were divided, or their root was taken."""
+    """Moments are right although the float32 sum overflows. Formerly sums were rounded to float32 before the division
+    or the root."""
     x = torch.tensor([[LARGEST, 0.0, 1.0], [LARGEST, LARGEST, LARGEST], [1.0, 2.0, 4.0]])
     both(lambda x: getattr(torch, name)(x, 1), x)
 
 
 @pytest.mark.parametrize("order", [6, 2, 0.5, 0, -2, INF, NAN])
 def test_the_norm_of_one_element(order):
-    """It is the element's size, whatever the order; its power overflowed, as of a 0-d tensor given a dim."""
+    """The norm of one element is its absolute value for any order. Formerly its power overflowed, also for a 0-d tensor
+    with a dim."""
     for x in (torch.tensor(LARGEST), torch.tensor([[LARGEST], [-1e30]])):
         both(lambda x: torch.linalg.vector_norm(x, order), x)
         both(lambda x: torch.linalg.vector_norm(x, order, -1), x)

@@ -1,4 +1,4 @@
-"""Searching by counting: what OpInfo's samples do not reach."""
+"""histc, which searches by counting, beyond the samples of OpInfo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from conformance import backend
 
 @pytest.mark.parametrize("element", [math.nan, math.inf])
 def test_a_histogram_over_no_finite_range(element):
-    """Over the range of its elements it is refused, as on the CPU; it was all zeros. Over a given one they are out."""
+    """Without a range, histc refuses elements that are not finite, as on the CPU. It formerly returned zeros. With a
+    range, such elements are ignored."""
     x = torch.tensor([0.5, element, 0.25])
     with pytest.raises(RuntimeError, match="is not finite"):
         torch.histc(x.to("tiny"), 4)
@@ -23,7 +24,8 @@ def test_a_histogram_over_no_finite_range(element):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
 def test_a_histogram_of_integers(dtype):
-    """What CUDA computes: counts in their dtype. It was refused as on the CPU, and mixtures of experts did not run."""
+    """histc of integers counts in their dtype, as on CUDA. It was formerly refused, as on the CPU, and mixtures of
+    experts did not run."""
     x = torch.tensor([0, 3, 1, 1, 2, 7], dtype=dtype).to("tiny")
     with backend.no_fallback():
         given, own, one = torch.histc(x, 4, 0, 3), torch.histc(x, 3), torch.histc(x[2:4], 2)

@@ -1,4 +1,4 @@
-"""Packs of kernels, carried from one cache file to another."""
+"""Packs of kernels: export from one cache file, import into another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print(COUNTERS.scheduled)
 
 
 def test_a_machine_that_takes_a_pack_in_compiles_nothing(tmp_path: Path, standalone: Standalone) -> None:
-    """From an empty cache file, with neither code generation nor scheduling."""
+    """After the import of a pack, an empty cache file needs neither code generation nor scheduling."""
 
     def ran(folder: str, *words: str) -> str:
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def test_a_machine_that_takes_a_pack_in_compiles_nothing(tmp_path: Path, standal
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache file with one row that is found here and one that other code made."""
+    """A cache file with one usable row and one row of another version of the code."""
     path = tmp_path / "cache.db"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         for table in cache_packs.TABLES:
@@ -75,7 +75,7 @@ class TestRows:
         monkeypatch.setattr(cache_packs, "CACHEDB", str(new))
         assert cache_packs.take_in(tmp_path / "pack") == (1, 4)
         assert keys(new) == {disk_cache.place("a")}
-        assert cache_packs.take_in(tmp_path / "pack") == (0, 0)  # nothing of it is new
+        assert cache_packs.take_in(tmp_path / "pack") == (0, 0)  # no row is new
 
     def test_prune(self, cache: Path) -> None:
         assert cache_packs.prune() == (1, 9)
@@ -88,7 +88,7 @@ class TestRows:
 
 
 class TestRefused:
-    """One sentence, exit code 2, and no file is left behind."""
+    """A refusal is one sentence with exit code 2, and leaves no file."""
 
     def refused(self, capsys: pytest.CaptureFixture[str], *words: object) -> str:
         assert main([str(word) for word in words]) == 2
@@ -122,7 +122,7 @@ class TestRefused:
 
 
 class TestDamaged:
-    """A cache file that is none, or that another process holds, was a traceback of sqlite3."""
+    """A damaged or locked cache file is reported in one sentence. It was formerly a traceback of sqlite3."""
 
     @pytest.mark.parametrize("job", ["info", "export", "import", "prune"])
     def test_it_is_named(self, job: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ class TestDamaged:
 
 
 class TestProcessor:
-    """A file that machines share must not give one the kernels that were compiled for another's processor."""
+    """Machines that share a cache file use only kernels compiled for their processor."""
 
     def test_is_in_the_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
         here = disk_cache.place("a")

@@ -1,4 +1,4 @@
-"""Several threads on the device, and what a fork leaves of it."""
+"""Several threads on the device, and the device after a fork."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.backend.runtime import lock, memory
 
 @pytest.fixture
 def hurried():
-    """Threads take turns as often as Python lets them."""
+    """Let Python switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -27,7 +27,8 @@ class TestThreads:
         ("count", "steps"), [pytest.param(2, 5, id="few"), pytest.param(4, 40, id="many", marks=pytest.mark.slow)]
     )
     def test_values_of_threads_at_once(self, hurried, count, steps):
-        """Each thread builds, drops and reads graphs of the same nodes. (Terms of a sum were lost, or it hung.)"""
+        """Each thread builds, drops and reads graphs of the same nodes. Formerly terms of a sum were lost, or the
+        program hung."""
         wrong = []
 
         def work(number: int) -> None:
@@ -52,7 +53,7 @@ class TestThreads:
         assert wrong == []
 
     def test_gradients_of_two_threads(self):
-        """Each thread differentiates its own graph."""
+        """Each thread differentiates a separate graph."""
         found = {}
 
         def work(number: int) -> None:
@@ -75,7 +76,7 @@ class TestClear:
             self.held = object()
 
     def test_is_at_once_in_the_thread_that_has_the_lock(self):
-        """Nothing is kept for later."""
+        """The thread that holds the lock clears immediately, and defers nothing."""
         lock.locked(lambda: None)()
         holder = self.Holder()
         with lock.LOCK:
@@ -84,7 +85,8 @@ class TestClear:
         assert lock._dropped == []
 
     def test_never_waits(self):
-        """A finalizer of a thread without the lock leaves what it held to the next that takes it."""
+        """A finalizer in a thread without the lock never waits. The next thread that takes the lock drops the
+        objects."""
         lock.locked(lambda: None)()
         holder = self.Holder()
         with lock.LOCK:
@@ -98,9 +100,9 @@ class TestClear:
         assert lock._dropped == []
 
     def test_a_storage_that_dies_elsewhere_is_cleared(self):
-        """The nodes of a tensor which another thread drops die in the thread that has the lock, or later."""
+        """The nodes of a tensor dropped by another thread are freed in the thread that holds the lock, or later."""
         held = [torch.ones(3, device="tiny") + 1]
-        calls.settle()  # a call that waits would hold it
+        calls.settle()  # a queued call would keep it
         lock.locked(lambda: None)()
         with lock.LOCK:
             other = threading.Thread(target=held.clear, daemon=True)
@@ -112,18 +114,20 @@ class TestClear:
 
 class TestFork:
     def test_a_gpu_that_was_open_is_refused(self, monkeypatch):
-        """No GPU's driver works in a fork; the sentence names the start method that does."""
+        """A fork is refused if a GPU was open, because no GPU driver works in a fork. The error names a start method
+        that works."""
         monkeypatch.setattr(memory, "_opened", {"CPU", "CUDA", "CUDA:1"})
         assert _in_child(memory.check_fork).startswith("RuntimeError: tiny: CUDA, CUDA:1 was opened before")
         assert not memory.LOST
 
     def test_the_cpu_works(self, monkeypatch):
-        """What is memory of the process is the child's own."""
+        """CPU memory belongs to the child after the fork, and the device works."""
         monkeypatch.setattr(memory, "_opened", {"CPU"})
         assert _in_child(lambda: str((torch.arange(3.0, device="tiny") + 1).tolist())) == "[1.0, 2.0, 3.0]"
 
     def test_a_child_is_made_while_another_thread_computes(self):
-        """The lock is not taken for ever in the child. (It was, by a thread that the child does not have.)"""
+        """A fork works while another thread holds the lock. Formerly the lock stayed taken in the child, by a thread
+        that does not exist there."""
         computing, done = threading.Event(), threading.Event()
 
         def compute() -> None:
@@ -140,7 +144,7 @@ class TestFork:
 
 
 def _in_child(call, seconds: float = 60.0) -> str:
-    """What a call gives in a forked child, or what it raises, as text."""
+    """Return the result of a call in a forked child, or its exception, as text."""
     context = multiprocessing.get_context("fork")
     reads, writes = context.Pipe(duplex=False)
 

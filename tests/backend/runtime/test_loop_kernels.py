@@ -1,4 +1,4 @@
-"""Kernels written as loops: one order, one kernel, results of their own."""
+"""Kernels written as loops: order of stores, number of kernels, and separate results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.backend.torch_api import compile as compiled
 
 
 def run(write, shape, *inputs):
-    """The only output of a program over float32 inputs, as a list."""
+    """Return the only output of a program over float32 inputs as a list."""
     values = [memory.from_host(memoryview(torch.tensor(x).numpy()), dtypes.float32, "CPU") for x in inputs]
     (out,) = kernel(write, [(shape, dtypes.float32)], values, "CPU")
     (done,), _ = scheduler.realize([out], "CPU")
@@ -22,7 +22,7 @@ def run(write, shape, *inputs):
 
 
 def running_sum(p: Program, total: Array, x: Array) -> None:
-    """Each turn reads what the one before stored."""
+    """Store a running sum: each iteration reads the value that the previous one stored."""
     sum_ = p.local(dtypes.float32, 0.0)
     for i in p.loop(len(x)):
         sum_[0] = sum_[0] + x[i]
@@ -30,7 +30,7 @@ def running_sum(p: Program, total: Array, x: Array) -> None:
 
 
 def reverse(p: Program, out: Array, x: Array) -> None:
-    """Elements swapped in place, so that each store overwrites what the next one needs."""
+    """Swap elements in place, so that each store overwrites the next operand."""
     n = len(x)
     for i in p.loop(n):
         out[i] = x[i]
@@ -41,7 +41,7 @@ def reverse(p: Program, out: Array, x: Array) -> None:
 
 
 def count(p: Program, out: Array, x: Array) -> None:
-    """Conditions: known ones, and one that depends on an element."""
+    """Count with constant conditions, and with one that depends on an element."""
     out[0] = 0.0
     out.set(0, 100.0, where=UOp.const(False, dtypes.bool))
     for i in p.loop(len(x)):
@@ -49,28 +49,30 @@ def count(p: Program, out: Array, x: Array) -> None:
 
 
 class TestPrograms:
-    """What a program computes."""
+    """Results of loop programs."""
 
     @pytest.mark.parametrize("n", [1, 2, 5])
     def test_running_sum(self, n):
-        """Of one element there is no loop, and tinygrad dropped all stores before one that changes nothing."""
+        """A running sum is right for one element, which needs no loop. tinygrad formerly dropped all stores before one
+        that changes nothing."""
         x = [float(i + 1) for i in range(n)]
         assert run(running_sum, (n,), x) == torch.tensor(x).cumsum(0).tolist()
 
     @pytest.mark.parametrize("n", [1, 2, 7])
     def test_swaps(self, n):
-        """A kept value survives a store to where it came from."""
+        """A kept value survives a store to its source."""
         x = [float(i + 1) for i in range(n)]
         assert run(reverse, (n,), x) == x[::-1]
 
     @pytest.mark.parametrize("n", [1, 4])
     def test_conditions(self, n):
-        """A store whose condition fails leaves the element and the order of what is before."""
+        """A store with a false condition changes neither the element nor the order of earlier stores."""
         x = [float(i + 1) for i in range(n)]
         assert run(count, (1,), x) == [sum(y > 2 for y in x)]
 
     def test_stale_value_is_refused(self):
-        """tinygrad has no way to say that a load comes before a store: the loaded value may be the new one."""
+        """A stale load is refused. tinygrad cannot order a load before a store, so the load may return the new
+        value."""
 
         def stale(p: Program, out: Array, x: Array) -> None:
             old = out[0]
@@ -82,16 +84,16 @@ class TestPrograms:
 
 
 def matrix(k=0):
-    """A matrix that needs pivots."""
+    """Return a batch of matrices that need pivots."""
     torch.manual_seed(k)
     return torch.randn(2, 4, 4)
 
 
 class TestScheduling:
-    """Such a kernel among others."""
+    """Loop kernels among other kernels."""
 
     def test_outputs_come_from_one_run(self):
-        """Whichever output is read first, the kernel has written all; each of them ran it again."""
+        """One run of the kernel writes all outputs, whichever is read first. Formerly each read ran it again."""
         x = matrix().to("tiny")
         with kernels.count() as k:
             lu, pivots, info = torch.linalg.lu_factor_ex(x)
@@ -103,7 +105,7 @@ class TestScheduling:
             assert torch.equal(mine, expected)
 
     def test_repeated_runs_have_results_of_their_own(self):
-        """The third time a schedule runs from memory: each run's results stay what they are, read or not yet read."""
+        """Results of repeated runs stay separate when a cached schedule runs again, whether already read or not."""
         made = [torch.linalg.lu_factor(matrix(k).to("tiny")) for k in range(5)]
         read_now = [lu.cpu() for lu, _ in made]
         for k, (lu, pivots) in enumerate(made):
@@ -111,7 +113,7 @@ class TestScheduling:
             torch.testing.assert_close((read_now[k], lu.cpu(), pivots.cpu()), (expected[0], expected[0], expected[1]))
 
     def test_what_is_computed_on_the_way_stays_as_it_is(self):
-        """A remembered schedule has its intermediate values in one place; nobody else may read there."""
+        """Intermediate values of a cached schedule share one buffer, and no result may read from it later."""
         made = []
         for k in range(5):
             x, lu, pivots, _ = torch.ops.aten._linalg_solve_ex(matrix(k).to("tiny"), torch.ones(2, 4, 1).to("tiny"))
@@ -121,7 +123,8 @@ class TestScheduling:
             torch.testing.assert_close((x, lu.cpu(), pivots.cpu()), expected)
 
     def test_compiled_runs_have_results_of_their_own(self):
-        """A recorded graph brings along the buffers that its kernels write: the second run wrote the first one's."""
+        """A recorded graph gives each run separate output buffers. Formerly the second run overwrote the first
+        one's."""
         torch._dynamo.reset()
         factor = torch.compile(lambda a: torch.linalg.lu_factor_ex(a)[:2], backend=compiled.tiny)
         made = [factor(matrix(k).to("tiny")) for k in range(3)]

@@ -1,4 +1,4 @@
-"""Parts of a graph that are computed on their own: who reads them, and how long they live."""
+"""Parts of a graph that are materialized: their readers and their lifetime."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from conformance.backend.runtime import materialization
 
 
 def test_all_read_what_is_stored_for_one() -> None:
-    """What a product stored was computed again by those who had its value before, from what it is made of."""
+    """All readers use the stored value of a product. Formerly earlier holders of the value computed it again."""
     x, w = torch.randn(64, 64).to("tiny"), torch.randn(64, 64).to("tiny")
     with kernels.count() as k:
-        p = torch.sinh(x @ w)  # which the next product stores
+        p = torch.sinh(x @ w)  # stored by the next product
         torch.cat([p @ w, p.t() * 3]).sum().item()
-    assert k.kernels == 3  # 4: the sum of products under the sinh was stored as well, for two to read
+    assert k.kernels == 3  # formerly 4: the sum of products under the sinh was stored too, for its two readers
     first = lazy_storage(torch.sinh(x)).base_value()
     values, new = materialization.read_by_all([materialization.materialize(first), first * 3])
     assert values[1].src[0] is values[0]
@@ -29,7 +29,7 @@ def test_all_read_what_is_stored_for_one() -> None:
 
 
 def test_a_value_is_read_from_its_part_within_another() -> None:
-    """One part lies within the value of another: both readers of the inner one read it as a part."""
+    """If one part is inside the value of another, both readers of the inner value read it as a part."""
     a = flush.flat(lazy_storage(torch.randn(8).to("tiny")))
     inner = a * 2
     outer = materialization.materialize(materialization.materialize(inner) + 1)
@@ -39,27 +39,27 @@ def test_a_value_is_read_from_its_part_within_another() -> None:
 
 
 class TestKeeping:
-    """What is computed along since it would keep far larger parts."""
+    """Values that a schedule computes too, because they would otherwise keep much larger parts alive."""
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(materialization, "KEPT_BYTES", 1 << 10)
 
     def test_a_sum_that_the_graph_holds(self) -> None:
-        """It is small beside the part it reads; what the graph does not compute anyhow stays as it is."""
+        """A small sum inside the graph is computed with it. Values outside the graph stay lazy."""
         a = flush.flat(lazy_storage(torch.randn(1 << 10).to("tiny")))
         part = materialization.materialize(a.exp())
         total = (part * 2).sum()
         assert materialization.computed_along([total + 1], [total, (part * 3).sum(), a.sum()]) == [0]
 
     def test_not_one_as_large_as_its_part(self) -> None:
-        """Keeping the part costs no more than the value would."""
+        """A value as large as its part stays lazy, because keeping the part costs no more."""
         a = flush.flat(lazy_storage(torch.randn(1 << 10).to("tiny")))
         value = materialization.materialize(a.exp()) * 2
         assert materialization.computed_along([value + 1], [value]) == []
 
     def test_not_a_part_itself(self) -> None:
-        """What layer_norm keeps for its gradient is a part: the fuzzer found a KeyError."""
+        """A part itself stays lazy. layer_norm keeps a part for its gradient: the fuzzer found a KeyError."""
         a = flush.flat(lazy_storage(torch.randn(1 << 10).to("tiny")))
         part = materialization.materialize(a.exp())
         assert materialization.computed_along([part * 2], [part]) == []
@@ -68,7 +68,8 @@ class TestKeeping:
         torch.testing.assert_close(y.cpu(), nn.functional.layer_norm(torch.arange(3.0), [3]))
 
     def test_gradients_hold_no_activations(self) -> None:
-        """The gradients of a step stayed lazy and kept all it had stored on its way: twice the memory of the step."""
+        """Gradients keep no activations. Formerly lazy gradients kept all intermediate values of the step: twice its
+        memory."""
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1)).to("tiny")
         x = torch.randn(256, 8).to("tiny")

@@ -1,4 +1,4 @@
-"""Programs on disk: a second process generates no code for a kernel that the first has compiled."""
+"""Programs on disk: a second process generates no code for a kernel that an earlier process compiled."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ print(len(made))
 
 
 def test_a_second_process_finds_the_programs_of_the_first(tmp_path: Path, standalone: Standalone) -> None:
-    """The result is right both times; other settings, or no cache, mean other programs."""
+    """The result is right both times. Other settings, or no cache, need code generation."""
 
     def generated(**settings: str) -> int:
-        """How many kernels a fresh process, which has not imported tinygrad, generated code for."""
+        """Return the number of kernels that a fresh process, which has not imported tinygrad, generated code for."""
         done = standalone(PROGRAM, environment={"CACHEDB": str(tmp_path / "cache.db"), **settings})
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
@@ -49,7 +49,8 @@ def test_a_second_process_finds_the_programs_of_the_first(tmp_path: Path, standa
 
 
 def test_a_second_thread_computes_too():
-    """Its first new kernel was a sqlite3.ProgrammingError: the cache was open for the thread that came first."""
+    """A second thread can compile a new kernel. Formerly it raised sqlite3.ProgrammingError, because the first thread
+    had opened the cache."""
     x = torch.arange(7.0).to("tiny")
     x.add(random.random()).sum().item()
     factor, found = random.random(), []
@@ -61,7 +62,8 @@ def test_a_second_thread_computes_too():
 
 @pytest.mark.parametrize(("error", "tries"), [(CompileError("expected ';'"), 1), (RuntimeError("bad reshape"), 2)])
 def test_only_what_the_optimizer_breaks_is_generated_again(error, tries, monkeypatch):
-    """`- -x` was written as `--x`: the kernel did not compile, or was wrong, and was generated again without a word."""
+    """Only an error of the optimizer leads to a second try without optimization. Formerly `- -x` became `--x`, and a
+    kernel that did not compile was silently generated again."""
     made = []
 
     def fails(graph: object, renderer: object) -> None:
@@ -78,7 +80,7 @@ def test_only_what_the_optimizer_breaks_is_generated_again(error, tries, monkeyp
 @pytest.mark.skipif(os.environ.get("DEV", "CPU").partition(":")[0] != "CPU", reason="elsewhere all are optimized")
 @pytest.mark.parametrize(("rows", "optimized"), [(17, False), (1700, True)])
 def test_a_short_kernel_is_not_unrolled(rows, optimized, monkeypatch):
-    """Unrolling them was a third of a first run's time."""
+    """Short kernels are not unrolled, which took a third of the time of a first run."""
     settings = []
 
     def generated(graph: Any, renderer: Any) -> Any:
@@ -88,6 +90,6 @@ def test_a_short_kernel_is_not_unrolled(rows, optimized, monkeypatch):
     generate = program_cache._generate
     monkeypatch.setattr(program_cache, "_generate", generated)
     x = torch.arange(rows * 19.0).reshape(rows, 19)
-    with Context(CACHELEVEL=0):  # the number may be an argument of a kernel that another process has made
+    with Context(CACHELEVEL=0):  # the number may be an argument of a cached kernel of another process
         torch.testing.assert_close((x.to("tiny") * 0.3).sum(1).cpu(), (x * 0.3).sum(1))
     assert set(settings) == {optimized}

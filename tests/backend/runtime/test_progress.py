@@ -1,4 +1,4 @@
-"""Lines about a first compilation that takes long: it looked like a hang."""
+"""Messages on stderr during a long first compilation, which formerly looked like a hang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 def said(seconds: list[float], stream: io.StringIO) -> list[str]:
-    """The lines on stderr while kernels are compiled that take these times."""
+    """Return the lines on stderr while kernels compile for these times in seconds."""
     counted = progress.Progress()
     with contextlib.redirect_stderr(stream):
         for time in seconds:
@@ -34,7 +34,7 @@ def _not_turned_off(monkeypatch):
 
 
 def test_lines_come_as_the_time_doubles():
-    """At 5, 10 and 20 seconds; with what was compiled since the process began."""
+    """Lines appear at 5, 10 and 20 seconds, with the totals since the process started."""
     lines = said([1.0] * 22, Terminal())
     assert [line.split(",")[0] for line in lines] == [f"tiny: {n} kernels compiled in {n} s" for n in (5, 10, 20)]
 
@@ -49,15 +49,15 @@ def test_none_where_it_is_turned_off(monkeypatch):
 
 
 def test_none_where_nobody_looks():
-    """A log file or a pipe gets none."""
+    """A log file or a pipe gets no lines."""
     assert said([100], io.StringIO()) == []
 
 
 def test_a_fresh_kernel_is_told_of(monkeypatch):
-    """One that was compiled before is not."""
-    backend.reset_state()  # a number that has been seen to change is data, and the kernel an old one
+    """A new kernel is counted, and a kernel compiled before is not."""
+    backend.reset_state()  # a number that has changed before is data, and its kernel is old
     x, number = torch.arange(5.0).to("tiny"), random.random()
-    x.sum().item()  # the device compiles some of its own when it is opened
+    x.sum().item()  # the device compiles some kernels when it is opened
     counted = progress.Progress()
     monkeypatch.setattr(program_cache, "PROGRESS", counted)
     (x * number).sum().item()

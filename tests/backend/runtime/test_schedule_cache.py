@@ -1,4 +1,4 @@
-"""Schedules by graph: a second process schedules nothing that the first has run, and computes the same."""
+"""Schedules by graph: a second process schedules no graph of an earlier process, and computes the same values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(json.dumps({"values": values, "scheduled": stats["scheduled"], "loaded": s
 
 
 def command(*ways: dict[str, Any]) -> list[str]:
-    """A process that runs the program in these ways, one after the other."""
+    """Return the command line of a process that runs the program in these ways, one after the other."""
     return [sys.executable, "-c", PROGRAM, json.dumps(ways or [{}])]
 
 
@@ -76,8 +76,8 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def run(standalone: Standalone) -> Run:
-    """What a fresh process, which has not imported tinygrad, finds with a cache, and how, in each of some ways (in one,
-    if none is given)."""
+    """Runner of a fresh process, which has not imported tinygrad. It returns values and counters for each of the given
+    ways, or for one way by default."""
 
     def run(cache: Path, *ways: dict[str, Any], **settings: str) -> list[dict[str, Any]]:
         environment = {"CACHEDB": str(cache), "TINY_DEVICES": "2", **settings}
@@ -92,7 +92,7 @@ def run(standalone: Standalone) -> Run:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[Path, dict[str, Any]]:
-    """A cache that a first process has filled, and what that process found."""
+    """A cache that a first process has filled, and the result of that process."""
     cache = tmp_path_factory.mktemp("schedules") / "cache.db"
     (first,) = run(cache)
     assert first["scheduled"] > 3
@@ -100,7 +100,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[Path, di
 
 
 def copied(cache: Path, folder: Path) -> Path:
-    """A copy of a cache, to be damaged."""
+    """Return a copy of a cache, which the test may damage."""
     copy = folder / "cache.db"
     with sqlite3.connect(cache) as source, sqlite3.connect(copy) as target:
         source.backup(target)
@@ -108,16 +108,16 @@ def copied(cache: Path, folder: Path) -> Path:
 
 
 def table(connection: sqlite3.Connection, name: str) -> str:
-    """The full name of a table, which has tinygrad's version in it."""
+    """Return the full name of a table, which contains tinygrad's version."""
     (found,) = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE ?", (f"{name}%",)).fetchone()
     return f"'{found}'"
 
 
 class TestSecondProcess:
-    """A process that meets the graphs of another."""
+    """A process that computes the graphs of another."""
 
     def test_schedules_nothing(self, filled: tuple[Path, dict[str, Any]], run: Run) -> None:
-        """No graph is scheduled; values and kernels are those of the first process."""
+        """No graph is scheduled. Values and kernels equal the first process's."""
         cache, first = filled
         (second,) = run(cache)
         assert (second["scheduled"], second["loaded"]) == (0, first["scheduled"])
@@ -126,7 +126,7 @@ class TestSecondProcess:
 
     @pytest.mark.slow
     def test_of_other_graphs(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path, run: Run) -> None:
-        """With another number or dtype in it, on another device or under another setting, a graph is another."""
+        """Another number, dtype, device or setting makes another graph."""
         cache, first = filled
         ways = [{"number": 2.25}, {"dtype": "float64"}, {"device": "tiny:1"}, {"NO_MEMORY_PLANNER": 1}]
         afresh = run(tmp_path / "cache.db", *ways)
@@ -135,21 +135,21 @@ class TestSecondProcess:
         assert [o["values"] for o in others] == [a["values"] for a in afresh]
         assert number["values"] != first["values"]
         assert all(o["scheduled"] == first["scheduled"] for o in (dtype, device, setting))
-        assert number["scheduled"] == 1  # the graph with the number in it; the others read what it has become
+        assert number["scheduled"] == 1  # the graph with the number; the other graphs read its result
         assert not any(o["scheduled"] for o in run(copy, {}, *ways))
 
     @pytest.mark.parametrize("variable", ["REDUCEOP_SPLIT_SIZE", "CACHELEVEL"])
     def test_under_other_variables(
         self, filled: tuple[Path, dict[str, Any]], variable: str, tmp_path: Path, run: Run
     ) -> None:
-        """A variable that tinygrad reads while it schedules makes another schedule; CACHELEVEL=0 turns all this off."""
+        """A variable that tinygrad reads during scheduling changes the key. CACHELEVEL=0 disables the cache."""
         cache, first = filled
         (other,) = run(copied(cache, tmp_path), **{variable: "0" if variable == "CACHELEVEL" else "20"})
         assert other["scheduled"] == first["scheduled"]
 
     def test_damaged_rows(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path, run: Run) -> None:
-        """Rows that were cut, emptied, overwritten, or changed in one byte are made again: their numbers are places in
-        memory, so none may be believed that was not written."""
+        """Rows that were cut, emptied, overwritten, or changed in one byte are computed again. Their numbers are
+        positions in memory, so a damaged row must never be used."""
         cache, first = filled
         copy = copied(cache, tmp_path)
         with sqlite3.connect(copy) as connection:
@@ -166,7 +166,7 @@ class TestSecondProcess:
         assert (healed["scheduled"], healed["values"]) == (0, first["values"])
 
     def test_a_program_that_is_gone(self, filled: tuple[Path, dict[str, Any]], tmp_path: Path, run: Run) -> None:
-        """A schedule that names a program which is no longer there is made again."""
+        """A schedule that names a missing program is computed again."""
         cache, first = filled
         copy = copied(cache, tmp_path)
         with sqlite3.connect(copy) as connection:
@@ -176,7 +176,7 @@ class TestSecondProcess:
 
     @pytest.mark.slow
     def test_where_kernels_are_no_host_code(self, tmp_path: Path, run: Run) -> None:
-        """A renderer whose kernels are launched through tinygrad's runtime, over views of buffers, finds them too."""
+        """The cache also works for a renderer whose kernels run through tinygrad's runtime, over views of buffers."""
         (first,) = run(tmp_path / "cache.db", DEV="PYTHON")
         (second,) = run(tmp_path / "cache.db", DEV="PYTHON")
         assert (first["loaded"], second["scheduled"]) == (0, 0)
@@ -184,7 +184,7 @@ class TestSecondProcess:
 
     @pytest.mark.slow
     def test_compiled_graphs(self, tmp_path: Path) -> None:
-        """What torch.compile captures is found, with what it stores in its inputs' own buffers."""
+        """Graphs of torch.compile are cached, with the stores into their inputs' buffers."""
         environment = {**os.environ, "CACHEDB": str(tmp_path / "cache.db")}
         found = []
         for _ in range(2):
@@ -210,7 +210,7 @@ class TestContent:
     """`content`: a graph's key as bytes."""
 
     def test_numbers(self) -> None:
-        """Numbers that Python or tinygrad take for equal are not: they make other kernels."""
+        """Numbers that are equal in Python or tinygrad have different keys, because they make different kernels."""
         numbers = [0, 0.0, -0.0, False, 1, 1.0, True, ConstFloat(2.0), ConstFloat(float("nan"))]
         assert len({schedule_cache.content(((Ops.CONST, dtypes.float32, n),)) for n in numbers}) == len(numbers)
         assert schedule_cache.content(((Ops.CONST, dtypes.float32, ConstFloat(2.0)),)) == schedule_cache.content(
@@ -218,16 +218,16 @@ class TestContent:
         )
 
     def test_what_has_no_content(self) -> None:
-        """An object whose only sign is its place in memory has none."""
+        """An object that is identified only by its address has no key."""
         assert schedule_cache.content(((Ops.CONST, dtypes.int32, object()),)) is None
         assert schedule_cache.content(((Ops.CONST, dtypes.int32, Invalid),)) is None
 
 
 class TestMakers:
-    """What makes a schedule is in its place."""
+    """The key includes the code that makes a schedule."""
 
     def test_code_of_ours(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """A change in a file of ours that decides what is made is a change of place."""
+        """A change in a file that affects schedules changes the key."""
         before = disk_cache.place("a graph")
         assert disk_cache.place("a graph") == before != disk_cache.place("another")
         for room in ("runtime", "tinygrad_patches"):
@@ -250,11 +250,11 @@ class TestMakers:
 
 
 class TestSameProcess:
-    """Graphs that a process meets again."""
+    """Graphs that a process computes again."""
 
     def test_equal_calls_take_equal_kernels(self) -> None:
-        """However often it was run before: a remembered schedule forgot what it had stored, and nine elements
-        were sorted in 5, 5 and 7 kernels, a matrix inverted in 513, 513 and 747."""
+        """Equal calls take equal kernels, however often they ran. Formerly a cached schedule forgot its stored values:
+        nine elements were sorted in 5, 5 and 7 kernels, a matrix inverted in 513, 513 and 747."""
         scheduler.SCHEDULES.clear()
         x, counts = torch.arange(9.0).sin(), []
         for origin in ("first", "memory", "disk", "memory"):
@@ -263,13 +263,14 @@ class TestSameProcess:
             reset_stats()
             values, indices = torch.sort(x.to("tiny"))
             for found, wanted in zip((values, indices), torch.sort(x), strict=True):
-                assert torch.equal(found.cpu(), wanted)  # the second reads what was stored for the first
+                assert torch.equal(found.cpu(), wanted)  # the second reads values stored for the first
             counts.append(stats()["kernels"])
             assert origin == "first" or stats()["scheduled"] == 0
         assert len(set(counts)) == 1
 
     def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The oldest go first; what goes is still right when it is met again."""
+        """The cache in memory is bounded and drops the oldest schedules first. A dropped schedule is computed again and
+        stays right."""
         monkeypatch.setattr(schedule_cache, "KEPT", 40)
         scheduler.SCHEDULES.clear()
         for _ in range(2):
@@ -282,7 +283,7 @@ class TestSameProcess:
 
 
 def test_the_trace_says_where_a_schedule_was() -> None:
-    """Made now, in memory, on disk."""
+    """The trace names the origin of a schedule: new, in memory, or on disk."""
     from conformance import kernels
 
     def origins() -> list[str]:

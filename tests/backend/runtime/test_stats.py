@@ -1,4 +1,4 @@
-"""What an operator counts as: native, decomposed, on the host by design, or a fallback."""
+"""The kind that an operator is counted as: native, decomposed, on the host by design, or a fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = ("native", "decomposed", "host", "fallback")
 
 
 def kinds(program, *names: str) -> dict[str, set[str]]:
-    """The operators that a program counts under each kind."""
+    """Return the operators that a program counts under each kind."""
     x = torch.rand(6).to("tiny")
     backend.reset_stats()
     program(x)
@@ -30,7 +30,7 @@ def kinds(program, *names: str) -> dict[str, set[str]]:
     ],
 )
 def test_what_runs_on_the_host_by_design_is_a_kind_of_its_own(program, op):
-    """It is neither native nor a fallback, and allowed where fallbacks are not."""
+    """A host operator counts as neither native nor a fallback, and is allowed under no_fallback()."""
     with backend.no_fallback():
         counted = kinds(program)
     assert op in counted["host"]
@@ -38,7 +38,7 @@ def test_what_runs_on_the_host_by_design_is_a_kind_of_its_own(program, op):
 
 
 def test_other_kinds_stay_what_they_are():
-    """A value function is native; a fallback is counted as one, and an error where none is allowed."""
+    """A value function counts as native. A fallback counts as such, and is an error under no_fallback()."""
     assert kinds(lambda x: x + 1) == {
         "native": {"aten.add.Tensor"},
         "decomposed": set(),

@@ -1,4 +1,4 @@
-"""A C compiler is found on any machine, and kernels of every dtype compile and run right with it."""
+"""A C compiler is found on any machine, and compiles correct kernels of every dtype."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ OLD_CLANG = f'cat | sed "s/__bf16/no_such_type/" | "{ZIG}" clang "$@" 2>/dev/nul
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A machine with an empty cache and no compiler on the PATH; returns the one folder that is on it."""
+    """A machine with an empty cache and no compiler. The fixture returns the only folder on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("CC", "DEV", "CACHEDB"):
-        monkeypatch.setenv(name, "")  # so that what the code under test sets is undone
+        monkeypatch.setenv(name, "")  # so that monkeypatch undoes changes by the code under test
         monkeypatch.delenv(name)
     return folder
 
 
 def script(path: Path, body: str) -> str:
-    """An executable shell script."""
+    """Write an executable shell script."""
     path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{body}\n")
     path.chmod(0o755)
     return str(path)
 
 
 def python(code: str) -> list[str]:
-    """The command line of a fresh process that finds a compiler, without the rest of the device, and runs `code`."""
+    """Return the command line of a fresh process that imports the toolchain, without the rest of the device, and runs
+    `code`."""
     folder = str(Path(toolchain.__file__).parent)
     return [sys.executable, "-c", f"import sys; sys.path.append({folder!r})\nimport toolchain\n" + code]
 
 
 def found_by(code: str, **environment: str) -> str:
-    """What a fresh process prints that runs `code` after finding a compiler. Kernels run on the CPU, also where the
-    machine has an OpenCL driver, which tinygrad by itself would choose."""
+    """Return the output of a fresh process that finds a compiler and runs `code`. Kernels run on the CPU, even if the
+    machine has an OpenCL driver, which tinygrad would choose."""
     command = python("toolchain.ensure_compiler()\n" + code)
     environment = {**os.environ, "DEV": "CPU", **environment}
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
@@ -56,44 +57,45 @@ def found_by(code: str, **environment: str) -> str:
 
 class TestEnsureCompiler:
     def test_zig_serves_on_a_bare_machine(self, bare):
-        """With nothing on the PATH, the ziglang wheel is used through a launcher that CC names."""
+        """With an empty PATH, CC names a launcher of the ziglang wheel."""
         compiler = ensure_compiler()
         assert compiler.kind == "zig"
         assert compiler.version.startswith("clang version")
         assert os.environ["CC"] == compiler.path
 
     def test_zig_does_not_warn(self, bare):
-        """Generated source with a literal that clang warns of compiles without a word; an error is still told."""
+        """A literal that clang warns about compiles silently. An error is still printed."""
         command = [ensure_compiler().path, *toolchain._flags()]
         said = toolchain._run(command, "unsigned long a = 9223372036854775808; int b = 1e99;")
         assert (said.returncode, said.stderr) == (0, b"")
         assert b"error" in toolchain._run(command, "int a = nothing;").stderr
 
     def test_clang_on_the_path_comes_before_zig(self, bare):
-        """A clang that compiles the probe is used as it is."""
+        """A clang that compiles the probe is used unchanged."""
         path = script(bare / "clang", WORKING)
         assert ensure_compiler() == toolchain.Compiler("clang", path, ensure_compiler().version)
 
     def test_clang_without_bfloat16_is_passed_over(self, bare):
-        """A clang that does not know __bf16, like Debian 12's, is not used."""
+        """A clang that does not support __bf16, like Debian 12's, is not used."""
         script(bare / "clang", OLD_CLANG)
         assert ensure_compiler().kind == "zig"
 
     def test_the_users_cc_comes_first(self, bare, tmp_path, monkeypatch):
-        """A working CC wins over a working clang."""
+        """A working CC takes priority over a working clang."""
         script(bare / "clang", WORKING)
         monkeypatch.setenv("CC", script(tmp_path / "my cc", WORKING))
         assert (ensure_compiler().kind, ensure_compiler().path) == ("CC", str(tmp_path / "my cc"))
 
     @pytest.mark.parametrize("body", ["exit 1", "echo not an object", OLD_CLANG])
     def test_a_cc_that_cannot_be_used_is_named_in_a_warning(self, bare, tmp_path, monkeypatch, body):
-        """CC=gcc is common and of no use to tinygrad: another compiler is taken, and the user is told."""
+        """An unusable CC is replaced by another compiler, and a warning names it. CC=gcc is common, and tinygrad cannot
+        use it."""
         monkeypatch.setenv("CC", script(tmp_path / "gcc", body))
         with pytest.warns(UserWarning, match=r"CC=.*gcc cannot compile tinygrad's kernels; using .*zig"):
             assert ensure_compiler().kind == "zig"
 
     def test_nothing_usable_is_one_sentence_with_what_to_install(self, bare, monkeypatch):
-        """Without clang and without the wheel, the error says what to install, and CC is left alone."""
+        """Without clang and without the wheel, the error says what to install, and CC stays unchanged."""
         monkeypatch.setattr(toolchain, "_zig", lambda: None)
         with pytest.raises(ToolchainError, match=r"`pip install ziglang`.*clang 15.*CC.*DEV") as caught:
             ensure_compiler()
@@ -104,7 +106,7 @@ class TestEnsureCompiler:
         ("dev", "needed"), [("", True), ("CPU", True), ("cpu:x86", True), ("CUDA", False), ("usb+NV:CUDA;CPU", False)]
     )
     def test_a_device_that_may_do_without_raises_nothing(self, bare, monkeypatch, dev, needed):
-        """With no compiler to be had, only a DEV that cannot work without one is an error."""
+        """Without a compiler, only a DEV that requires one is an error."""
         monkeypatch.setattr(toolchain, "_zig", lambda: None)
         monkeypatch.setenv("DEV", dev)
         if needed:
@@ -114,7 +116,7 @@ class TestEnsureCompiler:
             assert ensure_compiler() is None
 
     def test_a_probe_is_remembered_until_the_executable_changes(self, bare, monkeypatch):
-        """The second time no process is started; a changed executable is probed again."""
+        """A second call starts no process. A changed executable is probed again."""
         script(bare / "clang", WORKING)
         first = ensure_compiler()
         with monkeypatch.context() as patch:
@@ -126,7 +128,7 @@ class TestEnsureCompiler:
         assert ensure_compiler().kind == "zig"
 
     def test_an_unwritable_home_falls_back_to_the_temporary_directory(self, bare, tmp_path, monkeypatch):
-        """Where the user's cache folder cannot be made, the launcher goes to a private temporary folder."""
+        """If the user's cache folder cannot be created, the launcher goes to a private temporary folder."""
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         monkeypatch.setattr(toolchain.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -140,14 +142,14 @@ class TestEnsureCompiler:
             ensure_compiler()
 
     def test_a_child_process_inherits_the_choice_silently(self, bare, monkeypatch):
-        """CC as set by a parent process is known for zig, not taken for a user's wish."""
+        """A CC set by a parent process is recognized as zig and not treated as the user's choice."""
         first = ensure_compiler()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert ensure_compiler() == first
 
     def test_processes_that_start_at_once_agree(self, bare):
-        """Several first runs at the same moment all find the same working compiler."""
+        """Several first runs at the same time find the same working compiler."""
         command = python("print(toolchain.ensure_compiler())")
         runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
         assert len({run.communicate()[0] for run in runs}) == 1
@@ -156,12 +158,12 @@ class TestEnsureCompiler:
 
 class TestEnsureKernelCache:
     def test_a_usable_place_is_left_as_it_is(self, bare, tmp_path):
-        """tinygrad's own choice stands where it can be written."""
+        """tinygrad's own path is used if it is writable."""
         assert ensure_kernel_cache() == tmp_path / "cache" / "tinygrad" / "cache.db"
         assert "CACHEDB" not in os.environ
 
     def test_an_unwritable_place_is_replaced(self, bare, tmp_path, monkeypatch):
-        """A read-only home would stop every kernel, so CACHEDB is set to a temporary file."""
+        """If the home is read-only, CACHEDB is set to a temporary file. Otherwise no kernel could run."""
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         monkeypatch.setattr(toolchain.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -171,7 +173,7 @@ class TestEnsureKernelCache:
 
 class TestKernels:
     def test_a_read_only_home_is_no_obstacle(self, bare, tmp_path):
-        """Where no cache folder can be made, kernels compile and run all the same."""
+        """Kernels compile and run even if no cache folder can be created."""
         (tmp_path / "file").touch()
         code = "from tinygrad import Tensor; print((Tensor([1, 2, 3]) * 2).tolist())"
         environment = {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
@@ -198,7 +200,7 @@ print(json.dumps(answers))
 
     @pytest.mark.slow
     def test_processes_share_a_cold_disk_cache(self, bare, tmp_path):
-        """Four processes that fill one new kernel cache at once neither fail nor wait for ever."""
+        """Four processes that fill one new kernel cache at the same time neither fail nor wait forever."""
         code = """
 from tinygrad import Tensor
 for n in range(7, 37):

@@ -1,4 +1,4 @@
-"""C that says what its expression says."""
+"""C source that computes exactly what its expression says."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from tests.backend.agreement import both
 
 @pytest.mark.parametrize("renderer", [CStyleLanguage, ClangRenderer])
 def test_a_negative_constant_is_subtracted(renderer):
-    """ "a--1" decrements a."""
+    """A negative constant is subtracted without "--", because "a--1" decrements a."""
     assert "--" not in renderer.code_for_op[Ops.SUB]("a", "-1.0f", dtypes.float32)
 
 
 @pytest.mark.parametrize("renderer", [CStyleLanguage, ClangRenderer])
 def test_a_negative_is_negated(renderer):
-    """ "--a" decrements a: conj_physical_ of a conjugate view had three minus signs in a row."""
+    """A negation is written without "--", because "--a" decrements a. conj_physical_ of a conjugate view had three
+    minus signs in a row."""
     negate = renderer.code_for_op[Ops.NEG]
     assert "--" not in negate(negate(negate("a", dtypes.float32), dtypes.float32), dtypes.float32)
 
 
 @pytest.mark.skipif(os.environ.get("DEV", "CPU") not in ("CPU", "CPU:CLANG"), reason="looks at the C for clang")
 def test_bits_of_bfloat16_survive(monkeypatch):
-    """Denormals and the bits of nans pass through kernels: C has them as integers, as data and as constants."""
+    """Denormals and nan bits of bfloat16 pass through kernels unchanged. C handles them as integers, as data and as
+    constants."""
     sources = []
     render = ClangRenderer.render
     monkeypatch.setattr(ClangRenderer, "render", lambda self, uops: sources.append(render(self, uops)) or sources[-1])
@@ -48,19 +50,21 @@ def test_bits_of_bfloat16_survive(monkeypatch):
 
 
 def test_products_are_grouped_as_given() -> None:
-    """a * (b * c) was written a*b*c, and a + (b + c) as a+b+c: 1e30 * (1e30 * 1e-30) was inf."""
+    """Products and sums keep their grouping. Formerly a * (b * c) was written a*b*c, and a + (b + c) as a+b+c: 1e30 *
+    (1e30 * 1e-30) was inf."""
     large, small, inf = (torch.full((3,), n) for n in (1e30, 1e-30, torch.inf))
 
     def program(device: str) -> list[torch.Tensor]:
         a, b, zero = large.to(device), small.to(device), torch.zeros(3).to(device)
-        nothing = inf.to(device) * (zero * a)  # not (inf * 0) * a, though that is nan as well
+        nothing = inf.to(device) * (zero * a)  # not (inf * 0) * a, although that is nan too
         return [a * (a * b), a * 3e8 + (a * 3e8 - a * 3e8), b * (b * a) * (a * a * b), nothing.isnan()]
 
     both(program)
 
 
 def test_a_product_is_rounded_before_it_is_added() -> None:
-    """clang made one operation of a * b + c: x * x - inf was -inf where x * x overflows, and y * y - y * y not 0."""
+    """A product is rounded before an addition. clang formerly fused a * b + c: x * x - inf was -inf for an overflowing
+    x * x, and y * y - y * y was not 0."""
     x = torch.tensor([1e30, 3.0, 1.1, 0.1])
 
     def program(device: str) -> list[torch.Tensor]:
@@ -73,10 +77,11 @@ def test_a_product_is_rounded_before_it_is_added() -> None:
 
 @pytest.mark.skipif(os.environ.get("DEV", "CPU") not in ("CPU", "CPU:CLANG"), reason="looks at clang's command")
 def test_no_warning_reaches_a_user(monkeypatch):
-    """A conversion of a float to an integer had a clang of the system write about its parentheses to the terminal."""
+    """clang runs without warnings. Formerly a system's clang warned on the terminal about parentheses in a conversion
+    of float to integer."""
     commands, run = [], subprocess.check_output
     monkeypatch.setattr(subprocess, "check_output", lambda c, **given: commands.append(c) or run(c, **given))
-    with Context(CACHELEVEL=0):  # the number may be an argument of a kernel that another process has made
+    with Context(CACHELEVEL=0):  # the number may be an argument of a cached kernel of another process
         both(lambda d: (torch.arange(1231.0).to(d) * 0.3).to(torch.int32))
     assert commands
     assert all("-w" in command for command in commands)

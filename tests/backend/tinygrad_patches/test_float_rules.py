@@ -1,4 +1,4 @@
-"""Rules that hold for integers only leave floats alone: fused operators give what each gives on the CPU by itself."""
+"""Rules for integers do not apply to floats: a fused kernel gives the results of the separate operators on the CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPERATORS = {
 
 
 def unlike(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Where nan, infinities and the signs of zeros are not the same, or a number is not close."""
+    """Return a mask where nan, infinities or signs of zeros differ, or a number is not close."""
     nan = actual.isnan() != expected.isnan()
     infinite = (actual.isinf() | expected.isinf()) & (actual != expected) & ~expected.isnan()
     zero = (actual == 0) & (expected == 0) & (actual.signbit() != expected.signbit())
@@ -57,9 +57,9 @@ def unlike(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def check_pairs(f: str, operator: str, others: list[str]) -> None:
-    """f(x) op g(x) in one kernel for each g, against the CPU on x, and on what each function alone gives.
+    """Check f(x) op g(x) in one kernel for each g against the CPU, on x or on the device's results of the functions.
 
-    The latter tells what comes of fusing from what a function rounds: exp(1e-30) - 1 is no test of a difference.
+    The second comparison separates fusion from rounding of a function: exp(1e-30) - 1 is no test of a difference.
     """
     host = torch.tensor(SPECIAL)
     x, op = host.to("tiny"), OPERATORS[operator]
@@ -68,7 +68,7 @@ def check_pairs(f: str, operator: str, others: list[str]) -> None:
     for g, result in zip(others, fused, strict=True):
         a, b = (FUNCTIONS[name](x).cpu() for name in (f, g))
         wrong = unlike(result.cpu(), op(FUNCTIONS[f](host), FUNCTIONS[g](host))) & unlike(result.cpu(), op(a, b))
-        if operator in ("max", "min"):  # of 0.0 and -0.0 the CPU takes one in its vectors and the other one after them
+        if operator in ("max", "min"):  # the CPU's choice between 0.0 and -0.0 depends on its vectors
             wrong &= ~((a == 0) & (b == 0))
         assert not wrong.any(), f"{f} {operator} {g} at {host[wrong].tolist()}: {result.cpu()[wrong].tolist()}"
 
@@ -76,8 +76,8 @@ def check_pairs(f: str, operator: str, others: list[str]) -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("f", ["identity", "exp"])
 def test_pairs_of_functions(f: str, operator: str) -> None:
-    """exp(x) - x at inf was -inf, x * exp(x) at -inf was -inf: clang multiplied and added without rounding, and a
-    product was written without its parentheses."""
+    """Pairs of functions agree. Formerly exp(x) - x at inf and x * exp(x) at -inf were -inf: clang fused multiplication
+    and addition without rounding, and a product was written without parentheses."""
     names = list(FUNCTIONS)
     check_pairs(
         f, operator, names[list(OPERATORS).index(operator) % 2 :: 2] if f == "identity" else ["identity", "log"]
@@ -88,7 +88,7 @@ def test_pairs_of_functions(f: str, operator: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("f", "operator"), itertools.product(FUNCTIONS, OPERATORS))
 def test_all_pairs_of_functions(f: str, operator: str) -> None:
-    """Every function beside every other one."""
+    """Every pair of functions agrees under every operator."""
     check_pairs(f, operator, list(FUNCTIONS))
 
 
@@ -97,7 +97,7 @@ def values(device: str) -> torch.Tensor:
 
 
 def same(program: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
-    """A program of exact operators has the CPU's very bits, but for those of nan."""
+    """Check that a program of exact operators has the CPU's bits, except for the bits of nan."""
     expected, actual = (torch.stack(program(values(device))).cpu() for device in ("cpu", "tiny"))
     assert torch.equal(expected.isnan(), actual.isnan()), f"{actual} is not {expected}"
     bits = [torch.where(t.isnan(), 0, t.view(torch.int32)) for t in (expected, actual)]
@@ -105,32 +105,35 @@ def same(program: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
 
 
 def test_sums_are_not_combined() -> None:
-    """x * 2 - x became x, and (y + x) - x * 3 became y + x * -2: finite where a term overflows, 0 for inf - inf."""
+    """Sums are not combined. Formerly x * 2 - x became x, and (y + x) - x * 3 became y + x * -2: finite where a term
+    overflows, 0 for inf - inf."""
     same(lambda x: [x * 2 - x, x * 3 + x * -3, (x * 0.25 - x) + x, x - x * 3, (1 - x) + x * 3, (x * x + x) + x])
 
 
 def test_constants_stay_where_they_are() -> None:
-    """(x * 1e30) * 1e-30 became x, and (x + 1e30) - 1e30 too."""
+    """Constants are not combined. Formerly (x * 1e30) * 1e-30 and (x + 1e30) - 1e30 became x."""
     same(lambda x: [x * 1e30 * 1e-30, (x + 1e30) - 1e30, (x * 1e-30) * x, (x + 1) + x * 1e30, (x * 3) * (x * 5)])
 
 
 def test_signs_of_zeros() -> None:
-    """-(x - 1) at 1 was 0.0, and -(x - y) where x is y too."""
+    """Signs of zeros are right. Formerly -(x - 1) at 1 was 0.0, and -(x - y) for equal x and y too."""
     same(lambda x: [-(x - 1), -(x - x.flip(0)), -(x + -x), -x + 0.0, (x * 0.0) + 0.0])
 
 
 def test_reciprocals_are_not_cancelled() -> None:
-    """x * (1 / x) became x / x, which is 1 where the reciprocal overflows; x / (1 + x) was 1 at inf."""
+    """Reciprocals are not cancelled. Formerly x * (1 / x) became x / x, which is 1 where the reciprocal overflows. x /
+    (1 + x) was 1 at inf."""
     same(lambda x: [x * x.reciprocal(), x * (1 / (1 + x)), (x / 3) / 5, 1 / (x * x), (x * 7) * x.reciprocal()])
 
 
 def test_maxima_keep_their_operands() -> None:
-    """Which operand of a maximum is nan decides what it gives."""
+    """A maximum keeps the order of its operands, because its result depends on which one is nan."""
     same(lambda x: [x.clamp(min=1).clamp(min=-1), torch.where(x > 2, x, 2.0), torch.where(x < 2, 2.0, x), x.relu() - x])
 
 
 def test_sums_over_masks() -> None:
-    """Sums over a range of masked values: inf times a mask of 0 is nan, and a value left out of a sum is not."""
+    """Sums over masked values are right: inf times a mask of 0 is nan, and a value excluded by `where` or tril is
+    not."""
 
     def program(device: str) -> list[torch.Tensor]:
         x = torch.tensor([INF, 1.0, -INF, NAN, 2.0]).to(device)
@@ -147,12 +150,13 @@ def test_sums_over_masks() -> None:
 
 
 def test_a_kernel_makes_no_rules(monkeypatch):
-    """The patched rules were made, compiled and kept for good once more for each kernel: a tenth of its time."""
+    """A kernel creates no rewrite rules. Formerly each kernel made, compiled and kept the patched rules again, a tenth
+    of its time."""
 
     def computed() -> torch.Tensor:
         return (torch.arange(6.0).to("tiny") * random.random()).sin().cpu()
 
-    computed()  # the rules that there are
+    computed()  # creates the rules
     made, init = [], PatternMatcher.__init__
 
     def counted(self: PatternMatcher, *args: Any, **options: Any) -> None:

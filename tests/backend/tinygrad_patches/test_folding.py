@@ -1,4 +1,4 @@
-"""Constants fold to what kernels compute."""
+"""Constant folding gives the results of kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import conformance.backend  # noqa: F401 - applies the patches
 
 
 def number(value: UOp) -> object:
-    """The constant to which a value folds."""
+    """Return the constant that a value folds to."""
     folded = value.simplify()
     assert folded.op is Ops.CONST, folded
     return folded.val
@@ -23,12 +23,12 @@ def number(value: UOp) -> object:
     ("a", "b", "quotient"), [(1.0, 4.0, 0.25), (1.0, 0.0, math.inf), (-1.0, 0.0, -math.inf), (1.0, -0.0, -math.inf)]
 )
 def test_quotients_of_constants(a, b, quotient):
-    """A number by a number, also by a zero of either sign."""
+    """A quotient of constants folds to the right number, also for a zero divisor of either sign."""
     assert number(UOp.const(a, dtypes.float32).alu(Ops.FDIV, UOp.const(b, dtypes.float32))) == quotient
 
 
 def test_nan_differs_from_itself():
-    """Searching constants for nan finds it."""
+    """A comparison of nan with itself folds to unequal."""
     nan = UOp.const(math.nan, dtypes.float32)
     assert number(nan.alu(Ops.CMPNE, nan)) is True
     assert number(nan.alu(Ops.CMPEQ, nan)) is False
@@ -45,5 +45,5 @@ def test_nan_differs_from_itself():
     ],
 )
 def test_constants_lie_within_their_dtype(given, dtype, kept):
-    """A float that does not fit becomes the least integer, an integer wraps."""
+    """A float that does not fit becomes the least integer, and an integer wraps."""
     assert dtype.const(given) == kept

@@ -1,4 +1,4 @@
-"""Nodes made the short way are the very nodes that tinygrad makes."""
+"""Nodes of the fast constructors are identical to tinygrad's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
 
 def fresh(shape: tuple[int, ...]) -> UOp:
-    """A value of this shape that nothing else refers to."""
+    """Return a new value of this shape without other references."""
     return UOp.new_buffer("CPU", 24, dtypes.float32).shrink(((0, 1),)).reshape((1,) * len(shape)).expand(shape)
 
 
 def same(value: UOp, op: Ops, arg: object) -> bool:
-    """Whether both constructors make one node, and say the same of its shape."""
+    """Return whether both constructors return one node with the same shape."""
     made = node_construction._mop(value, op, arg)
     shape = made.shape
     del made.__dict__[node_construction._SHAPE]
@@ -29,7 +29,7 @@ def same(value: UOp, op: Ops, arg: object) -> bool:
 
 @given(SHAPES, st.randoms(use_true_random=False))
 def test_movement_nodes_are_tinygrads_own(shape, random):
-    """Reshape, expand, pad and shrink: node and shape are those of tinygrad's own constructor."""
+    """Reshape, expand, pad and shrink give the node and the shape of tinygrad's own constructor."""
     value = fresh(shape)
     assert same(value, Ops.RESHAPE, tuple(reversed(shape)))
     assert same(value, Ops.EXPAND, (random.randint(1, 3), random.randint(1, 3)))
@@ -41,7 +41,7 @@ def test_movement_nodes_are_tinygrads_own(shape, random):
 @pytest.mark.parametrize("op", sorted(node_construction._UNIFORM | node_construction._COMPARED, key=str))
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.int32, dtypes.bool])
 def test_elementwise_nodes_are_tinygrads_own(op, dtype):
-    """Two operands of one shape, or a scalar beside a tensor, on either side."""
+    """Two operands of one shape, or a scalar and a tensor on either side, give tinygrad's node."""
     a, b, scalar = fresh((2, 3)).cast(dtype), fresh((2, 3)).cast(dtype), UOp.const(1, dtype)
     for left, right in ((a, b), (a, scalar), (scalar, a), (scalar, scalar)):
         made = node_construction._alu(left, op, right)
@@ -52,7 +52,7 @@ def test_elementwise_nodes_are_tinygrads_own(op, dtype):
 
 
 def test_a_buffer_is_tinygrads_own():
-    """A numbered buffer is the same node either way, and an unnumbered one is new."""
+    """A numbered buffer equals tinygrad's node, and an unnumbered one is new."""
     made = node_construction._new_buffer("CPU", 5, dtypes.int64, -12345)
     assert made.shape == (5,) and made is node_construction._make_buffer("CPU", 5, dtypes.int64, -12345)
     assert node_construction._new_buffer("CPU", 5, dtypes.int64) is not node_construction._new_buffer(
@@ -61,7 +61,7 @@ def test_a_buffer_is_tinygrads_own():
 
 
 def test_where_is_tinygrads_own():
-    """A tensor or a scalar for the condition and for each branch."""
+    """A tensor or a scalar as the condition and as each branch gives tinygrad's node."""
     yes, no = fresh((2, 3)), UOp.const(2.0, dtypes.float32)
     for operands in ((fresh((2, 3)).ne(0), yes, no), (no.ne(0), no, yes), (no.ne(0), no, no)):
         made = node_construction._alu(operands[0], Ops.WHERE, *operands[1:])
@@ -72,7 +72,8 @@ def test_where_is_tinygrads_own():
 
 
 def test_what_tinygrad_refuses_is_refused_still():
-    """A reshape to another count, a shrink past the end, and a pad that cuts are errors when the shape is asked for."""
+    """A reshape to another count, a shrink past the end, and a pad that cuts raise an error when their shape is
+    read."""
     value = fresh((2, 3))
     for op, arg in ((Ops.RESHAPE, (7,)), (Ops.SHRINK, [(0, 3), (0, 3)]), (Ops.PAD, ((1, 2), (0, 3)))):
         with pytest.raises(ValueError, match=r"bad reshape|invalid"):

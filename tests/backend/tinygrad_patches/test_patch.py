@@ -1,4 +1,4 @@
-"""A patch says what it changes and which test shows it; a site that is gone is one sentence at import."""
+"""Every patch names its fault and its test, and a missing site is one sentence at import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def functions(path: Path) -> set[str]:
-    """The test functions of a file, those of a class as "Class.test"."""
+    """Return the names of the test functions in a file. A method of a class is named "Class.test"."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
@@ -30,7 +30,7 @@ def functions(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.site)
 def test_every_patch_is_complete(patch: Patch) -> None:
-    """It names an existing test, the versions that it holds for, what is wrong without it, and the issue if any."""
+    """A patch names an existing test, its versions, the fault without it, and the issue if any."""
     file, _, name = patch.test.partition("::")
     assert name in functions(ROOT / file)
     assert SpecifierSet(patch.versions).contains(version("tinygrad"))
@@ -39,7 +39,7 @@ def test_every_patch_is_complete(patch: Patch) -> None:
 
 @pytest.mark.parametrize("site", ["tinygrad.gone:x", "tinygrad.uop.ops:UOp.gone", "tinygrad.uop.ops:python_alu[LOAD]"])
 def test_a_site_that_is_gone_is_one_sentence(site: str) -> None:
-    """It says which version lacks which site, and what to install; nothing is recorded."""
+    """The error names the version, the missing site, and the version to install. The patch is not recorded."""
     before = len(PATCHES)
     with pytest.raises(PatchError, match=r"^tiny: tinygrad \S+ has no .* written for tinygrad .*; install ") as caught:
         Patch(site, "A fault.", "test_patch.py::test_a_site_that_is_gone_is_one_sentence")
@@ -47,7 +47,7 @@ def test_a_site_that_is_gone_is_one_sentence(site: str) -> None:
 
 
 def test_a_rule_that_is_gone_is_one_sentence() -> None:
-    """No rule, or more than one, is not the rule that was patched."""
+    """A rule pattern that matches no rule, or more than one, is an error."""
     for names in (("nothing", "like", "this"), ("x",)):
         with pytest.raises(
             PatchError, match=r"has no single rule of a test in tinygrad\.uop\.symbolic:symbolic, which"
@@ -56,7 +56,7 @@ def test_a_rule_that_is_gone_is_one_sentence() -> None:
 
 
 def test_the_device_refuses_a_tinygrad_without_a_site() -> None:
-    """Importing the device ends in the sentence, before anything is registered."""
+    """Importing the device ends in that sentence before the device is registered."""
     planted = "import tinygrad.codegen.late.coalesce as c; del c.uop_given_valid; import conformance.backend"
     run = subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, check=False, cwd=ROOT)
     assert run.returncode == 1

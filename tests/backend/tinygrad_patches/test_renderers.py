@@ -1,4 +1,4 @@
-"""The device under tinygrad's other code generators: what each of them computed wrongly once."""
+"""The device under tinygrad's other code generators: values that each of them formerly computed wrongly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ same("signed", lambda x: 1 / (x + -0.0), torch.tensor([-0.0, 0.0]))
 
 @pytest.mark.parametrize("device", ["CPU:X86", "CPU:LLVM", "PYTHON"])
 def test_agrees_with_cpu(device):
-    """Rounding, conversions, wrap-around, alignment and division, in a process of its own."""
+    """Rounding, conversions, wrap-around, alignment and division agree with the CPU in a separate process."""
     if device == "CPU:LLVM":
         try:
             require_llvm()

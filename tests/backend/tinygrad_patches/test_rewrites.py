@@ -1,4 +1,4 @@
-"""Rules of tinygrad's rewriters keep values."""
+"""tinygrad's rewrite rules keep values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import conformance.backend  # noqa: F401 - applies the patches
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
 def test_a_narrow_value_leaves_its_neighbours(dtype):
-    """Elements beside one that is written with a narrower dtype keep their values."""
+    """Elements next to a write of a narrower dtype keep their values."""
 
     def program(device):
         x = torch.arange(5.0).to(device) * 1.5 + 300
@@ -24,7 +24,7 @@ def test_a_narrow_value_leaves_its_neighbours(dtype):
 
 @pytest.mark.parametrize("number", [255, 128])
 def test_a_folded_constant_keeps_its_dtype(number):
-    """A byte that a rule leaves of a sum is widened as the byte that it is."""
+    """A byte constant that remains of a folded sum keeps its dtype when it is widened."""
 
     def program(device):
         x = torch.full((3,), number, dtype=torch.uint8, device=device)

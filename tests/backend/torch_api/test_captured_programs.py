@@ -1,4 +1,4 @@
-"""Programs captured by torch.jit.trace, torch.export and flex_attention, run on tiny."""
+"""Programs of torch.jit.trace, torch.export and flex_attention on tiny."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.backend.torch_api.compile import tiny
 
 
 class Text(nn.Module):
-    """Embeddings, a residual layer and a layer norm."""
+    """A module with embeddings, a residual layer and a layer norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Text(nn.Module):
 
 
 class Image(nn.Module):
-    """A convolution, batch norm and a maximum over places."""
+    """A module with a convolution, batch norm and a maximum over positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Image(nn.Module):
 
 
 def drawn(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
-    """A module on the CPU and on the device, its input there, and its result."""
+    """Return a module on the CPU and on the device, its CPU input, and its result."""
     torch.manual_seed(0)
     module = kind().eval()
     x = torch.randint(16, (2, 5)) if kind is Text else torch.randn(2, 3, 6, 6)
@@ -48,7 +48,8 @@ def drawn(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module, torch.Tensor, to
 
 @pytest.mark.parametrize("kind", [Text, Image])
 def test_a_traced_module(kind):
-    """It is run, saved, loaded and run. (A size was a tensor inside of a kernel; a convolution was a constant.)"""
+    """A traced module runs, and runs again after save and load. (Formerly a size was a tensor inside a kernel, and a
+    convolution was a constant.)"""
     _, module, x, expected = drawn(kind)
     traced = torch.jit.trace(module, x.to("tiny"))
     other = x.flip(0)
@@ -60,8 +61,8 @@ def test_a_traced_module(kind):
 
 
 def test_a_traced_assignment():
-    """torch keeps the tracer out of an indexed assignment, and asserts that nobody touches it: T5, BART and Whisper,
-    which shift their labels so, could not be traced."""
+    """A traced indexed assignment works. torch disables the tracer during the assignment, and asserts that it stays so.
+    T5, BART and Whisper, which shift their labels this way, could formerly not be traced."""
 
     def shifted(x: torch.Tensor) -> torch.Tensor:
         made = x.new_zeros(x.shape)
@@ -77,7 +78,7 @@ def test_a_traced_assignment():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Text, Image])
 def test_an_exported_module(kind):
-    """Exported on the device with a batch size that is left open, saved, loaded, decomposed."""
+    """A module exported on the device with a dynamic batch size runs after save and load, and after decomposition."""
     _, module, x, expected = drawn(kind)
     program = torch.export.export(module, (x.to("tiny"),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     file = io.BytesIO()
@@ -91,7 +92,7 @@ def test_an_exported_module(kind):
 
 @pytest.mark.slow
 def test_a_program_exported_on_the_cpu():
-    """Moved by torch's own pass."""
+    """A program exported on the CPU runs after torch's own pass moves it to the device."""
     from torch.export.passes import move_to_device_pass
 
     module, _, x, expected = drawn(Image)
@@ -112,7 +113,8 @@ def causal(batch, head, i, j):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("compiler", [None, tiny, "inductor"], ids=["eager", "tiny", "default"])
 def test_flex_attention(compiler, masked):
-    """A score function and a mask, with gradients, which torch CPU does not have: against attention written out."""
+    """flex_attention with a score function and a mask agrees with explicit attention. Gradients agree too, which torch
+    CPU does not support."""
     draw = torch.Generator().manual_seed(0)
     given = [torch.randn(1, 2, 8, 4, generator=draw).requires_grad_() for _ in range(3)]
     there = [x.detach().to("tiny").requires_grad_() for x in given]
@@ -131,7 +133,7 @@ def test_flex_attention(compiler, masked):
 
 
 def test_flex_attention_elsewhere():
-    """Devices other than tiny are judged by torch."""
+    """Devices other than tiny keep torch's behaviour."""
     x = torch.randn(1, 1, 2, 2, requires_grad=True)
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         flex_attention(x, x, x)

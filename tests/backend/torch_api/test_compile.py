@@ -1,4 +1,4 @@
-"""torch.compile(backend="tiny"): one recorded schedule, run again."""
+"""torch.compile(backend="tiny"): one recorded schedule for repeated calls."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from conformance.backend.torch_api import compile as compiled
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> None:
-    """Each test compiles for itself."""
+    """Reset Dynamo for each test."""
     torch._dynamo.reset()
 
 
 def network() -> nn.Module:
-    """A small network with fixed parameters."""
+    """Return a small network with fixed parameters."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 class TestInference:
-    """Forward only."""
+    """Compiled graphs without gradients."""
 
     @pytest.mark.parametrize("device", ["tiny", "cpu"])
     def test_agrees_with_cpu(self, device: str) -> None:
-        """Tensors on tiny and on the CPU are both accepted; results are on the same device, values the CPU's."""
+        """Inputs may be on tiny or on the CPU. Results are on the same device, and equal the CPU's."""
         net, x = network(), torch.randn(5, 6)
         run = torch.compile(copy.deepcopy(net).to(device), backend=compiled.tiny)
         with torch.no_grad():
@@ -45,7 +45,7 @@ class TestInference:
                 torch.testing.assert_close(y.cpu(), net(x * scale))
 
     def test_second_call_schedules_nothing(self) -> None:
-        """A call over new values runs the same kernels, without fallback, and sees its own inputs."""
+        """A second call with other values runs the same kernels on its own inputs, without a fallback."""
         run = torch.compile(lambda a, b: (a @ b).relu().sum(0), backend=compiled.tiny)
         x, y = torch.randn(4, 4), torch.randn(4, 4)
         run(x.to("tiny"), y.to("tiny")).cpu()
@@ -56,7 +56,7 @@ class TestInference:
         assert (stats["native"], stats["fallback"]) == ({}, {})
 
     def test_views_and_written_inputs(self) -> None:
-        """A result that is a view of an input aliases it; an input that the graph writes is written."""
+        """A result that is a view of an input aliases it, and an input that the graph writes is written."""
 
         def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             x.add_(1)
@@ -71,7 +71,8 @@ class TestInference:
             assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
     def test_graph_that_needs_a_value_runs_eagerly(self) -> None:
-        """An operator on the CPU cannot be recorded: the graph runs eagerly, names the operator, and is right."""
+        """An operator on the CPU cannot be recorded. The graph runs eagerly with a warning that names the operator, and
+        the result is right."""
         run = torch.compile(lambda x: torch.linalg.eigvalsh(x) + 1, backend=compiled.tiny)
         x = torch.eye(3) * 2
         with pytest.warns(UserWarning, match=r"runs eagerly: aten\._linalg_eigh\.default needs values[^\n]*$"):
@@ -80,10 +81,10 @@ class TestInference:
 
 
 class TestTraining:
-    """Forward and backward, each one schedule."""
+    """Forward and backward graphs, each one schedule."""
 
     def test_gradients_agree_with_cpu(self) -> None:
-        """Gradients of a compiled network are the CPU's."""
+        """Gradients of a compiled network equal the CPU's."""
         net, x = network(), torch.randn(5, 6)
         on_tiny = copy.deepcopy(net).to("tiny")
         run = torch.compile(on_tiny, backend=compiled.tiny)
@@ -97,22 +98,24 @@ class TestTraining:
 
 
 class TestChecksOfElements:
-    """Indices and labels are checked at each run of a recording."""
+    """Each run of a recording checks indices and labels."""
 
     def test_a_label_out_of_range_raises_the_cpus_error(self) -> None:
-        """A recorded loss raised nothing once its first labels had been right, or was not recorded at all."""
+        """A label out of range raises the CPU's error. Formerly a loss recorded with right labels never raised, or the
+        loss was not recorded."""
         run = torch.compile(nn.functional.cross_entropy, backend=compiled.tiny)
         x, good = torch.randn(3, 4), torch.tensor([1, -100, 0])
         torch.testing.assert_close(run(x.to("tiny"), good.to("tiny")).cpu(), nn.functional.cross_entropy(x, good))
         backend.reset_stats()
         other = torch.tensor([3, 2, -100])
         torch.testing.assert_close(run(x.to("tiny"), other.to("tiny")).cpu(), nn.functional.cross_entropy(x, other))
-        assert backend.stats()["native"] == {}  # it was recorded
+        assert backend.stats()["native"] == {}  # the call replays the recording
         with pytest.raises(IndexError, match="Target 7 is out of bounds"):
             run(x.to("tiny"), torch.tensor([1, 7, 0]).to("tiny"))
 
     def test_the_gradient_of_an_embedding_is_recorded(self) -> None:
-        """Rows summed by index on the device, those of the padding index left out; no warning, the CPU's values."""
+        """The gradient of an embedding, which excludes the padding index, is recorded without a warning and equals the
+        CPU's."""
         weight, index = torch.randn(5, 3), torch.tensor([[1, 4, 1], [0, 1, 2]])
 
         def loss(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -132,7 +135,7 @@ class TestChecksOfElements:
         torch.testing.assert_close(grads[1], grads[0])
 
     def test_nothing_is_written_where_an_index_is_wrong(self) -> None:
-        """The write that a graph makes before an index fails is not made."""
+        """If an index is wrong, a write that precedes it in the graph is not made."""
 
         def function(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
             x.add_(1)
@@ -148,10 +151,10 @@ class TestChecksOfElements:
 
 
 class TestHostTensors:
-    """CPU tensors in a graph."""
+    """CPU tensors as inputs of a graph."""
 
     def test_a_written_cpu_input_is_written(self) -> None:
-        """The step counts of an optimizer lie on the CPU: a graph that counts them up must not count copies up."""
+        """A graph writes to the CPU input itself, not to a copy. The step counts of an optimizer are on the CPU."""
 
         def function(count: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             count.add_(1)
@@ -166,7 +169,7 @@ class TestHostTensors:
 
     @pytest.mark.parametrize("capturable", [False, True])
     def test_a_compiled_optimizer_steps_as_the_cpus(self, capturable: bool) -> None:
-        """Adam, its step compiled: parameters after four steps agree with the CPU's."""
+        """Parameters after four compiled steps of Adam equal the CPU's."""
         nets = [network(), network().to("tiny")]
         x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
         for net, device in zip(nets, ("cpu", "tiny"), strict=True):
@@ -182,16 +185,16 @@ class TestHostTensors:
 
 
 class TestWritesInPlace:
-    """What a graph writes to an input lands in the input's own buffer, where nobody can tell."""
+    """A graph writes an input into its own buffer, without an effect on other values."""
 
     @staticmethod
     def tensors(count: int) -> list[torch.Tensor]:
-        """Tensors on the CPU with values of their own."""
+        """Return random tensors on the CPU, seeded by their count."""
         torch.manual_seed(count)
         return [torch.randn(4, 4) for _ in range(count)]
 
     def test_no_new_buffers(self) -> None:
-        """A step of momentum writes both tensors with one kernel each and allocates nothing."""
+        """A step of momentum writes both tensors with one kernel each, and allocates no buffer."""
 
         def step(p: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> None:
             m.mul_(0.9).add_(g)
@@ -211,7 +214,7 @@ class TestWritesInPlace:
             torch.testing.assert_close(a.cpu(), e)
 
     def test_two_tensors_change_places(self) -> None:
-        """Neither of two tensors that swap their contents can be written first."""
+        """Two tensors exchange their contents correctly, although neither can be written first."""
 
         def swap(a: torch.Tensor, b: torch.Tensor) -> None:
             old = a.clone()
@@ -228,7 +231,7 @@ class TestWritesInPlace:
         "change", [lambda a: a.t() + 0, lambda a: a.flip(0), lambda a: a @ a, lambda a: a.cumsum(0)]
     )
     def test_a_tensor_computed_from_itself(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Elements that are read at other places than they are written at are read first."""
+        """Elements read at other positions than the written ones are read first."""
 
         def function(a: torch.Tensor) -> torch.Tensor:
             a.copy_(change(a))
@@ -241,7 +244,7 @@ class TestWritesInPlace:
         torch.testing.assert_close(a.cpu(), x)
 
     def test_older_values_stay(self) -> None:
-        """A copy that shares the buffer and a value not computed yet keep what they had when it is written."""
+        """A copy that shares the buffer and a lazy value keep the old content after a write."""
         (x,) = self.tensors(1)
         a = x.to("tiny")
         run = torch.compile(lambda a: a.add_(1), backend=compiled.tiny)
@@ -254,7 +257,7 @@ class TestWritesInPlace:
             assert torch.equal(a.cpu(), host + 1)
 
     def test_inputs_that_share_a_buffer(self) -> None:
-        """A copy that was not written since shares its buffer: as another input of the graph it must not be written."""
+        """An unwritten copy shares its buffer. The graph must not write that buffer if the copy is another input."""
 
         def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
             a.add_(1)
@@ -271,7 +274,7 @@ class TestWritesInPlace:
             torch.testing.assert_close(actual.cpu(), expected)
 
     def test_the_old_content_as_a_result(self) -> None:
-        """A result that is what an input held before it was written is taken before the store."""
+        """A result that is the old content of an input is read before the store."""
 
         def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
             old = a.clone()
@@ -285,7 +288,8 @@ class TestWritesInPlace:
             torch.testing.assert_close(actual.cpu(), expected)
 
     def test_rows_that_change_places(self) -> None:
-        """Stored in place, a row was read after it had been written: tinygrad looks for other hazards only."""
+        """Rows exchange their contents. With a store in place, a row was formerly read after its write: tinygrad checks
+        only other hazards."""
 
         def swap(a: torch.Tensor) -> torch.Tensor:
             kept = a[0].clone()
@@ -299,7 +303,7 @@ class TestWritesInPlace:
         torch.testing.assert_close(a.cpu(), x)
 
     def test_nothing_is_written_when_a_check_fails(self) -> None:
-        """A graph with an index out of range raises and leaves its inputs as they were."""
+        """A graph with an index out of range raises, and its inputs stay unchanged."""
 
         def function(a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
             a.add_(1)
@@ -319,7 +323,7 @@ class TestWholeStep:
 
     @torch._dynamo.config.patch(trace_autograd_ops=True)
     def test_agrees_with_cpu_and_stores_in_place(self) -> None:
-        """The losses of five steps are the CPU's, and the weights' moments keep their buffers."""
+        """The losses of five steps equal the CPU's, and the weights' moments keep their buffers."""
         x, y = torch.randn(5, 6), torch.tensor([0, 2, 1, 0, 2])
 
         def losses(device: str) -> list[float]:
@@ -333,7 +337,7 @@ class TestWholeStep:
                 with torch.no_grad():
                     for p, moment, gradient in zip(parameters, moments, gradients, strict=True):
                         moment.mul_(0.9).add_(gradient)
-                        p.sub_(gradient + moment, alpha=0.05)  # Nesterov's: gradients are read twice
+                        p.sub_(gradient + moment, alpha=0.05)  # Nesterov momentum: gradients are read twice
                 return loss.detach()
 
             run = torch.compile(step, backend=compiled.tiny, fullgraph=True) if device == "tiny" else step
@@ -341,7 +345,7 @@ class TestWholeStep:
             places = [memory_of(t) for t in moments[::2]] if device == "tiny" else []
             found += [run(x.to(device), y.to(device)).item() for _ in range(4)]
             if device == "tiny":
-                # The labels' check used to come with the results, so everything written went to new buffers.
+                # Formerly the check of the labels came with the results, so every write went to a new buffer.
                 assert [memory_of(t) for t in moments[::2]] == places
                 before = [t.cpu() for t in (*parameters, *moments)]
                 with pytest.raises(IndexError, match="out of bounds"):
@@ -354,7 +358,8 @@ class TestWholeStep:
 
 
 def test_dynamo_stays_out_of_kernels() -> None:
-    """Between two graphs Dynamo followed the device's own Python code: it compiled, and recompiled, its kernels."""
+    """Dynamo skips the device's own code. Formerly, between two graphs, it followed that code, and compiled and
+    recompiled its kernels."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         x = x * 2
@@ -377,7 +382,7 @@ def test_dynamo_stays_out_of_kernels() -> None:
 
 
 def memory_of(t: torch.Tensor) -> int:
-    """Where the elements of a realized tensor lie."""
+    """Return the identity of a realized tensor's buffer."""
     lazy = lazy_storage(t)
     flush.flush([lazy])
     return id(flush.flat(lazy).base.buffer)
@@ -385,7 +390,8 @@ def memory_of(t: torch.Tensor) -> int:
 
 class TestTensorsThatAGraphMakes:
     def test_a_backward_graph_of_cpu_tensors(self):
-        """The gradient of `index_put` begins with zeros that the graph makes on the CPU: they met indices on tiny."""
+        """The gradient of `index_put` works for CPU tensors. It begins with zeros that the graph makes on the CPU,
+        which formerly met indices on tiny."""
 
         def put(x, i, v):
             return x.index_put((i,), v)

@@ -1,4 +1,4 @@
-"""torch.compile(backend="tiny") of CPU tensors: results are where, and share memory as, the CPU's do."""
+"""torch.compile(backend="tiny") of CPU tensors: results have the devices, layouts and shared memory of the CPU's."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from conformance.backend.torch_api import compile as compiled
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> None:
-    """Each test compiles for itself."""
+    """Reset Dynamo for each test."""
     torch._dynamo.reset()
 
 
 def answers(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors that the compiled function returns at its second call, and the function's own."""
+    """Return the tensors of the compiled function's second call, and the results of the function itself."""
     run = torch.compile(function, backend=compiled.tiny)
     run(*inputs)
     return tree_leaves(run(*inputs)), tree_leaves(function(*inputs))
 
 
 def form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies, and how its elements are read."""
+    """Return the device, the geometry and the conjugate and negative bits of a tensor."""
     bits = tensor.is_conj(), tensor.is_neg()
     return tensor.device, tuple(tensor.size()), tensor.stride(), tensor.storage_offset(), *bits
 
 
 def complex_numbers() -> torch.Tensor:
-    """Four with imaginary parts."""
+    """Return four numbers with imaginary parts."""
     return torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
 
 
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
-        # Each result was copied to the CPU by itself, from where its elements begin.
+        # Formerly each result was copied to the CPU separately, from its first element.
         (lambda x: torch.unsafe_chunk(x, 2), [torch.arange(5.0)]),
         (lambda x: torch.unsafe_chunk(x + 1, 2), [torch.arange(5.0)]),
         (lambda x: torch.unsafe_chunk(x, 2), [torch.arange(20.0).view(4, 5)[1:, ::2]]),
-        # Offsets counted from a copy of the view, not from the storage that it lies in.
+        # Formerly offsets counted from a copy of the view, not from its storage.
         (lambda x: x.as_strided((2,), (2,), 1) * 1, [torch.arange(10.0)[4:]]),
-        # A recording forgot these bits, so the values were wrong.
+        # Formerly a recording dropped these bits, so the values were wrong.
         (lambda x: (x * 2).conj(), [complex_numbers()]),
         (lambda x: (x * 2).conj().imag, [complex_numbers()]),
         (lambda x: x * 2, [complex_numbers().conj()]),
         (lambda x: x * 2, [complex_numbers().conj().imag]),
-        # Constants stayed on the CPU, and met inputs on tiny.
+        # Formerly constants stayed on the CPU, and met inputs on tiny.
         (lambda x: x * torch.tensor([1.0, 2.0]), [torch.ones(2)]),
         # A buffer of no bytes cannot be allocated.
         (lambda x: torch.nn.functional.pad(x, (1, 2), "circular"), [torch.ones(0, 3, 3)]),
         (lambda x: (x + 1, x[:0]), [torch.ones(2)]),
-        (torch.special.modified_bessel_k1, [torch.empty(1, 0, 3)]),  # the CPU computes it: 15 of 125 programs raised
-        # The CPU copies the whole storage, and the result keeps the offset in it: it began at 0.
+        (torch.special.modified_bessel_k1, [torch.empty(1, 0, 3)]),  # a fallback: 15 of 125 programs raised
+        # The CPU copies the whole storage, and the result keeps its offset. Formerly the result's offset was 0.
         (lambda x: x.slice_scatter(torch.ones(1, 2), 0, 0, 1), [torch.arange(5.0)[1:].view(2, 2)]),
         (lambda x: x.t().select_scatter(torch.ones(2), 0, 0)[1:], [torch.arange(5.0)[1:].view(2, 2)]),
     ],
 )
 def test_results_have_the_cpus_form(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
-    """Geometry, bits, values, and who shares memory with whom."""
+    """Results have the CPU's geometry, bits and values, and share memory as on the CPU."""
     ours, theirs = answers(function, *inputs)
     assert [form(x) for x in ours] == [form(x) for x in theirs]
     for x, y in zip(ours, theirs, strict=True):
@@ -75,7 +75,8 @@ def test_results_have_the_cpus_form(function: Callable[..., Any], inputs: list[t
 
 
 def test_views_of_results_without_elements() -> None:
-    """Each was on a storage of its own, beside a result that has elements."""
+    """Views of results without elements share a storage. Formerly each had a separate one if another result has
+    elements."""
     ours, theirs = answers(lambda x: (x.sum(), x * 2, (x * 2).t(), (y := x + 1), y[:], y.view(0, 1)), torch.empty(0))
     shared = [[a.untyped_storage()._cdata == b.untyped_storage()._cdata for a in x for b in x] for x in (ours, theirs)]
     assert shared[0] == shared[1]
@@ -91,7 +92,8 @@ def test_views_of_results_without_elements() -> None:
     ],
 )
 def test_views_that_must_not_be_written(views: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
-    """Results in an input's storage were no views to autograd: writing one of several was accepted."""
+    """Writing one of several views of an input raises. Formerly autograd did not treat such results as views, and
+    accepted the write."""
     raised = []
     for function in (torch.compile(views, backend=compiled.tiny), views):
         try:
@@ -104,7 +106,7 @@ def test_views_that_must_not_be_written(views: Callable[[torch.Tensor], tuple[to
 
 @pytest.mark.parametrize("bits", [lambda x: x.conj(), lambda x: x.conj().imag])
 def test_inputs_on_tiny_keep_their_bits(bits: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """A conjugated, or a negated, input of a recording was read as the plain memory under it."""
+    """A recording keeps the bits of conjugated and negated inputs. Formerly it read the plain memory below them."""
     x = complex_numbers()
     run = torch.compile(lambda x: (x * 2, x), backend=compiled.tiny)
     doubled, same = run(bits(x.to("tiny")))
@@ -114,14 +116,14 @@ def test_inputs_on_tiny_keep_their_bits(bits: Callable[[torch.Tensor], torch.Ten
 
 @pytest.mark.filterwarnings("ignore:tiny. a compiled graph runs eagerly")
 class TestRandomNumbers:
-    """They are drawn once a call, at each call, wherever a graph asks for them."""
+    """Each call draws random numbers once, wherever the graph uses them."""
 
     @pytest.mark.parametrize(
         ("function", "inputs"),
         [
-            # A graph without inputs ran twice on the CPU: once to be recorded, with nothing to record.
+            # Formerly a graph without inputs ran twice on the CPU, once to be recorded, with no operation to record.
             (lambda: torch.randn(3), []),
-            # The CPU drew while the graph was recorded, and each later call had the same numbers.
+            # Formerly the CPU drew during the recording, and each later call had the same numbers.
             (lambda x: x + torch.randn(3).to("tiny"), [torch.ones(3, device="tiny")]),
             (lambda x: (x * 2, torch.randn(3)), [torch.ones(3, device="tiny")]),
         ],
@@ -129,7 +131,7 @@ class TestRandomNumbers:
     def test_they_are_those_of_a_run_without_compiler(
         self, function: Callable[..., Any], inputs: list[torch.Tensor]
     ) -> None:
-        """Three calls and the number after them."""
+        """Three compiled calls and the next number equal those without a compiler."""
         drawn = []
         for run in (function, torch.compile(function, backend=compiled.tiny)):
             torch.manual_seed(3)
@@ -138,7 +140,8 @@ class TestRandomNumbers:
         assert drawn[0] == drawn[1]
 
     def test_a_cpu_tensor_is_written(self) -> None:
-        """Numbers drawn for it lay on the CPU, and it on tiny, where another input was."""
+        """A CPU input is written. Formerly constants for it stayed on the CPU while the input was moved to tiny, next
+        to another input."""
 
         def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
             count.add_(torch.ones(3)).mul_(torch.tensor([1.0, 2.0, 3.0]))

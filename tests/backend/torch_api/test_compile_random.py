@@ -14,12 +14,12 @@ from conformance.backend.torch_api import compile as compiled
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> None:
-    """Each test compiles for itself."""
+    """Reset Dynamo for each test."""
     torch._dynamo.reset()
 
 
 def draw(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Every way to draw that looks at no element, and a result that is what was drawn."""
+    """Call every random operator that reads no elements, and return some random results unchanged."""
     F, device = torch.nn.functional, x.device
     noise = torch.empty_like(x).uniform_(-1, 1) + torch.rand_like(x) + torch.randn(3, 4, device=device)
     noise = noise + torch.randint(0, 9, (4,), device=device) + torch.randperm(4, device=device)
@@ -28,7 +28,8 @@ def draw(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class TestRandom:
-    """A graph that draws ran eagerly, dropout's too; now each call draws, in the order of the graph."""
+    """A graph with random numbers is recorded, and each call draws in the order of the graph. Formerly it ran eagerly,
+    even for dropout."""
 
     @pytest.fixture(autouse=True)
     def _recorded(self) -> Iterator[None]:
@@ -37,7 +38,7 @@ class TestRandom:
             yield
 
     def test_numbers_are_those_of_the_cpu(self) -> None:
-        """Values, gradients and the state that is left, at three calls."""
+        """Values, gradients and the final generator state of three calls equal the CPU's."""
         run = torch.compile(draw, backend=compiled.tiny)
         leaf = torch.arange(12.0).view(3, 4)
         seen = []
@@ -58,7 +59,7 @@ class TestRandom:
         assert not torch.equal(calls[0][0], calls[1][0])
 
     def test_what_is_drawn_is_written_afterwards(self) -> None:
-        """A result that is what was drawn is a tensor of its own at each call."""
+        """A result that is the unchanged random tensor is a new tensor at each call."""
         run = torch.compile(torch.rand_like, backend=compiled.tiny)
         x = torch.zeros(4, device="tiny")
         torch.manual_seed(0)
@@ -69,7 +70,7 @@ class TestRandom:
         assert torch.equal(second.cpu(), torch.rand(4))
 
     def test_kernels(self) -> None:
-        """One for the result, and none for the numbers."""
+        """A call runs one kernel for the result, and no kernel for the numbers."""
         run = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 2, backend=compiled.tiny)
         x = torch.ones(64, device="tiny")
         run(x)
@@ -78,7 +79,7 @@ class TestRandom:
         assert backend.stats()["kernels"] == before + 1
 
     def test_an_index_that_is_drawn(self) -> None:
-        """What is written stays as it was until the drawn index was looked at."""
+        """A write by a random index happens only after the index is checked."""
 
         def write(x: torch.Tensor, low: int) -> torch.Tensor:
             x[torch.randint(low, low + 3, (2,), device=x.device)] += 1
@@ -98,8 +99,8 @@ class TestRandom:
 
     @pytest.mark.parametrize("own", [False, True])
     def test_an_index_that_is_refused_leaves_the_state_of_one_draw(self, own: bool) -> None:
-        """The numbers of the refused run were drawn, and those of the run that raises; also of a device that was seeded
-        by itself, where the CPU's state was set back."""
+        """After a refused index the generator has advanced by one call. Formerly the refused run and the run that
+        raises both drew numbers. For a separately seeded device, only the CPU's state was restored."""
 
         def chosen(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.embedding(i, torch.rand_like(x))

@@ -1,4 +1,5 @@
-"""`device="tiny"` while the second device is current: what C++ gives an index went to the first one."""
+"""`device="tiny"` while the second device is current. Formerly tensors whose index C++ fills in went to the first
+device."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "load": _loaded,
     "jagged": lambda: torch.nested.nested_tensor(PAIRS, layout=torch.jagged, device="tiny").values(),
     "legacy": lambda: torch.tiny.FloatTensor([1.0]),
-    "sparse": lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="tiny"),  # it was an assertion in C++
+    "sparse": lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="tiny"),  # formerly an assertion in C++
     "storage": lambda: torch.UntypedStorage(4, device="tiny"),
     "stream": lambda: torch.Stream(device="tiny"),
 }
@@ -64,7 +65,8 @@ def test_a_named_index_is_kept() -> None:
 
 @pytest.mark.parametrize("outer", [True, False])
 def test_the_default_device(outer: bool) -> None:
-    """torch's mode for it may be switched on before or after, and has to find itself below all others."""
+    """The default device works if it is set before or after the current device. torch's mode for it must be below all
+    other modes."""
     contexts = [torch.device("tiny"), torch.tiny.device(1)]
     first, second = contexts if outer else contexts[::-1]
     with first, second:
@@ -87,7 +89,7 @@ def test_contexts_in_each_other() -> None:
     with torch.tiny.device(1):
         with torch.tiny.device(0):
             assert torch.tensor([1], device="tiny").device.index == 0
-        with torch.tiny.device("tiny"):  # it selected the first
+        with torch.tiny.device("tiny"):  # formerly selected the first device
             assert torch.tensor([1], device="tiny").device.index == torch.tiny.current_device() == 1
         with torch.tiny.stream(torch.tiny.Stream(0)):
             assert torch.tiny.current_device() == 0
@@ -96,7 +98,7 @@ def test_contexts_in_each_other() -> None:
 
 
 def test_a_device_of_another_kind() -> None:
-    """It was taken for the first device."""
+    """A device of another type is refused. It was formerly treated as the first device."""
     with pytest.raises(ValueError, match="expected a tiny device, but got cpu"):
         torch.tiny.device("cpu")
 

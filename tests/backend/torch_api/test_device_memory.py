@@ -1,4 +1,5 @@
-"""Memory functions of torch.tiny and torch.accelerator: they did not exist, or ran into assertions of torch's C++."""
+"""Memory functions of torch.tiny and torch.accelerator. Formerly they did not exist, or failed with assertions of
+torch's C++."""
 
 from __future__ import annotations
 
@@ -10,27 +11,27 @@ import torch
 
 import conformance.backend as backend
 
-SIZE = 1 << 20  # bytes of the tensors below: one that nothing else here has
+SIZE = 1 << 20  # bytes of the tensors below, a size that no other tensor has
 
 
 @pytest.fixture(autouse=True)
 def unlimited() -> Iterator[None]:
-    block()  # what the device allocates at its first use, whichever test is the first
-    gc.collect()  # what the traceback of an earlier test holds
+    block()  # the device's allocations at its first use, whichever test is first
+    gc.collect()  # frees tensors kept by the traceback of an earlier test
     torch.tiny.empty_cache()
     yield
     torch.tiny.set_memory_limit(None)
 
 
 def block() -> torch.Tensor:
-    """A computed tensor of SIZE bytes."""
+    """Return a computed tensor of SIZE bytes."""
     made = torch.arange(SIZE // 4, dtype=torch.int32).to("tiny")
     backend.realize([made])
     return made
 
 
 class TestFigures:
-    """Bytes in use and reserved, their peaks and totals."""
+    """Bytes in use and reserved, with their peaks and totals."""
 
     def test_a_buffer_counts_until_it_dies(self) -> None:
         before = torch.tiny.memory_allocated()
@@ -84,7 +85,7 @@ class TestFigures:
         del held
 
     def test_an_empty_host_cache(self) -> None:
-        """It ended the process."""
+        """empty_host_cache works. It formerly ended the process."""
         torch.accelerator.empty_host_cache()
 
     def test_nested_names(self) -> None:
@@ -108,7 +109,7 @@ class TestFigures:
 
 
 class TestLimit:
-    """Past a limit torch's own OutOfMemoryError is raised, and the device goes on."""
+    """Beyond a limit the device raises torch's OutOfMemoryError and continues to work."""
 
     @pytest.mark.parametrize(
         "limit",
@@ -150,7 +151,8 @@ class TestLimit:
         assert torch.tiny.get_per_process_memory_fraction() == pytest.approx(0.5, abs=1e-6)
 
     def test_a_storage_larger_than_the_device(self) -> None:
-        """It was a tensor of zeros which raised MemoryError, or ended the process, at its first use."""
+        """A storage larger than the device raises immediately. Formerly it was a tensor of zeros that raised
+        MemoryError, or ended the process, at its first use."""
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(torch.tiny.get_device_properties().total_memory + 1, dtype=torch.uint8, device="tiny")
 

@@ -1,4 +1,5 @@
-"""What torch.tiny says of the device: most functions that libraries call on torch.cuda did not exist."""
+"""The functions of torch.tiny about the device. Most functions that libraries call on torch.cuda were formerly
+missing."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class TestDevice:
             assert torch.zeros(2, device="tiny").to(dtype).dtype == dtype
 
     def test_what_is_not_there_is_said(self) -> None:
-        """These names of torch.cuda were missing, although there is a true answer."""
+        """Functions of torch.cuda with a definite result exist. These names were formerly missing."""
         tiny = torch.tiny
         assert (tiny.is_tf32_supported(), tiny.get_arch_list(), tiny.host_memory_stats()) == (False, [], {})
         assert isinstance(tiny.stream(None), tiny.StreamContext)
@@ -59,7 +60,8 @@ class TestDevice:
     )  # fmt: skip
     @pytest.mark.parametrize("where", [0, "tiny"])
     def test_the_device_by_name(self, name: str, where: int | str) -> None:
-        """Those of memory and `current_stream` took it by position only, where torch.cuda's take `device=`."""
+        """The functions take `device=` as torch.cuda's do. Functions of memory and `current_stream` formerly took it by
+        position only."""
         function = getattr(torch.tiny, name)
         assert type(function(device=where)) is type(function(where)) is type(function())
 
@@ -80,7 +82,7 @@ class TestAmp:
 
 
 class TestLegacyTypes:
-    """torch.tiny.FloatTensor was named by `x.type()` and did not exist."""
+    """torch.tiny.FloatTensor, which `x.type()` names, exists. It was formerly missing."""
 
     def test_instances(self) -> None:
         x = torch.ones(2, device="tiny")
@@ -110,7 +112,7 @@ class TestLegacyTypes:
 
 
 class TestLegacyStorages:
-    """`x.storage().type()` names torch.tiny.FloatStorage, which did not exist."""
+    """torch.tiny.FloatStorage, which `x.storage().type()` names, exists. It was formerly missing."""
 
     def test_instances(self) -> None:
         x = torch.ones(2, device="tiny").storage()

@@ -1,4 +1,4 @@
-"""torch.distributed on tiny: each process computes on its own device, and what goes between them is gloo's."""
+"""torch.distributed on tiny: each process computes on its own device, and gloo transfers the tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def by_rank(call: Callable[[int], Any], folder: Path, method: str = "fork", seconds: float = 100) -> list[Any]:
-    """What `call` returns in each of two processes that are one gloo group."""
+    """Return the results of `call` in two processes that form a gloo group."""
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
     processes = [context.Process(target=_rank, args=(call, rank, str(folder), queue)) for rank in range(RANKS)]
@@ -49,7 +49,7 @@ def _rank(call: Callable[[int], Any], rank: int, folder: str, queue: Any) -> Non
 
 
 def collectives(rank: int, device: str) -> dict[str, Any]:
-    """What each collective leaves in the tensors that it fills."""
+    """Return the contents of the tensors that each collective fills."""
     row = torch.arange(4.0, device=device) * (rank + 1)
     found: dict[str, Any] = {}
 
@@ -70,7 +70,7 @@ def collectives(rank: int, device: str) -> dict[str, Any]:
     found["reduce"] = row.clone()
     dist.reduce(found["reduce"], 0)
     if rank:
-        del found["reduce"]  # only the root's is defined
+        del found["reduce"]  # only the root's result is defined
     found["all_gather"] = [torch.empty_like(row) for _ in range(RANKS)]
     dist.all_gather(found["all_gather"], row)
     found["all_gather_single"] = torch.empty(8, device=device)
@@ -108,7 +108,7 @@ def _flat(x: Any) -> list[torch.Tensor]:
 
 
 def test_collectives(tmp_path):
-    """Every collective of gloo leaves on the device what it leaves on the CPU, asynchronous ones and views too."""
+    """Every collective of gloo gives the CPU's result on the device, also asynchronously and for views."""
     for found, expected in by_rank(_both, tmp_path):
         assert len(found) >= 12
         assert found == expected
@@ -120,7 +120,8 @@ def test_collectives(tmp_path):
     ids=["", "bound", "int"],
 )
 def test_a_group_without_a_backend(tmp_path, options):
-    """It asked for a backend of the accelerator's own, also for tensors on the CPU; a group bound to tiny still did."""
+    """A group without a backend uses gloo. It formerly requested a backend of the accelerator, also for CPU tensors. A
+    group bound to tiny still did so after the first correction."""
     dist.init_process_group(init_method=f"file://{tmp_path}/store", rank=0, world_size=1, **options)
     try:
         assert dist.get_backend() == "gloo"
@@ -146,7 +147,7 @@ def network() -> nn.Module:
 
 
 def trained(model: nn.Module, rows: slice, steps: int = 3) -> None:
-    """Steps of SGD on some rows of the same data."""
+    """Train by SGD on some rows of the same data."""
     draw = torch.Generator().manual_seed(1)
     x, y = (torch.randn(8, n, generator=draw)[rows].to("tiny") for n in (4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -170,7 +171,7 @@ def _distributed(rank: int) -> list[list[float]]:
 
 
 def _averaged(state, bucket):
-    """A communication hook of a user; torch refuses annotations that are text."""
+    """A user's communication hook. torch refuses annotations that are text."""
     given = bucket.buffer().div(RANKS)
     return dist.all_reduce(given, async_op=True).get_future().then(lambda done: done.value()[0])
 
@@ -178,7 +179,8 @@ def _averaged(state, bucket):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_data_parallel_training(tmp_path):
-    """An MLP trained by two processes on half of the rows each is one that a process trains on all of them."""
+    """Two processes, each with half of the rows, train an MLP to the parameters that a single process reaches with all
+    rows."""
     alone = network()
     trained(alone, slice(None))
     wanted = torch.cat([p.flatten() for p in alone.parameters()]).cpu()
@@ -200,14 +202,14 @@ def _unused(rank: int) -> list[str]:
 
 
 def test_unused_parameters_are_refused(tmp_path):
-    """Where the module is wrapped, not in the middle of its first step out of torch's C++."""
+    """Unused parameters are refused when the module is wrapped, not by torch's C++ in the middle of the first step."""
     for said in by_rank(_unused, tmp_path):
         names = "find_unused_parameters=True", "static_graph=True", "_set_static_graph()"
         assert all(name in text for name, text in zip(names, said, strict=True))
 
 
 class TestDataParallel:
-    """It is refused, in one sentence. (It was an AttributeError of torch._C.)"""
+    """DataParallel is refused in one sentence. (It formerly raised an AttributeError of torch._C.)"""
 
     def test_of_a_module_on_the_device(self):
         with pytest.raises(RuntimeError, match="tiny: DataParallel and the functions it is made of"):
@@ -227,6 +229,6 @@ class TestDataParallel:
             call(torch.ones(2, 2, device="tiny"))
 
     def test_of_a_module_on_the_cpu(self):
-        """It is that module, as without the device. (It took tiny for the device to move to.)"""
+        """DataParallel of a CPU module works as without the device. (It formerly used tiny as the target device.)"""
         module = nn.Linear(2, 2)
         assert nn.DataParallel(module)(torch.ones(1, 2)).tolist() == module(torch.ones(1, 2)).tolist()

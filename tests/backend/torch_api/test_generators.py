@@ -1,4 +1,5 @@
-"""`torch.Generator(device="tiny")`: it raised NotImplementedError, since torch asks C++ for a generator."""
+"""`torch.Generator(device="tiny")` works. It formerly raised NotImplementedError, since torch requests a generator from
+C++."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from conformance.backend.runtime import random_state
 
 SEED = 7
 
-# Every random function that takes a generator, on a device; in-place ones fill what `empty` gives.
+# Every random function that takes a generator, on a device. In-place functions fill an empty tensor.
 DRAWS: dict[str, Callable[[str, torch.Generator], torch.Tensor]] = {
     "rand": lambda d, g: torch.rand(5, device=d, generator=g),
     "randn": lambda d, g: torch.randn(5, device=d, generator=g),
@@ -41,7 +42,7 @@ DRAWS: dict[str, Callable[[str, torch.Generator], torch.Tensor]] = {
 }
 
 
-# What draws without a generator, one for each way that tiny has: in place, new, by the whole operator, with a mask.
+# Calls without a generator, one for each way that tiny draws: in place, new, by the whole operator, with a mask.
 WITHOUT: dict[str, Callable[[str], list[float]]] = {
     "uniform_": lambda d: torch.empty(5, device=d).uniform_().tolist(),
     "randn": lambda d: torch.randn(5, device=d).tolist(),
@@ -52,7 +53,7 @@ WITHOUT: dict[str, Callable[[str], list[float]]] = {
 
 
 def _backward(made: torch.Tensor, x: torch.Tensor) -> list[float]:
-    """The gradient by `backward`, which a reentrant checkpoint wants."""
+    """Return the gradient by `backward`, which a reentrant checkpoint requires."""
     x.grad = None
     made.sum().backward()
     assert x.grad is not None
@@ -64,7 +65,7 @@ def seeded() -> torch.Generator:
 
 
 class TestDraws:
-    """A generator of tiny in every random function."""
+    """A generator of tiny works in every random function."""
 
     @pytest.mark.parametrize("name", DRAWS)
     def test_numbers_are_those_of_a_cpu_generator(self, name: str) -> None:
@@ -78,11 +79,11 @@ class TestDraws:
 
 
 class TestDefault:
-    """Numbers drawn without a generator: the CPU's, until the device has a seed or a state of its own."""
+    """Calls without a generator: the CPU's numbers, until the device has its own seed or state."""
 
     @pytest.fixture(autouse=True)
     def shared(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Two devices, both on the CPU's generator, before and after."""
+        """Let two devices use the CPU's generator, before and after each test."""
         monkeypatch.setenv("TINY_DEVICES", "2")
         torch.manual_seed(SEED)
         yield
@@ -90,7 +91,7 @@ class TestDefault:
 
     @pytest.mark.parametrize("name", ["manual_seed", "manual_seed_all"])
     def test_a_seed_of_the_device(self, name: str) -> None:
-        """The device module's seeds did nothing."""
+        """The device module's seed functions work. They formerly did nothing."""
         drawn = []
         for _ in range(2):
             getattr(torch.get_device_module("tiny"), name)(SEED)
@@ -109,7 +110,8 @@ class TestDefault:
 
     @pytest.mark.parametrize("name", sorted(WITHOUT))
     def test_a_seeded_device_goes_on_by_itself(self, name: str) -> None:
-        """Its state was the CPU's: a draw on either side moved the other, and a seed of one was the other's."""
+        """A seeded device has a separate state. It was formerly the CPU's: a draw on either side moved the other, and a
+        seed of one was the other's."""
         draw, before = WITHOUT[name], torch.get_rng_state()
         torch.tiny.manual_seed(3)
         one, two = draw("tiny"), draw("tiny")
@@ -141,7 +143,7 @@ class TestDefault:
         assert both == [torch.rand(3).tolist() for _ in range(2)]
 
     def test_a_fork_leaves_the_state_shared(self) -> None:
-        """What puts the states of both back may not part them."""
+        """Restoring both states must not separate them."""
         with torch.random.fork_rng(devices=[0], device_type="tiny"):
             torch.rand(3, device="tiny")
         both = [torch.rand(3, device=device).tolist() for device in ("cpu", "tiny")]
@@ -155,7 +157,7 @@ class TestDefault:
         assert torch.rand(3, device="tiny").tolist() == inside
 
     def test_a_fork_keeps_apart_what_is_equal(self) -> None:
-        """An own state that was equal to the CPU's became the CPU's when it was put back."""
+        """Restoring keeps a separate state that equals the CPU's. It was formerly merged with the CPU's."""
         torch.manual_seed(3)
         torch.tiny.manual_seed(3)
         with torch.random.fork_rng(devices=[0], device_type="tiny"):
@@ -167,8 +169,8 @@ class TestDefault:
     @pytest.mark.parametrize("reentrant", [True, False])
     @pytest.mark.parametrize("device", ["tiny", "tiny:1"])
     def test_a_checkpoint_draws_the_same_again(self, device: str, reentrant: bool) -> None:
-        """Its gradients were of another mask: torch.utils.checkpoint keeps no state of a device that is not said to be
-        initialized."""
+        """A checkpoint draws the same mask again. Its gradients formerly belonged to another mask:
+        torch.utils.checkpoint keeps no state of a device that is not reported as initialized."""
         x, gradients = torch.ones(50, device=device, requires_grad=True), []
 
         def masked(x: torch.Tensor) -> torch.Tensor:
@@ -183,7 +185,8 @@ class TestDefault:
         assert gradients[0] == gradients[1]
 
     def test_threads_that_draw_on_the_cpu_meanwhile(self) -> None:
-        """The device's state lay in the CPU's generator while it drew, so both were wrong."""
+        """Threads may draw on the CPU at the same time. Formerly the device's state was in the CPU's generator during a
+        draw, so both were wrong."""
         torch.tiny.manual_seed(3)
         drawn: dict[str, list[float]] = {}
 
@@ -201,7 +204,8 @@ class TestDefault:
             assert drawn[device] == [torch.rand(size, generator=own)[0].item() for size in sizes[device]]
 
     def test_an_operator_that_takes_no_generator(self) -> None:
-        """It meets the device's state in the CPU's generator, which is put back."""
+        """An operator without a generator argument uses the device's state in the CPU's generator, which is restored
+        afterwards."""
         torch.tiny.manual_seed(3)
         before, op, ones = torch.get_rng_state(), torch.ops.aten.native_dropout.default, torch.ones(20)
         seen = []
@@ -228,7 +232,7 @@ class TestDefault:
 
 
 class TestGenerator:
-    """What it says of itself, and copies of it."""
+    """Attributes and copies of a generator."""
 
     def test_device_and_type(self) -> None:
         made = torch.Generator(device="tiny")
@@ -258,7 +262,7 @@ class TestGenerator:
 
 
 class TestStates:
-    """torch.tiny's functions about seeds: `seed`, `initial_seed` and the states of all devices did not exist."""
+    """Seed functions of torch.tiny. `seed`, `initial_seed` and the states of all devices were formerly missing."""
 
     def test_states_of_all_devices_come_back(self) -> None:
         states = torch.tiny.get_rng_state_all()

@@ -1,4 +1,4 @@
-"""Nested tensors in the jagged layout: a ragged batch computes as each of its sequences does."""
+"""Nested tensors in the jagged layout: a ragged batch gives the results of its separate sequences."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def ragged(d: str, *shape: int, seed: int = 0, grad: bool = False) -> Tensor:
-    """Sequences of 2, 5 and 3 elements of this shape."""
+    """Return sequences of 2, 5 and 3 elements of this shape."""
     pieces = [random(n, *(shape or (4,)), seed=seed + n).to(d) for n in LENGTHS]
     return nested_tensor(pieces, layout=torch.jagged, requires_grad=grad)
 
 
 def gradient(program: Callable[[Tensor], Tensor]) -> Callable[[str], list[Tensor]]:
-    """A program's result, and the gradient of its sum of squares."""
+    """Return a program's result, and the gradient of its sum of squares."""
 
     def run(d: str) -> list[Tensor]:
         x = ragged(d, grad=True)
@@ -39,7 +39,7 @@ def gradient(program: Callable[[Tensor], Tensor]) -> Callable[[str], list[Tensor
 
 
 def trained_layer(make: Callable[[], torch.nn.Module]) -> Callable[[str], list[Tensor]]:
-    """A module's result, and the gradients of its input and parameters."""
+    """Return a module's result, and the gradients of its input and parameters."""
 
     def run(d: str) -> list[Tensor]:
         torch.manual_seed(0)
@@ -89,7 +89,7 @@ def pieces(x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_on_the_cpu(name: str) -> None:
-    """Layout and values are the CPU's, on the device, which computes them itself."""
+    """Layout and values equal the CPU's, without a fallback."""
     expected = PROGRAMS[name]("cpu")
     backend.reset_stats()
     actual = PROGRAMS[name]("tiny")
@@ -112,17 +112,18 @@ PAD, UNPAD = torch.ops.aten._jagged_to_padded_dense_forward, torch.ops.aten._pad
     ],
 )
 def test_offsets_that_do_not_fit(program: Callable[[str], Tensor], said: str) -> None:
-    """The CPU's error, and no row of another memory."""
+    """Offsets out of bounds raise the CPU's error, and no row of other memory is read."""
     with pytest.raises(RuntimeError, match=said):
         program("tiny")
 
 
 class TestAttention:
-    """scaled_dot_product_attention of ragged batches, which said that nested tensors must be contiguous."""
+    """scaled_dot_product_attention of ragged batches works. It formerly raised that nested tensors must be
+    contiguous."""
 
     @staticmethod
     def heads(d: str, seed: int, grad: bool = False) -> Tensor:
-        """(3, 2, ragged, 4)."""
+        """Return a tensor of shape (3, 2, ragged, 4)."""
         return ragged(d, 2, 4, seed=seed, grad=grad).transpose(1, 2)
 
     def attend(self, d: str, causal: bool = False) -> list[Tensor]:
@@ -137,7 +138,7 @@ class TestAttention:
             torch.testing.assert_close(pieces(actual), pieces(expected))
 
     def test_causal(self) -> None:
-        """The CPU refuses it; each sequence alone is the reference."""
+        """Causal attention agrees with each sequence alone, because the CPU refuses it for nested tensors."""
         y, *gradients = self.attend("tiny", causal=True)
         leaves = [[x.requires_grad_() for x in ragged("cpu", 8, seed=seed).unbind()] for seed in (10, 20, 30)]
         for i, sequence in enumerate(zip(*leaves, strict=True)):
@@ -150,7 +151,7 @@ class TestAttention:
                 torch.testing.assert_close(ours.unbind()[i].cpu(), leaf.grad)
 
     def test_queries_and_keys_of_other_lengths(self) -> None:
-        """A sequence without a key gives zeros."""
+        """Queries and keys may have different lengths. A sequence without a key gives zeros."""
         q = self.heads("tiny", 1)
         starts = torch.tensor([0, 3, 3, 4]).to("tiny")
         k, v = (nested_tensor_from_jagged(random(4, 2, 4, seed=s).to("tiny"), starts).transpose(1, 2) for s in (2, 3))
@@ -163,7 +164,8 @@ class TestAttention:
 
 
 def test_an_error_in_a_backward_pass() -> None:
-    """torch differentiates no nested sum over one dimension; its NotImplementedError ended the process."""
+    """An error in a backward pass is raised. torch has no gradient of a nested sum over one dimension, and its
+    NotImplementedError formerly ended the process."""
     y = ragged("tiny", grad=True).sum(1)
     for _ in range(2):
         with pytest.raises(NotImplementedError, match="_nested_sum_backward"):

@@ -1,4 +1,4 @@
-"""Tensors on tiny that are sent to other processes. (A DataLoader whose workers made some waited for ever.)"""
+"""Transfer of tiny tensors between processes. (A DataLoader whose workers created some formerly waited forever.)"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import conformance.backend  # noqa: F401 - registers the device
 
 
 class Numbers(Dataset):
-    """Four rows, made on the device."""
+    """A dataset of four rows that are created on the device."""
 
     def __len__(self) -> int:
         return 4
@@ -23,7 +23,7 @@ class Numbers(Dataset):
 
 @pytest.fixture
 def sent():
-    """What a tensor is after it has been through a queue between processes."""
+    """Send a tensor through a queue between processes and return the received one."""
     queue = torch.multiprocessing.get_context("fork").Queue()
 
     def through(given):
@@ -35,7 +35,8 @@ def sent():
 
 class TestSending:
     def test_a_copy_arrives(self, sent):
-        """Values, strides and device are those of the tensor; what is written to it does not reach the sender."""
+        """The received tensor has the values, strides and device of the original. A write to it does not reach the
+        sender."""
         given = torch.arange(6.0, device="tiny").view(2, 3).t()
         found = sent(given)
         assert found.device == given.device
@@ -45,38 +46,38 @@ class TestSending:
         assert given.sum().item() == 15
 
     def test_a_parameter_stays_one(self, sent):
-        """With its requires_grad."""
+        """A parameter stays a parameter with its requires_grad."""
         found = sent(torch.nn.Parameter(torch.ones(2, device="tiny"), requires_grad=False))
         assert type(found) is torch.nn.Parameter
         assert not found.requires_grad
         assert sent(torch.ones(2, device="tiny", requires_grad=True)).requires_grad
 
     def test_a_storage(self, sent):
-        """Its bytes arrive."""
+        """The bytes of a storage arrive."""
         found = sent(torch.tensor([1, 2], dtype=torch.uint8).to("tiny").untyped_storage())
         assert found.device.type == "tiny"
         assert found.tolist() == [1, 2]
 
     def test_a_sparse_tensor(self, sent):
-        """Its parts are sent."""
+        """A sparse tensor is sent by its component tensors."""
         given = torch.eye(3).to_sparse().to("tiny")
         assert sent(given).to_dense().tolist() == torch.eye(3).tolist()
 
     def test_of_the_cpu(self, sent):
-        """Goes on being shared memory."""
+        """A CPU tensor is still sent as shared memory."""
         given = torch.zeros(2)
         sent(given).add_(1)
         assert given.tolist() == [1, 1]
 
     def test_sharing_is_refused(self):
-        """It was a silent nothing: what one process wrote no other would have seen."""
+        """share_memory_ is refused. It formerly did nothing silently: no process would have seen another's writes."""
         with pytest.raises(RuntimeError, match="tiny: a storage cannot be shared between processes"):
             torch.ones(2, device="tiny").share_memory_()
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_a_worker_makes_tensors_on_the_device(method):
-    """Batches arrive on the device, in order, whether the workers were forked or started anew."""
+    """Batches arrive on the device, in order, from forked and from spawned workers."""
     context, seconds = multiprocessing.get_context(method), 100 if method == "fork" else 500
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=context, timeout=seconds)
     found = [(rows.device.type, rows.tolist(), numbers.tolist()) for rows, numbers in loader]

@@ -1,4 +1,5 @@
-"""Storages by every public way: several raised what torch's C++ says to backends, two ended the process."""
+"""Every public way to use storages. Several formerly raised messages of torch's C++ for backend authors, and two ended
+the process."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ class TestUntyped:
         assert x.untyped_storage().tolist()[: len(expected)] == expected
 
     def test_new_is_empty_and_on_the_device(self) -> None:
-        """It ended the process."""
+        """new() works. It formerly ended the process."""
         made = storage().new()
         assert (made.nbytes(), made.device.type) == (0, "tiny")
 
     def test_byteswap(self) -> None:
-        """It ended the process."""
+        """byteswap works. It formerly ended the process."""
         held = storage()
         held.byteswap(torch.int16)
         assert held.tolist() == [1, 0, 3, 2, 5, 4]
@@ -47,7 +48,7 @@ class TestUntyped:
 
     @pytest.mark.parametrize("given", [-1, 1.5, "a"])
     def test_of_what_is_no_size(self, given: object) -> None:
-        """They raised TypeError of a function of torch's that nobody called."""
+        """Invalid sizes raise torch's errors. They formerly raised a TypeError of an internal function of torch."""
         with pytest.raises(RuntimeError, match=r"-1 bytes|Expected a sequence type|instead of int"):
             torch.UntypedStorage(given, device="tiny")
 
@@ -63,7 +64,7 @@ class TestUntyped:
         assert made[0] == 0
 
     def test_slices_are_refused(self) -> None:
-        """It made a storage that nothing could be read from: KeyError, with an address."""
+        """A slice of a storage is refused. It formerly returned an unreadable storage: KeyError, with an address."""
         with pytest.raises(NotImplementedError, match="tiny: a storage has no slices"):
             storage()[2:4]
         assert storage().cpu()[2:4].tolist() == [2, 3]
@@ -76,7 +77,7 @@ class TestUntyped:
 
 
 class TestTyped:
-    """torch.TypedStorage on tiny, which torch still has."""
+    """torch.TypedStorage on tiny, which torch still supports."""
 
     @pytest.fixture(autouse=True)
     def _quiet(self) -> None:
@@ -93,7 +94,7 @@ class TestTyped:
 
 
 class TestPinning:
-    """Pinned memory of the host is ordinary memory that says it is pinned: it said it was not."""
+    """Pinned host memory is ordinary memory that reports itself as pinned. It formerly did not."""
 
     def test_a_pinned_copy(self) -> None:
         x = torch.arange(3.0)
@@ -115,7 +116,7 @@ class TestPinning:
 
 
 class TestLazyClone:
-    """torch._lazy_clone ran into an assertion about a storage that C++ has none of."""
+    """torch._lazy_clone works. It formerly failed with an assertion about a storage that C++ does not have."""
 
     def test_geometry_stays_and_memory_is_apart(self) -> None:
         x = torch.arange(12.0).to("tiny").view(3, 4).t()[1:]
@@ -126,7 +127,8 @@ class TestLazyClone:
 
 
 class TestDeterministicMode:
-    """torch.utils.deterministic.fill_uninitialized_memory was ignored: new memory read as zeros."""
+    """torch.utils.deterministic.fill_uninitialized_memory applies. It was formerly ignored, and new memory read as
+    zeros."""
 
     @pytest.fixture(autouse=True)
     def _deterministic(self):
@@ -163,7 +165,7 @@ class TestDeterministicMode:
 
 
 class TestFiles:
-    """torch.from_file made a copy, whose writes never reached the file."""
+    """torch.from_file is refused. It formerly returned a copy, whose writes never reached the file."""
 
     @pytest.mark.parametrize(
         "mapped",
@@ -181,7 +183,7 @@ class TestFiles:
 
 
 def test_nothing_is_shared() -> None:
-    """torch says of every accelerator's memory that it is, before it asks."""
+    """Memory of the device is not shared. torch assumes it for every accelerator."""
     x = torch.ones(2, device="tiny")
     assert not x.untyped_storage().is_shared()
     assert not x.is_shared()
@@ -189,7 +191,7 @@ def test_nothing_is_shared() -> None:
 
 
 class TestTooSmall:
-    """A tensor over a storage that was made smaller: its text was what lay behind the storage in memory."""
+    """A tensor over a storage that was shrunk is refused. Formerly its text showed the memory behind the storage."""
 
     @pytest.mark.parametrize("nbytes", [0, 6, 8])
     @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ class TestTooSmall:
         ids=["range", "zeros"],
     )
     def test_use_is_refused(self, nbytes: int, use, made) -> None:
-        """Also of a call that equals an earlier one, which would wait in the queue and raise elsewhere."""
+        """A call equal to an earlier one is refused immediately too. In the queue it would raise elsewhere."""
         for _ in range(2):
             use(made())
         x = made()

@@ -1,4 +1,4 @@
-"""Streams and events: `elapsed_time` and `synchronize` of an event raised "Backend doesn't support"."""
+"""Streams and events. `elapsed_time` and `synchronize` of an event formerly raised "Backend doesn't support"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TestEvent:
 
     @pytest.mark.parametrize("make", [lambda **k: torch.Event(device="tiny", **k), torch.tiny.Event])
     def test_what_was_asked_for_between_two_events_is_timed(self, make: type) -> None:
-        """A lazy device would compute it after both."""
+        """Calls between two events are computed and timed between them. A lazy device would compute them after both."""
         x = torch.rand(64, 64).to("tiny")
         start, end = make(enable_timing=True), make(enable_timing=True)
         start.record()
@@ -44,7 +44,7 @@ class TestEvent:
             timed.elapsed_time(timed)
 
     def test_timing_is_asked_for_first(self) -> None:
-        """As of torch.cuda.Event; it was taken for a device."""
+        """The first argument is `enable_timing`, as for torch.cuda.Event. It was formerly treated as a device."""
         start, end = torch.tiny.Event(True), torch.tiny.Event(True, False, False)
         start.record()
         end.record()
@@ -73,11 +73,11 @@ class TestStream:
         other.synchronize()
         assert other.query()
         assert event.query()
-        z.record_stream(other)  # it was taken for an operator of the CPU, which has none
+        z.record_stream(other)  # formerly a fallback, and the CPU has no record_stream
         assert z.tolist() == [4.0] * 3
 
     def test_the_current_stream(self) -> None:
-        """torch.accelerator's could not record an event of tiny."""
+        """The current stream of torch.accelerator records an event of tiny. It formerly could not."""
         stream = torch.accelerator.current_stream()
         assert stream == torch.tiny.current_stream() == torch.tiny.default_stream()
         assert isinstance(stream, torch.Stream)
@@ -85,7 +85,8 @@ class TestStream:
         torch.accelerator.set_stream(stream)
 
     def test_a_class_derived_from_torchs(self) -> None:
-        """torch.Stream is a class of ours that makes tiny's; one derived from it makes its own."""
+        """A class derived from torch.Stream creates its own instances. The device replaces torch.Stream by a class that
+        creates tiny's streams."""
 
         class Mine(torch.Stream):
             pass
