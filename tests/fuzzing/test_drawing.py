@@ -74,7 +74,7 @@ class TestStrategy:
 
     @pytest.mark.parametrize("dtype", dict.fromkeys(DTYPES))
     def test_every_dtype_alone_can_be_drawn(self, dtype):
-        """Each dtype can be drawn alone, with and without bias, and for a family that needs an argument of that dtype.
+        """Each dtype works alone, with and without bias, and for a family that needs an argument of that dtype.
         Regression test: `empty_filled` raised IndexError when bool was the only dtype."""
         for drawing in (
             Drawing(dtypes=(dtype,)),
@@ -89,7 +89,7 @@ class TestStrategy:
 
     def test_a_family_that_needs_another_first_can_be_drawn(self):
         """Integers have no gradient, but the result of their division has one. Only a trial draw shows that the family
-        can be drawn."""
+        is possible."""
         assert Drawing(only=("autograd", "out of place"), dtypes=("int64",)).cells
 
 
@@ -141,7 +141,7 @@ class TestNumbered:
 
     @pytest.mark.slow
     def test_every_op_is_drawn(self):
-        """Every row of the op table is drawn at least once."""
+        """Every row of the op table occurs at least once."""
         drawn = {
             inner.op
             for number in range(6000)
@@ -200,7 +200,7 @@ class TestReduce:
 
 
 class TestEdges:
-    """Programs of calls at the edge of their domain are drawn separately."""
+    """Programs of calls at the edge of their domain have their own numbers."""
 
     def test_one_in_eight_is_of_edges_and_no_other_has_such_a_step(self):
         """Programs of edge calls have numbers 2 modulo 8; all other programs of a seed are independent of them."""

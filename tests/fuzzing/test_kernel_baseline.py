@@ -124,7 +124,7 @@ class TestFile:
 
     @pytest.mark.slow
     def test_a_campaign_records(self, recorded, wasteful, tmp_path, capsys):
-        """`--record-kernels` saves the counts of this target and keeps those of other targets. A program without a
+        """`--record-kernels` saves the counts of this target and keeps the other targets' counts. A program without a
         recorded count is not compared."""
         words = ["--target", "tiny", "--programs", "1", "--kernels", str(recorded), "--reports", str(tmp_path)]
         assert main(words) == 0

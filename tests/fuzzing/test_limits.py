@@ -188,7 +188,7 @@ class TestMinutes:
     @pytest.mark.parametrize("kind", [isolation.MEMORY, TIMEOUT, FAIL])
     @pytest.mark.parametrize("left", [0.5, 30.0, 100.0])
     def test_shrinking_ends_on_time(self, kind: str, left: float, clock: Clock, slow: Slow) -> None:
-        """Each question has the campaign's deadline, and none follows it. The finding is kept and does not become
+        """Each question has the campaign's deadline, and none follows it. The finding stays and does not become
         FLAKY."""
         steps = [NEG] * 8
         finding = Finding(kind, 0, 7, "a group", program(*steps), step=8)
@@ -273,8 +273,8 @@ class Shrinking:
 
 
 class TestShrinkingMeanwhile:
-    """With `--minutes`, findings shrink while programs are still drawn. Regression test: shrinking came last, and 211
-    of 241 findings of one campaign were never shrunk."""
+    """With `--minutes`, findings shrink during drawing. Regression test: shrinking came last, and 211 of 241 findings
+    of one campaign were never shrunk."""
 
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:

@@ -1,4 +1,5 @@
-"""op_db entries as steps: each entry is drawn, torch CPU agrees with itself, and faults in their ops are detected."""
+"""op_db entries as steps: coverage of entries, agreement of torch CPU with itself, and detection of faults in their
+ops."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.targets.cpu import CpuTarget
 
 UNDRAWN = 75
-"""Maximum number of op_db entries that cannot be drawn: random ops, entries without a value, a public name or a small
+"""Maximum number of op_db entries without a drawn call: random ops, entries without a value, a public name or a small
 sample, and decompositions whose signs are free. `unmet` lists them."""
 
 

@@ -95,7 +95,7 @@ class TestApart:
         assert [task.name for task in pool.tasks] == ["shrinking program 0"]
 
     def test_no_more_than_its_share(self, tmp_path: Path) -> None:
-        """While programs remain to be drawn, only a limited number of groups shrink in advance."""
+        """Before the end of drawing, only a limited number of groups shrink in advance."""
         made, pool = campaign(tmp_path), Kept()
         apart = Apart(pool, Settings("cpu", 60))  # type: ignore[arg-type]
         for number in range(30):

@@ -148,8 +148,7 @@ class TestNothingLost:
         return it.returncode, said, time.monotonic() - began
 
     def test_the_driver(self, undisturbed: Path, tmp_path: Path, three: Any) -> None:
-        """After kill -9 of the driver, its findings are on this machine's disk, and `--resume` counts none of them
-        twice."""
+        """After kill -9 of the driver, its findings are on this machine's disk, and `--resume` counts each once."""
         code, _, _ = self.stop(tmp_path, three.address, lambda it: os.kill(it.pid, signal.SIGKILL))
         assert code == -signal.SIGKILL
         assert any((tmp_path / "failures").glob("*.json"))

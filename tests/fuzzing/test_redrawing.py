@@ -1,4 +1,4 @@
-"""Redrawing: programs that the target does not support are replaced until the requested number is judged."""
+"""Redrawing: the campaign replaces unsupported programs until it has judged the requested number."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class TestCampaign:
 
     def test_declared_then_green_then_mended(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A campaign's findings can be declared. The next run is green and counts them, and a declared finding that no
-        longer shows fails the run. After a change of the drawing, no declaration is judged."""
+        longer shows fails the run. After a change of the drawing, declarations do not apply."""
         assert self.fuzz(tmp_path, FAULT) == 1
         before = tmp_path / "reports" / "fuzz.json"
         earlier = tmp_path / "earlier.json"

@@ -1,4 +1,4 @@
-"""A finding is kept if the harness fails while shrinking it."""
+"""A finding survives a failure of the harness during shrinking."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class TestRenderers:
         assert "CLANG, X86, LLVM, PYTHON" in capsys.readouterr().err
 
     def test_a_program_without_a_meaning_is_not_judged_there_either(self):
-        """A fault of the drawing is a finding too. Regression test: it could not be judged on the siblings, and that
-        ended the campaign."""
+        """A fault of the drawing is a finding too. Regression test: the siblings cannot judge it, and that ended the
+        campaign."""
         wrong = Program(
             (Storage("float32", 2),),
             (Input("a", 0, "float32", (2,), (1,)),),

@@ -135,8 +135,8 @@ class TestRun:
 class TestCampaign:
     @pytest.mark.timeout(300)
     def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Two saved programs have one bug each: one finding fails the run, the other is listed separately. Once
-        declared, both are known, and none is XPASS."""
+        """Two saved programs have one bug each: one finding fails the run, the other is listed separately. With
+        declarations, both become XFAIL, and none is XPASS."""
         for name, program in (("own", OWN), ("torch", OF_TORCH)):
             (tmp_path / "corpus").mkdir(exist_ok=True)
             (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))

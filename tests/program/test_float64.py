@@ -201,8 +201,8 @@ class TestFails:
         assert {m.where for m in verdict.mismatches} == {"b", "c"}
 
     def test_a_program_that_reads_bits(self) -> None:
-        """The bits of a float differ in float64: results from them cannot be arbitrated, but earlier results can.
-        Regression test: a correct logsumexp failed, because another tensor was viewed as int8 later.
+        """Float bits differ in float64, so results from them cannot be arbitrated, but earlier results can. Regression
+        test: a correct logsumexp failed, because a later step viewed another tensor as int8.
         """
         bits = Step("view.dtype", (t("b"), {"dtype": "int16"}), out=("c",))
         assert set(truth_of(program(LOGSUMEXP, bits))[1].tensors) == {"a", "b"}
