@@ -78,9 +78,9 @@ class TestMetadata:
         assert seen_by([empty, empty[:]], [empty, empty.clone()]) == ["alias"]
 
     def test_a_storage_is_named_by_what_both_sides_have(self):
-        """A storage is identified by a tensor that exists on both sides. Regression test: if one side raised, an input
-        that shares memory with a result was reported as aliased, because the other side had no result (`histogramdd` on
-        `meta`). Inputs that share a storage on one side only are still reported."""
+        """A storage is identified by a tensor that exists on both sides. Regression test: one side raised and had no
+        result (`histogramdd` on `meta`), so an input that shares memory with the other side's result was an alias
+        mismatch. Inputs that share a storage on one side only are still reported."""
         a, b = torch.zeros(4), torch.zeros(4)
         answered, raised = (
             observe({"result": a[:2]}, {"a": a, "b": b}),

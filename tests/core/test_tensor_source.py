@@ -65,8 +65,8 @@ class TestInputs:
         ],
     )
     def test_the_form_is_the_one_that_a_person_would_write(self, size, stride, offset, text):
-        """`as_strided` appears only if other views are not about as short: for a last row that is cut off, overlapping
-        elements, and strides of single elements. Regression test: a third of all drawn inputs used it."""
+        """`as_strided` appears only if other views are not about as short. Windows cover a last row that is cut off,
+        overlapping elements, and strides of single elements. Regression test: a third of all drawn inputs used it."""
         flat = torch.arange(6.0)
         assert view_source(flat, size, stride, offset) == text
 
@@ -88,8 +88,8 @@ class TestInputs:
         ],
     )
     def test_a_storage_is_as_short_as_it_can_be(self, flat, text):
-        """A storage is written as a range, one number, or numbers with as few digits as the dtype needs, with a dtype
-        unless it is implied."""
+        """A storage is a range, one number, or numbers with as few digits as the dtype needs. The dtype is omitted if
+        it is implied."""
         assert storage_source(flat) == text
 
     def test_zeros_and_ones_need_no_view(self):

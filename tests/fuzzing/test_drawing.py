@@ -66,8 +66,8 @@ class TestStrategy:
     )
     def test_what_cannot_be_drawn_is_one_sentence(self, words, message):
         """Options that allow no program are rejected with one sentence before drawing. Regression test: an unknown
-        dtype failed only while drawing, an empty choice of dtypes or families raised an internal error, and a family
-        without a suitable dtype was dropped silently."""
+        dtype failed only while drawing. An empty choice of dtypes or families raised an internal error, and a family
+        without a suitable dtype disappeared silently."""
         with pytest.raises(DrawingError, match=message) as caught:
             programs(**words)
         assert "\n" not in str(caught.value)

@@ -170,8 +170,8 @@ class SlowProbe(Pool):
 
 
 class TestMinutes:
-    """Shrinking respects `--minutes`. Regression test: a campaign of 2 minutes ran 2.5, because a shrinking worker had
-    30 s more, and each smaller program that hung took its whole limit."""
+    """Shrinking respects `--minutes`. Regression test: a campaign of 2 minutes ran 2.5. A shrinking worker had 30 s
+    more, and each smaller program that hung took its whole limit."""
 
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:

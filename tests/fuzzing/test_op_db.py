@@ -1,5 +1,4 @@
-"""op_db entries as steps: coverage of entries, agreement of torch CPU with itself, and detection of faults in their
-ops."""
+"""op_db entries as steps: coverage of entries, torch CPU against itself, and detection of faults in their ops."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.targets.cpu import CpuTarget
 
 UNDRAWN = 75
-"""Maximum number of op_db entries without a drawn call: random ops, entries without a value, a public name or a small
-sample, and decompositions whose signs are free. `unmet` lists them."""
+"""Maximum number of op_db entries without a drawn call. These are random ops, entries without a value, a public name or
+a small sample, and decompositions with free signs. `unmet` lists them."""
 
 
 class OneFault(MutantTarget):

@@ -118,7 +118,7 @@ SAID = {
 
 class TestFeatures:
     """A profile that excludes supported features or dtypes fails. Regression test: with such a profile of torch CPU,
-    the run was green and no output mentioned the reduced checks, because it tried only operators again."""
+    the run was green and no output mentioned the reduced checks. Only operators were tried again."""
 
     FALSE = '[target]\nkind = "cpu"\nlacks = ["set_", "storages"]\ndtypes = [\n{}]\n'.format(
         "".join(f'"{name}",\n' for name in DTYPES if name != "int16")

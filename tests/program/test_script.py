@@ -51,8 +51,8 @@ class Scripted(Target):
 
 
 def own_lines(text: str) -> int:
-    """Number of lines of a script's own part, without the functions that it contains: definitions of steps and the
-    helper for steps that raise, with their imports."""
+    """Number of lines of a script's own part, without its functions. These are definitions of steps and the helper for
+    steps that raise, with their imports."""
     first, *kept = own_part(text).split("\n\n")
     kept = [first, *itertools.dropwhile(lambda part: not _own(part), kept)]
     return sum(len(part.splitlines()) + 1 for part in kept) - 1

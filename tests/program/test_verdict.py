@@ -223,7 +223,7 @@ class TestVanished:
         steady = replace(verdict, bad_step=2, lazy_only=False)
         assert (
             confirmed(shard, 0, 0, self.PROGRAM, steady).kind == FAIL
-        )  # since the second run is wrong like the first
+        )  # since the second run is wrong, as the first was
 
     def test_a_smaller_program_of_it_is_not_kept(self, monkeypatch):
         """The finding stays unshrunk, with its original step."""

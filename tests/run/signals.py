@@ -11,7 +11,7 @@ from pathlib import Path
 
 def send(running: subprocess.Popen[str], numbers: Sequence[signal.Signals]) -> None:
     """Send the first signal, and the others after the command has handled it. Of several pending signals, Python
-    handles the lowest number first: on a busy machine, SIGTERM followed by SIGINT after 0.1 s ended with SIGINT's exit
+    handles the lowest number first. On a busy machine, SIGTERM followed by SIGINT after 0.1 s ended with SIGINT's exit
     code."""
     running.send_signal(numbers[0])
     while running.poll() is None and not _ignores(running.pid):

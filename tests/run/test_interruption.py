@@ -108,8 +108,8 @@ class TestCtrlC:
 
     @pytest.mark.parametrize(("name", "done"), [("fuzz", '"following": [1-9]'), ("conformance opinfo", '"outcome"')])
     def test_sigterm_to_all(self, name: str, done: str, tmp_path: Path) -> None:
-        """The exit code is 143, and a process killed by the signal is no finding, even if a worker dies before the
-        command has received it."""
+        """The exit code is 143. A process killed by the signal is no finding, even if a worker dies before the command
+        has received it."""
         code, _, errors = interrupted(COMMANDS[name], 1.0, signal.SIGTERM, tmp_path, done)
         assert code == 143
         assert "Traceback" not in errors

@@ -47,7 +47,7 @@ def called(f, *arguments):
     return [f(*one) for one in arguments]
 
 
-# For each fault, an expression with a changed result, and a similar one that stays right.
+# For each fault, an expression with a changed result, and a similar expression without one.
 SEEN = {
     "half sums accumulate in half": (
         lambda: of(6e4, 6e4, -6e4, -6e4, dtype=F16).sum(0),
@@ -180,7 +180,7 @@ def planted(fault: Fault):
 
 
 def test_every_fault_is_shown():
-    """Each fault has an expression with a changed result, and a similar one that stays right."""
+    """Each fault has an expression with a changed result, and a similar expression without one."""
     assert set(SEEN) == set(VALUE_FAULTS) | set(EXPRESSION_FAULTS)
     assert all(fault.like for fault in (VALUE_FAULTS | EXPRESSION_FAULTS).values())
 
@@ -213,7 +213,7 @@ EDGES = {
 
 @pytest.mark.parametrize("name", EDGES)
 def test_a_fault_raises_nothing_of_its_own(name):
-    """Regression test: early versions of these faults were found by an error, an offset or an accepted call unrelated
+    """Regression test: early versions of these faults showed through an error, an offset or an accepted call unrelated
     to their name."""
     fault = (VALUE_FAULTS | EXPRESSION_FAULTS)[name]
     right = outcome(EDGES[name])

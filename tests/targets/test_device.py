@@ -77,7 +77,7 @@ class TestModes:
 
     @pytest.mark.parametrize("shown", [True, False])
     def test_nor_in_a_script(self, pushing, shown, tmp_path):
-        """Regression test: the CPU's side ran under the modes of a device that was loaded first, so both answers were
+        """Regression test: the CPU's side ran under the modes of a device that was loaded first. Both answers were
         equal: "no difference here", exit code 0."""
         step = "neg" if shown else "abs"
         verdict = judge_program(program_of("neg"), pushing)

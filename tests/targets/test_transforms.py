@@ -330,8 +330,8 @@ class TestTargets:
         assert verdict.bad_step == 2
 
     def test_an_answer_follows_from_the_program_alone(self):
-        """Each run has the same mismatch. Regression test: FakeTensorMode caches calls, so the first run of this
-        program had another answer than all later ones (see the findings), and a campaign reported FLAKY."""
+        """Each run has the same mismatch. Regression test: FakeTensorMode caches calls, so the first run had another
+        answer than all later ones (see the findings). A campaign reported FLAKY."""
         seen = [judge_program(VIEWS_OF_NOTHING, load_target("fake"), locate=False).mismatches for _ in range(3)]
         assert seen[0] == seen[1] == seen[2]
         assert [mismatch.oracle for mismatch in seen[0]] == ["alias"]
