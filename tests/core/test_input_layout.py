@@ -26,8 +26,8 @@ class TestTorchCpuWithout:
 
     @pytest.mark.parametrize(("seed", "lacking"), list(enumerate(LACKING)))
     def test_programs_agree(self, seed, lacking, tmp_path):
-        """Regression test: 13 of 200 programs failed, because inputs rebuilt by as_strided were views without
-        gradient."""
+        """Programs agree without each of these operators. Regression test: 13 of 200 programs failed, because inputs
+        rebuilt by as_strided were views without gradient."""
         programs = self.PROGRAMS
         words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", str(programs)]
         assert main([*words, "--without", "op_db", "--reports", str(tmp_path)]) == 0
@@ -40,8 +40,8 @@ class TestTorchCpuWithout:
         [(4, ALL, 25), *(pytest.param(*each, 50, marks=pytest.mark.slow) for each in enumerate(LACKING))],
     )
     def test_calls_of_op_db_agree(self, seed, lacking, programs, tmp_path):
-        """Regression test: without `set_`, a copy of the memory kept the lazy conjugate of `fft.ifft`, and rebuilding
-        the tensor lost it."""
+        """op_db calls agree too. Regression test: without `set_`, a copy of the memory kept the lazy conjugate of
+        `fft.ifft`, and rebuilding the tensor lost it."""
         words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", str(programs)]
         assert main([*words, "--only", "op_db", "--reports", str(tmp_path)]) == 0
         drawn = model.load(tmp_path / "fuzz.json").drawn

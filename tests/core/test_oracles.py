@@ -79,7 +79,7 @@ class TestMetadata:
 
     def test_a_storage_is_named_by_what_both_sides_have(self):
         """A storage is identified by a tensor that exists on both sides. Regression test: one side raised and had no
-        result (`histogramdd` on `meta`), so an input that shares memory with the other side's result was an alias
+        result (`histogramdd` on `meta`). An input that shares memory with the other side's result was an alias
         mismatch. Inputs that share a storage on one side only are still reported."""
         a, b = torch.zeros(4), torch.zeros(4)
         answered, raised = (

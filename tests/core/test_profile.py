@@ -129,7 +129,8 @@ class TestTarget:
         assert ran.stdout == "cpu\n", ran.stderr
 
     def test_a_target_has_one_name(self, written: Path) -> None:
-        """Regression test: a target had another name after a probe, and another with a profile."""
+        """The identity of a target is its spec without a probe's additions. Regression test: a target had another name
+        after a probe, and another with a profile."""
         written.write_text(PLAIN.replace('name = "cpu"', 'name = "odd"\nimport = "odd_backend"'))
         spec = "device:odd,import=odd_backend"
         names = [profiles.identity(name) for name in (spec, f"{spec},without=data+set_", str(written))]

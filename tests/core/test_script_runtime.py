@@ -153,7 +153,8 @@ def test_gaps_of_inputs_alone_are_compared(capsys):
 
 
 def test_a_target_on_the_cpu_is_not_called_cpu(capsys):
-    """Regression test: both sides had one name, and the second picture replaced the first."""
+    """If the device is a CPU, its side is called `target`. Regression test: both sides had one name, and the second
+    picture replaced the first."""
     said = shown(capsys, lambda a: {"b": torch.ones(2, 2).t()}, lambda a: {"b": torch.ones(2, 2)}, device="cpu")
     assert "    cell           0 1 2 3\n    cpu (2, 2)     0 2 1 3\n    target (2, 2)  0 1 2 3\n" in said
 

@@ -124,8 +124,8 @@ class TestKernels:
         assert count.total == 2
 
     def test_what_an_operator_from_python_runs_inside(self, cpu):
-        """Regression test: an operator implemented in Python counted as one. linear_cross_entropy in chunks runs 60
-        operators, but was allowed one kernel."""
+        """Operators that a Python implementation calls count too. Regression test: an operator implemented in Python
+        counted as one. linear_cross_entropy in chunks runs 60 operators, but was allowed one kernel."""
         with torch.library._scoped_library("conformance_tests", "DEF") as library:
             library.define("twice_and_one(Tensor x) -> Tensor")
             library.impl("twice_and_one", lambda x: (x * 2).t() + 1, "CPU")
@@ -171,8 +171,8 @@ class TestLoadTarget:
         ],
     )
     def test_a_class_that_says_something_else_is_one_sentence(self, name, message, own_targets):
-        """Regression test: an unsuitable class ended in a traceback, and a misspelt oracle in a run that compared
-        nothing and passed."""
+        """An unsuitable class gives one sentence and exit code 2. Regression test: an unsuitable class ended in a
+        traceback, and a misspelt oracle in a run that compared nothing and passed."""
         with pytest.raises(TargetError, match=message) as caught:
             load_target(own_targets + name)
         assert "\n" not in str(caught.value)

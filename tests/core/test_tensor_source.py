@@ -107,8 +107,8 @@ class TestInputs:
     @pytest.mark.parametrize("real", [0.0, -0.0, 1.5, -1.5, math.inf, -math.inf, math.nan])
     @pytest.mark.parametrize("imag", [0.0, -0.0, 2.5, -2.5, math.inf, -math.inf, math.nan])
     def test_signs_of_complex_zeros(self, real, imag):
-        """Regression test: inputs with signed zeros had no script. `(1-0j)` is the difference of 1 and 0j, and `-2j`
-        has the real part -0.0."""
+        """The source text keeps the signs of complex zeros. Regression test: inputs with signed zeros had no script.
+        `(1-0j)` is the difference of 1 and 0j, and `-2j` has the real part -0.0."""
         flat = torch.tensor([complex(real, imag)] * 2 + [complex(imag, real)], dtype=torch.complex64)
         assert repr(eval(storage_source(flat), {"torch": torch}).tolist()) == repr(flat.tolist())  # noqa: S307 - rendered here
 
@@ -128,8 +128,8 @@ ALL = "storages+set_+as_strided+data_ptr"
 class TestOfADeviceThatLacks:
     @pytest.mark.parametrize("lacking", ["set_+as_strided", ALL, f"{ALL}+data"])
     def test_no_script_calls_what_is_lacking(self, lacking):
-        """Regression test: 17 of 600 scripts for a device without `as_strided` used it for inputs, and ended with its
-        error."""
+        """A script builds its inputs without the operators that the device lacks. Regression test: 17 of 600 scripts
+        for a device without `as_strided` used it for inputs, and ended with its error."""
         names = lacking.split("+")
         target, refusing = load_target(f"device:cpu,without={lacking}"), load_target(f"cpu:without={lacking}")
         for number in range(250):

@@ -38,7 +38,8 @@ def campaign(folder: Path, target: str, *programs: Program) -> tuple[int, model.
 
 class TestOneCause:
     def test_a_wrong_as_strided_is_one_finding(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Regression test: each write that lands in the wrong cell was a separate finding."""
+        """All writes that land in the wrong cell of one view are one finding. Regression test: each write that lands in
+        the wrong cell was a separate finding."""
         writes = [
             Step("fill_", (tensor("b"), 7)),
             Step("add_", (tensor("b"), 1)),
@@ -61,8 +62,9 @@ class TestOneCause:
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize(("target", "programs"), [("Copying", 60), ("WrongCell", 250)])
     def test_drawn_programs(self, target: str, programs: int, tmp_path: Path) -> None:
-        """Regression test: `empty_filled`, `resize_filled_`, `fill_diagonal_` and `backward` call as_strided internally
-        and were separate findings. There were four in 150 programs, and their scripts printed uninitialized memory."""
+        """A wrong as_strided is one finding, whatever op calls it. Regression test: `empty_filled`, `resize_filled_`,
+        `fill_diagonal_` and `backward` call as_strided internally and were separate findings. There were four in 150
+        programs, and their scripts printed uninitialized memory."""
         words = ["--target", f"{LIARS}{target}", "--seed", "0", "--programs", str(programs), "--without", "op_db"]
         assert main([*words, "--reports", str(tmp_path)]) == 1
         (found,) = [result.finding for result in model.load(tmp_path / "fuzz.json").results if result.finding]
@@ -94,7 +96,8 @@ class TestOneCause:
 
 class TestTheMoveOfTheInputs:
     def test_it_is_one_sentence(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Regression test: a failure common to all programs was listed as a finding with a script, or as several."""
+        """A failure common to all programs is one sentence without a script. Regression test: a failure common to all
+        programs was listed as a finding with a script, or as several."""
         code, run = campaign(tmp_path, f"{LIARS}Unreachable", program(VIEW), program(Step("neg_", (tensor("a"),))))
         sentence = (
             "All 2 programs fail at the move of the inputs, before the first step, so that nothing else was compared: "
@@ -112,8 +115,9 @@ class TestTheMoveOfTheInputs:
 
 class TestPoisonedProcesses:
     def test_a_victim_is_flaky(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Regression test: a program that failed only because an earlier one had corrupted the process was reported as
-        a bug. Its second run used the same process and failed too."""
+        """A program that fails only after another one in the same process is FLAKY. Regression test: a program that
+        failed only because an earlier one had corrupted the process was reported as a bug. Its second run used the same
+        process and failed too."""
         spoils = Step("unfold", (tensor("a"), 0, 2, 1), out=("b",))
         code, run = campaign(tmp_path, f"{LIARS}Poisoned", program(spoils), program(Step("neg_", (tensor("a"),))))
         (result,) = run.results

@@ -209,8 +209,8 @@ class TestEdges:
         assert not any("edges" in families for number, families in drawn.items() if number % 8 != 2)
 
     def test_a_storage_that_a_second_input_makes_longer_has_a_value_everywhere(self):
-        """Regression test: when a second input extended a storage, its list of values stayed short, and the added
-        elements were uninitialized memory."""
+        """Every element of a storage has a value in the program. Regression test: when a second input extended a
+        storage, its list of values stayed short, and the added elements were uninitialized memory."""
         for number in range(2, 400, 8):
             program = Drawing().numbered(0, number)
             assert all(len(storage.make()) == storage.size for storage in program.storages)

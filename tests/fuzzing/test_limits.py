@@ -83,7 +83,8 @@ class TestBuilding:
 
 
 class TestHangs:
-    """Regression test: each hang in a first call cost the whole compile limit, which was 300 s."""
+    """Known hangs cost the ordinary limit. Regression test: each hang in a first call cost the whole compile limit,
+    which was 300 s."""
 
     def test_two_programs_that_hang_are_enough(self, tmp_path: Path) -> None:
         """After two programs hang in the first call of one op, all workers use the ordinary limit for it, and the

@@ -148,7 +148,8 @@ class TestJudging:
         )
 
     def test_an_out_tensor_of_as_many_elements_in_another_size(self, drawn):
-        """Regression test: on `tiny`, `torch.linspace(0, 3, 4, out=x.narrow(1, 1, 2))` wrote outside the view."""
+        """A write that ignores the strides of `out=` is a mismatch. Regression test: on `tiny`, `torch.linspace(0, 3,
+        4, out=x.narrow(1, 1, 2))` wrote outside the view."""
 
         def flat(call: Call) -> object:
             out = call.kwargs.get("out")

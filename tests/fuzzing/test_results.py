@@ -154,8 +154,8 @@ class TestCampaign:
         assert not (tmp_path / "reports" / "fuzz.json").exists()
 
     def test_a_misspelt_oracle_is_refused(self, tmp_path, capsys):
-        """Regression test: an entry with an oracle that does not exist was treated as a finding that no longer
-        showed."""
+        """An unknown oracle gives one sentence with the nearest name. Regression test: an entry with an oracle that
+        does not exist was treated as a finding that no longer showed."""
         (tmp_path / "t.toml").write_text('[[finding]]\nprograms = 3\nreason = "r"\noracle = "valeu"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
         told = f"{tmp_path / 't.toml'}, line 1: no finding has the oracle 'valeu'; did you mean value?"

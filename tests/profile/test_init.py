@@ -110,7 +110,8 @@ class TestTrials:
 
 
 def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:
-    """Regression test: a signal lost 25 minutes of trials."""
+    """A stopped command writes a profile and declares nothing from its trials. Regression test: a signal lost 25
+    minutes of trials."""
     path = os.pathsep.join([str(PLANTED), str(ROOT)])
     words = [sys.executable, "-u", "-m", "conformance", "init", "--target", "class:slow_device.SlowTarget"]
     with subprocess.Popen(

@@ -47,8 +47,8 @@ def test_drawn_programs_keep_their_meaning():
 
 
 def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
-    """Regression test: only programs with a later write to one of the two tensors found it. The shrunk program is
-    `detach` and a write."""
+    """Alias probes detect a `detach` that copies, and the shrunk program is `detach` and a write. Regression test: only
+    programs with a later write to one of the two tensors detected it."""
     (tmp_path / "hiding_target.py").write_text(
         textwrap.dedent("""
         import contextlib

@@ -58,8 +58,8 @@ class TestViewOrWrite:
         ids=lambda step: step.op,
     )
     def test_a_view_that_any_write_misses(self, write: Step) -> None:
-        """Regression test: an `as_strided` that makes writes reach the wrong cell was a finding for each of these
-        writes."""
+        """If every write through a view is wrong, the view is the cause. Regression test: an `as_strided` that makes
+        writes reach the wrong cell was a finding for each of these writes."""
         assert cause(f"as_strided {WRITES}", writes_wrong_cell, SLICE, write) == "aliasing / as_strided"
 
     @pytest.mark.parametrize(

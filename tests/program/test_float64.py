@@ -126,8 +126,8 @@ class TestAmplified:
 
     @pytest.mark.parametrize("case", AMPLIFIED)
     def test_a_unit_in_the_last_place_is_no_finding(self, case: str) -> None:
-        """Regression test: exp(exp(4.0)) was a finding, although the inner result was within 0.56 units and the CPU's
-        within 0.44."""
+        """An amplified unit in the last place passes. Regression test: exp(exp(4.0)) was a finding, although the inner
+        result was within 0.56 units and the CPU's within 0.44."""
         *steps, value = AMPLIFIED[case]
         amplified = program(EXP, *steps, values=[value], dtype="float32")  # type: ignore[arg-type]
         for units in (-0.9, 0.9):
@@ -145,8 +145,8 @@ class TestAmplified:
         assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) + 0.5)).passed
 
     def test_a_jump_from_where_both_stand_is(self) -> None:
-        """Regression test: round(log(exp(2.5))) of 3 was excused because of log, although its result is 2.5 on both
-        sides."""
+        """A jump is a finding if both sides start from the same printed value. Regression test: round(log(exp(2.5))) of
+        3 was excused because of log, although its result is 2.5 on both sides."""
         steps = (Step("log", (t("b"),), out=("c",)), Step("round.edge", (t("c"),), out=("d",)))
         jump = program(EXP, *steps, values=[2.5], dtype="float32")
         away = Other("round", lambda x: torch.where(x.frac().abs() == 0.5, x + 0.5 * x.sign(), x.round()))

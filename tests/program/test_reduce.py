@@ -50,15 +50,16 @@ PLACES = {"tensor": [0], "dtype": "int64"}
     ],
 )
 def test_a_write_of_op_db_becomes_an_addition(step):
-    """Regression test: a write that is lost, whatever it computes, was a separate finding for each of 17 functions."""
+    """A write of op_db becomes `add_` if that fails too. Regression test: a write that is lost, whatever it computes,
+    was a separate finding for each of 17 functions."""
     small = reduce_program(holding([0], size=1).with_steps((step,)), lambda one: len(one.steps) == 1)
     assert small.steps == (Step("add_", (tensor("a"), 0)),)
 
 
 @pytest.mark.parametrize("call", [("zero_", ()), ("cumsum_", (0,)), ("masked_fill_", (tensor("a"), 2))])
 def test_any_write_becomes_an_addition(call):
-    """Regression test: strides that a write makes dense under torch.compile were a finding for each write, and for each
-    op after it."""
+    """Any write becomes `add_` if that fails too. Regression test: strides that a write makes dense under torch.compile
+    were a finding for each write, and for each op after it."""
     name, args = call
     small = reduce_program(holding([0], size=1).with_steps((Step(name, (tensor("a"), *args)),)), one_step)
     assert small.steps == (Step("add_", (tensor("a"), 0)),)
@@ -80,8 +81,8 @@ def one_step(program):
 
 
 def test_a_new_tensor_keeps_its_device():
-    """Regression test: without the device argument, the new tensor was on the CPU, and a finding about one device
-    became one about two."""
+    """Reduction keeps the device argument of a new tensor. Regression test: without the device argument, the new tensor
+    was on the CPU, and a finding about one device became one about two."""
     made = Step("full.state", ([2], 1.5), {"device": {"device": 0}}, out=("b",))
     small = reduce_program(holding([0]).with_steps((made,)), lambda one: len(one.steps) == 1)
     assert small.steps == (Step("full.state", ([], 0), {"device": {"device": 0}}, out=("b",)),)

@@ -83,7 +83,8 @@ class TestSignature:
         assert str(signature(expanded, verdict)).startswith("error / no error: unsupported operation more than one")
 
     def test_one_text_is_one_group_whichever_step_meets_it(self):
-        """Regression test: one error in two families was two groups."""
+        """Equal error texts are one group, whatever the step. Regression test: one error in two families was two
+        groups."""
 
         def fails(call: Call) -> object:
             raise ValueError(f"size mismatch, can't reshape ({call.first.numel()}) -> (1,)")
@@ -173,7 +174,8 @@ class TestStepByStep:
     """Expressions that a lazy device computes correctly as a whole are also computed step by step."""
 
     def test_a_step_that_is_wrong_only_by_itself(self):
-        """Regression test: a device passed if its kernel for a single step was wrong and its fused kernel was right."""
+        """The eager run detects a wrong kernel of a single step. Regression test: a device passed if its kernel for a
+        single step was wrong and its fused kernel was right."""
 
         class Lazy(CpuTarget):
             lazy, oracles, looks = True, CpuTarget.oracles - {"kernels"}, 0
@@ -212,8 +214,8 @@ class TestVanished:
         return Faulty().plant("add_", lambda call: call.having(1, next(counted)))
 
     def test_its_finding_is_flaky(self, monkeypatch):
-        """Regression test: on a device whose memory is never written, its old content decided, and the finding had no
-        step."""
+        """A failure that disappears is FLAKY. Regression test: on a device whose memory is never written, its old
+        content decided, and the finding had no step."""
         target = self.target()
         monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: target)
         verdict = judge_program(self.PROGRAM, target)

@@ -67,8 +67,8 @@ def run_through(
     seconds: float = 0.4,
 ) -> dict[str, float]:
     """Run numbered tasks and call `disturb` after some have ended: each task has one answer and one file. The figures
-    are the seconds until the pool noticed a loss, until the lost task had its answer, and the longest transfer of a
-    kept file to this machine."""
+    are seconds: until the pool noticed a loss, until the lost task had its answer, and the longest transfer of a kept
+    file here."""
     late: dict[str, float] = {}
 
     def watch() -> None:

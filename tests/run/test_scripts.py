@@ -50,8 +50,8 @@ class TestSaidOf:
         assert said(script).startswith(answer)
 
     def test_another_error_is_not_the_headline(self) -> None:
-        """Regression test: a script that died of autograd's internal assertion matched a headline with another
-        RuntimeError."""
+        """A script must show the error type and text of its headline. Regression test: a script that died of autograd's
+        internal assertion matched a headline with another RuntimeError."""
         parts = {"expected": "no error", "actual": "RuntimeError"}
         script = SAID.format(ASSERTION, 1)
         assert said(script, "error", "step 1", detail="sizes do not match at dimension 3", **parts) != SHOWS

@@ -39,7 +39,7 @@ def test_the_last_words_of_one_that_dies(
 
 
 def test_one_that_prints_without_end(importable: None, tmp_path: Path) -> None:
-    """Regression test: endless output filled the disk."""
+    """The log of endless output is limited and keeps its last line. Regression test: endless output filled the disk."""
     path = tmp_path / "workers.log"
     with kept(path) as file, LocalPool("cpu", Limits(), 1, ["tasks"], words=file) as pool:
         pool.ask(tasks.prints_much)

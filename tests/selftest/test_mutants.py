@@ -100,8 +100,8 @@ class TestTheModeAlone:
     )
 
     def test_a_program_that_the_mode_changes_finds_no_fault(self) -> None:
-        """Regression test: a squeezed result of max pooling has other strides under any dispatch mode, which counted as
-        a detected fault."""
+        """A difference that the planting mode causes is no detection. Regression test: a squeezed result of max pooling
+        has other strides under any dispatch mode, which counted as a detected fault."""
         assert not differences_on(self.PROGRAM, load_target("cpu"))
         assert differences_on(self.PROGRAM, load_target(f"mutant:{NOTHING}"))
 

@@ -204,7 +204,7 @@ class TestCommand:
         assert outcomes(tmp_path) == {"clone": "XFAIL", "flip": "PASS"}
 
     def test_a_declaration_of_nothing(self, tmp_path, capsys):
-        """Regression test: a typo in the file silently declared nothing."""
+        """An entry for an unknown row is rejected. Regression test: a typo in the file silently declared nothing."""
         declared = tmp_path / "known.toml"
         declared.write_text('[[expect]]\nop = "cloone"\nreason = "a typo"\n')
         assert main(["--target", "cpu", "--expectations", f"{declared}"]) == 2
@@ -222,6 +222,6 @@ class TestCommand:
         assert case.id == "clone::uint8::forward::sizes" and case.result(Outcome.CRASH).family == "bytes"
 
     def test_a_missing_file_of_declarations(self, tmp_path, capsys):
-        """Regression test: a misspelt path silently declared nothing."""
+        """A missing file of declarations is rejected. Regression test: a misspelt path silently declared nothing."""
         assert main(["--target", "cpu", "--expectations", f"{tmp_path / 'missing.toml'}"]) == 2
         assert "missing.toml: there is no such file; correct the path, or add" in capsys.readouterr().err

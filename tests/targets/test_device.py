@@ -68,8 +68,8 @@ def run(text, folder):
 
 class TestModes:
     def test_torch_cpu_is_not_under_the_modes_of_a_device(self, pushing):
-        """Regression test: torchax pushes a function mode under which plain torch CPU raises, so the judge failed in 6
-        of 120 programs."""
+        """Modes of a device are active only inside the target. Regression test: torchax pushes a function mode under
+        which plain torch CPU raises, so the judge failed in 6 of 120 programs."""
         assert torch.ones(1).neg().item() == -1
         with pushing.entered():
             assert torch.ones(1).neg().item() == -2
@@ -77,8 +77,8 @@ class TestModes:
 
     @pytest.mark.parametrize("shown", [True, False])
     def test_nor_in_a_script(self, pushing, shown, tmp_path):
-        """Regression test: the CPU's side ran under the modes of a device that was loaded first. Both answers were
-        equal: "no difference here", exit code 0."""
+        """In a script, the CPU's side runs without the device's modes. Regression test: the CPU's side ran under the
+        modes of a device that was loaded first. Both answers were equal: "no difference here", exit code 0."""
         step = "neg" if shown else "abs"
         verdict = judge_program(program_of("neg"), pushing)
         text = script(program_of(step), pushing, verdict.mismatches, bad_step=1)
@@ -143,8 +143,8 @@ class TestBackward:
     )
 
     def test_the_device_is_there_before(self, tmp_path, monkeypatch):
-        """Regression test: the script ran `backward` on torch CPU before it loaded the device, and then died on the
-        device: `device_ready_queues_ INTERNAL ASSERT FAILED`."""
+        """The script loads the device before any `backward`. Regression test: the script ran `backward` on torch CPU
+        before it loaded the device, and then died on the device: `device_ready_queues_ INTERNAL ASSERT FAILED`."""
         wrong = Mismatch("grad", "grad of a", "[2.0, 2.0, 2.0]", "[3.0, 3.0, 3.0]", "3 of 3 elements differ")
         target = describe_target("device:guarded,import=guarded_device,without=storages+set_+as_strided+data_ptr")
         text = script(self.WRITTEN, target, [wrong], bad_step=1)

@@ -152,7 +152,8 @@ class TestWhole:
         assert "stride of" not in said.stdout
 
     def test_a_name_is_returned_once(self):
-        """Regression test: a name that two steps assign was a key of the result twice."""
+        """A name that two steps assign is one key of the result. Regression test: a name that two steps assign was a
+        key of the result twice."""
         twice = Program(STORAGES, (A,), tuple(Step("mul", (tensor("a"), 2), out=("b",)) for _ in range(2)))
         assert source(twice, also=["a"]).endswith("return {'b': b, 'a': a}\n")
 
