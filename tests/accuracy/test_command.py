@@ -1,4 +1,4 @@
-"""`conformance accuracy` finds what is inexact, and nothing else; it survives its device."""
+"""`conformance accuracy`: it finds every inexact op and no other, and survives a crash of its device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def outcomes(folder: Path) -> dict[str, str]:
 
 class TestCommand:
     def test_planted_faults_are_found(self, tmp_path, capsys):
-        """A float32 sum of squares in batch_norm, an exp that is 20 ulp off and a crash are findings; what is exact
-        beside them passes. The report, the summary and the JSON have the table."""
+        """A float32 sum of squares in batch_norm, an exp with an error of 20 ulp, and a crash are findings; exact ops
+        pass. The report, the summary and the JSON have the table."""
         names = ("exp", "sigmoid", "nn.functional.batch_norm without weights", "nn.functional.group_norm", "softmax")
         chosen = [word for name in names for word in ("--op", name)]
         code = main(["--target", PLANTED, *chosen, "--variant", "forward", "--reports", f"{tmp_path}"])
@@ -45,7 +45,7 @@ class TestCommand:
         assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 3 failed, 0 skipped"
 
     def test_torch_cpu_has_no_finding(self, tmp_path):
-        """Torch CPU is exactly as exact as torch CPU, forward and in gradients."""
+        """Torch CPU has the errors of torch CPU, forward and in gradients."""
         chosen = [word for name in ("exp", "lgamma", "mean", "atan2") for word in ("--op", name)]
         assert main(["--target", "cpu", *chosen, "--reports", f"{tmp_path}"]) == 0
         measured = model.load(tmp_path / "accuracy.json").measured
@@ -60,7 +60,7 @@ class TestCommand:
         assert len(model.load(tmp_path / "accuracy.json").measured) > 480
 
     def test_what_a_profile_declares_lacking(self, tmp_path, capsys):
-        """An op that the target's profile declares lacking is not run, and said to be left out."""
+        """An op that the target's profile declares lacking does not run, and the output counts it."""
         profile = tmp_path / "conformance.toml"
         profile.write_text(
             '[target]\nkind = "device"\nname = "cpu"\n\n[[lacking]]\noperator = "aten::exp"\nopinfos = ["exp"]\n'
@@ -71,12 +71,12 @@ class TestCommand:
         assert "1 cases of ops that the profile declares lacking" in capsys.readouterr().out
 
     def test_metadata_has_no_errors(self, capsys):
-        """A target without values is refused in one sentence."""
+        """A target without values is rejected in one sentence."""
         assert main(["--target", "meta", "--op", "exp"]) == 2
         assert "has no values" in capsys.readouterr().err
 
     def test_bad_names(self, capsys):
-        """An op that is not in the table and an unknown dtype are one sentence, which says why an op has no row."""
+        """An op outside the table and an unknown dtype give one sentence, with the reason why an op has no row."""
         for words, said in (
             (["--op", "expp"], "did you mean exp"),
             (["--op", "linalg.eig"], "no unique answer"),
@@ -87,7 +87,8 @@ class TestCommand:
             assert said in capsys.readouterr().err
 
     def test_declared_findings(self, tmp_path):
-        """What is declared is XFAIL and the run passes; what is declared and does not show is XPASS and fails it."""
+        """A declared finding is XFAIL and the run passes; a declared one that does not show is XPASS and fails the
+        run."""
         declared, reports = tmp_path / "known.toml", tmp_path / "reports"
         words = ["--target", PLANTED, "--variant", "forward", "--reports", f"{reports}"]
         words += ["--expectations", f"{declared}"]
@@ -107,7 +108,7 @@ class TestCommand:
         ],
     )
     def test_a_declaration_of_nothing(self, entry, said, tmp_path, capsys):
-        """A typo in the file declared nothing, and nobody was told."""
+        """An entry that matches nothing is rejected. Regression test: a typo in the file silently declared nothing."""
         declared = tmp_path / "known.toml"
         declared.write_text(f'[[expect]]\n{entry}\nreason = "a typo"\n')
         assert main(["--target", "cpu", "--op", "exp", "--expectations", f"{declared}"]) == 2
@@ -117,7 +118,7 @@ class TestCommand:
 class TestScript:
     @pytest.mark.parametrize("name", ["exp", "nn.functional.batch_norm without weights"])
     def test_runs_alone(self, tmp_path, name, standalone):
-        """The script of a finding ends with 1 where the fault is, and with 0 on torch CPU."""
+        """A finding's script exits with 1 if the fault is present, and with 0 on torch CPU."""
         words = ["--target", PLANTED, "--op", name, "--variant", "forward", "--reports", f"{tmp_path}"]
         assert main(words) == 1
         (result,) = model.load(tmp_path / "accuracy.json").results

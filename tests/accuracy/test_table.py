@@ -1,4 +1,4 @@
-"""The table of ops covers op_db, its rows mean what they say, and the exact answers are exact."""
+"""The accuracy table: it covers op_db, its rows are valid programs, and its exact answers are exact."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def row() -> Row:
 
 class TestTable:
     def test_every_floating_op_is_there(self):
-        """Each OpInfo that takes float32 has a row, or a reason why it has none; and no reason is of an op that is
-        not there."""
+        """Each OpInfo that supports float32 has a row or a reason for its absence, and every reason names an existing
+        op."""
         from conformance.core.torch_compat import op_db
 
         rows, reasons = load()
@@ -46,7 +46,7 @@ class TestTable:
                     assert all(len(each[0]) > 20 for each in drawn.values()), (row.name, dtype)
 
     def test_float64_is_for_elementary_functions(self):
-        """What float64 would judge is not measured in float64."""
+        """Ops whose reference is computed in float64 are not measured in float64."""
         assert {case.row.family for case in select([], ["float64"], ["forward"])} == {
             "elementary",
             "special",
@@ -58,7 +58,7 @@ class TestTable:
 
 class TestReference:
     def test_points_reach_the_ends(self, row):
-        """Points lie strictly inside of the range, are no subnormal numbers, and come from all exponents."""
+        """Points lie strictly inside the range, are never subnormal, and cover all exponents."""
         drawn = reference.points(row, torch.float32, 0)
         everywhere = drawn["all exponents"][0]
         assert everywhere.min() > -1 and everywhere.abs().min() < 1e-35 and everywhere.max() > 1e35
@@ -67,7 +67,7 @@ class TestReference:
         assert all(torch.equal(a[0], b[0]) for a, b in zip(drawn.values(), again.values(), strict=True))
 
     def test_answers_have_more_bits_than_float64(self, row):
-        """The two parts together are the answer to more than float64 holds, and the derivative is the derivative."""
+        """The two parts together have more bits than float64, and the derivative is right."""
         x = torch.tensor([2.0, 1e-30], dtype=torch.float64)
         high, low = reference.exact(row, [x])
         # log(3) = 1.0986122886681098 (float64) + 9.07...e-17, from its digits 1.09861228866810969139524523692253
@@ -76,7 +76,7 @@ class TestReference:
 
     @pytest.mark.parametrize("at", [1e-300, 1e-30, 0.75, 700.0])
     def test_derivatives_of_any_magnitude(self, at):
-        """The derivative of exp is exp, next to 0 too, where a difference cancels nearly all bits."""
+        """The derivative of exp is exp, even next to 0, where a difference quotient cancels nearly all bits."""
         row = Row("exp", "elementary", "torch.exp(x)", "exp(x)")
         x = [torch.tensor([at], dtype=torch.float64)]
         assert [part.tolist() for part in reference.exact(row, x, 0)] == [
@@ -84,26 +84,27 @@ class TestReference:
         ]
 
     def test_no_real_answer(self):
-        """Outside of a function's domain, and at its poles, there is nothing to measure."""
+        """Outside a function's domain, and at its poles, no finite answer exists to measure."""
         row = Row("log", "elementary", "torch.log(x)", "log(x)")
         assert not reference.exact(row, [torch.tensor([-1.0, 0.0])])[0].isfinite().any()
 
 
 class TestErrors:
     def test_ulp_of_each_or_of_the_largest(self):
-        """An elementary function's ulp is that of each answer, any other's that of the largest element."""
+        """The ulp is that of each answer for an elementary function, and that of the largest element for any other."""
         exact, off = torch.tensor([1.0, 100.0], dtype=torch.float64), torch.tensor([2.0**-23, 0.0], dtype=torch.float64)
         assert errors(exact + off, exact, 0 * exact, torch.float32, True).tolist() == [1, 0]
         assert errors(exact + off, exact, 0 * exact, torch.float32, False).tolist() == [1 / 64, 0]
 
     def test_no_number(self):
-        """nan and the infinities are the largest error that there is, and can be written to JSON."""
+        """nan and the infinities have the largest possible error, which JSON can represent."""
         got, exact = torch.tensor([math.nan, math.inf, 1.0]), torch.ones(3, dtype=torch.float64)
         found = errors(got, exact, 0 * exact, torch.float32, True)
         assert found.tolist() == [NO_NUMBER, NO_NUMBER, 0] and math.isfinite(rms(found))
 
     def test_rule(self):
-        """Up to 2 ulp is no finding; above, 4 times torch CPU's error is the limit, of the largest and of the mean."""
+        """An error up to 2 ulp is no finding. Above that, the limit is 4 times torch CPU's error, both for the largest
+        and the mean."""
         assert limit(0) == limit(0.5) == 2 and limit(3) == 12
         assert Accuracy("result", 2.0, 0.1, 1.0, 0.1).excess == 1
         assert Accuracy("result", 12.1, 3.0, 1.0, 0.1).excess > 1

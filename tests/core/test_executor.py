@@ -1,4 +1,4 @@
-"""The executor: every kind of target is really run, and a target of each kind that lies is caught by both commands."""
+"""The executor runs every kind of target, and both commands detect a faulty target of each kind."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ LIARS = {
 
 @pytest.fixture(autouse=True)
 def liars(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted targets can be imported."""
+    """Make the planted targets importable."""
     monkeypatch.syspath_prepend(str(PLANTED))
 
 
 def case_of(op: str, variant: str = "forward"):
-    """A case of op_db in float32, two samples of it."""
+    """A float32 case of op_db with two samples."""
     from conformance.opinfo.plan import Case
 
     return Case(op, "", "unary", "float32", variant, "as_sampled", 2)
@@ -53,14 +53,15 @@ def case_of(op: str, variant: str = "forward"):
 class TestLies:
     @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
     def test_programs_catch_it(self, spec: str, oracle: str) -> None:
-        """Judged as a program, each lie is a mismatch of its oracle."""
+        """In a program, each fault is a mismatch of its oracle."""
         assert oracle in {
             mismatch.oracle for mismatch in judge_program(PROGRAM, load_target(spec), locate=False).mismatches
         }
 
     @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
     def test_op_db_catches_it(self, spec: str, oracle: str) -> None:
-        """Judged as a sample of op_db, too. `opinfo` once compared torch CPU with itself for all that transform."""
+        """In an op_db sample, each fault is a failure too. Regression test: `opinfo` compared torch CPU with itself for
+        every transforming target."""
         from conformance.opinfo.case import run_case
 
         target = load_target(spec)
@@ -72,7 +73,8 @@ class TestLies:
 
     @pytest.mark.parametrize("variant", ["inplace", "method", "out", "backward", "error_inputs"])
     def test_a_lying_compiler_is_caught_in_every_variant(self, variant: str) -> None:
-        """A backend that is off by one, in each way to call an op; one that never raises, in inputs that must."""
+        """A backend that is off by one is detected in each way to call an op. A backend that never raises is detected
+        with error inputs."""
         from conformance.opinfo.case import run_case
 
         spec = "class:liars.IdleTransform" if variant == "error_inputs" else "compile:off_by_one,import=liars"
@@ -81,15 +83,15 @@ class TestLies:
 
     @pytest.mark.parametrize("op", ["nn.functional.dropout", "randn_like", "bernoulli"])
     def test_a_lie_about_random_numbers_is_caught(self, op: str) -> None:
-        """A backend that is off by one in what it draws. Such ops were never compiled: op_db calls them in a wrapper
-        that sets a seed, which Dynamo cannot trace."""
+        """A backend that is off by one in random numbers is detected. Regression test: such ops were never compiled,
+        because op_db calls them in a wrapper that sets a seed, which Dynamo cannot trace."""
         from conformance.opinfo.case import run_case
 
         result = run_case(case_of(op), load_target("compile:off_by_one,import=liars"))
         assert "value" in result.oracles, result
 
     def test_a_transform_that_gives_its_function_back_is_refused(self) -> None:
-        """It is one sentence and no result, as a program and as a sample."""
+        """Such a target gives one sentence and no result, for programs and samples."""
         from conformance.opinfo.case import run_case
 
         target = load_target("class:liars.IdentityTransform")
@@ -99,7 +101,7 @@ class TestLies:
             run_case(case_of("neg"), target)
 
     def test_a_backend_that_refuses_is_one_sentence(self) -> None:
-        """Before anything runs."""
+        """The error comes before anything runs."""
         with pytest.raises(TargetError, match="this backend compiles nothing"):
             load_target("compile:refuses,import=liars")
 
@@ -110,7 +112,7 @@ class TestLies:
         [("class:liars.ValueTransform", 1), ("class:liars.StrideDevice", 1), ("class:liars.IdentityTransform", 2)],
     )
     def test_the_commands_say_so(self, command: list[str], spec: str, code: int, tmp_path: Path) -> None:
-        """Exit code 1 for a lie, and 2, with one sentence, for a target that transforms nothing."""
+        """A fault gives exit code 1. A target that transforms nothing gives exit code 2 and one sentence."""
         words = [sys.executable, "-m", "conformance", *command, "--target", spec, "--reports", str(tmp_path)]
         env = {"PYTHONPATH": f"{ROOT}:{PLANTED}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
         said = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
@@ -120,7 +122,7 @@ class TestLies:
 
 
 class TestWatch:
-    """`watch` is told each step before it runs, and whether the target may have to build kernels for it."""
+    """`watch` receives each step before it runs, and whether the target may compile kernels for it."""
 
     @staticmethod
     def told(target: Target, program: Program = PROGRAM) -> list[tuple[int, bool]]:
@@ -129,13 +131,13 @@ class TestWatch:
         return told
 
     def test_the_first_run_builds(self) -> None:
-        """A signature that the target has not run: the move, the step and the observation, which waits for both."""
+        """For a signature that is new to the target, the move, the step and the observation may all compile."""
         target = load_target("cpu")
         assert self.told(target) == [(0, True), (1, True), (2, True), (2, False)]
         assert self.told(target) == [(0, False), (1, False), (2, False), (2, False)]
 
     def test_dtype_and_rank_are_part_of_it(self) -> None:
-        """A kernel is built for them."""
+        """Another dtype or rank needs another kernel."""
         target = load_target("cpu")
         self.told(target)
         for dtype, shape, stride in (("float64", (2, 3), (3, 1)), ("float32", (6,), (1,))):
@@ -144,21 +146,21 @@ class TestWatch:
             assert self.told(target, other)[1] == (1, False)
 
     def test_a_new_step_after_a_known_one(self) -> None:
-        """Only it builds, and the observation after it."""
+        """Only the new step and the observation after it may compile."""
         target = load_target("cpu")
         self.told(target)
         longer = PROGRAM.with_steps((*PROGRAM.steps, Step("exp", (tensor("b"),), out=("c",))))
         assert self.told(target, longer) == [(0, False), (1, False), (2, True), (3, True), (3, False)]
 
     def test_a_compiler_builds_every_time(self) -> None:
-        """Each program is another function."""
+        """Each program is a new function for a compiler."""
         target = load_target("aot_eager")
         for _ in range(2):
             assert self.told(target)[1] == (1, True)
 
     @pytest.mark.parametrize(("spec", "lazy"), [("tiny", True), ("device:xla", True), ("device:cpu", False)])
     def test_a_lazy_device_builds_every_time(self, spec: str, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What it fuses follows from the whole program, and is built when it is observed."""
+        """A lazy device fuses whole programs and compiles when their results are observed."""
         assert describe_target(spec).lazy is lazy
         target = load_target("cpu")
         monkeypatch.setattr(target, "lazy", lazy, raising=False)
@@ -168,12 +170,12 @@ class TestWatch:
 
 class TestNotCompiled:
     def test_a_program_is_no_pass(self) -> None:
-        """What a compiler was handed nothing of agrees with itself, and is counted apart."""
+        """A program without captured ops agrees trivially, so it counts as unsupported."""
         verdict = judge_program(PROGRAM, load_target("class:liars.UncapturedTransform"))
         assert (verdict.passed, verdict.unsupported) == (False, UNCAPTURED)
 
     def test_a_sample_is_no_pass(self) -> None:
-        """Nothing is compared in the case, and its reason says why."""
+        """The case compares nothing, and its reason says why."""
         from conformance.opinfo.case import run_case
 
         result = run_case(case_of("neg"), load_target("class:liars.UncapturedTransform"))
@@ -182,8 +184,8 @@ class TestNotCompiled:
 
     @pytest.mark.parametrize("op", ["nn.functional.dropout2d", "randn", "multinomial", "nn.functional.rrelu"])
     def test_random_numbers_are_compiled(self, op: str) -> None:
-        """Both sides draw from the seed that the harness sets, and the backend is handed the op; afterwards op_db sets
-        its own seed again."""
+        """Both sides use the seed that the harness sets, and the backend receives the op; afterwards op_db's own
+        seeding is restored."""
         from torch.testing._internal import common_methods_invocations as invocations
 
         from conformance.opinfo.case import run_case
@@ -194,7 +196,7 @@ class TestNotCompiled:
         assert invocations.wrapper_set_seed is wrapper
 
     def test_a_graph_break_on_the_op_itself_is_not_compiled(self) -> None:
-        """`masked_select` has a size that follows from values, so Dynamo hands its backend nothing."""
+        """The output size of `masked_select` depends on values, so Dynamo passes no graph to the backend."""
         from conformance.opinfo.case import run_case
 
         result = run_case(case_of("masked_select"), load_target("compile:eager"))
@@ -206,7 +208,7 @@ class TestNotCompiled:
         [(Capture(), "not compiled"), (Capture(1, 3), "compiled"), (Capture(2, 3, 1), "partly compiled")],
     )
     def test_extent(self, capture: Capture, extent: str) -> None:
-        """Ops in graphs, and graph breaks between them, say how far a function was compiled."""
+        """The ops in graphs and the graph breaks decide how far a function was compiled."""
         assert capture.extent == extent
 
 
@@ -226,12 +228,12 @@ class TestCompileSpec:
         ],
     )
     def test_bad_input_is_one_sentence(self, spec: str, text: str) -> None:
-        """A typo says what is near it; a module that cannot be imported says its own error."""
+        """A typo gets the nearest name; a module that cannot be imported gets its own error."""
         with pytest.raises(TargetError, match=text):
             load_target(spec)
 
     def test_a_function_is_called_after_the_import(self) -> None:
-        """Some packages register their backend only when they are asked to."""
+        """Some packages register their backend only in an explicit call."""
         Path(PLANTED, "liars.py")  # registers when it is imported; `off_by_one` is called with no tensor
         with pytest.raises(TargetError, match="off_by_one"):
             load_target("compile:eager,import=liars,call=off_by_one")
@@ -239,7 +241,7 @@ class TestCompileSpec:
 
 class TestRenamed:
     def test_former_names_still_work(self) -> None:
-        """A target that sets `whole`, `storages` or `without` is understood, with a DeprecationWarning."""
+        """A target may still set `whole`, `storages` or `without`, with a DeprecationWarning."""
         with pytest.warns(DeprecationWarning, match="whole is called transforms_program"):
 
             class Old(Target):
@@ -250,7 +252,7 @@ class TestRenamed:
 
 
 def test_nothing_else_runs_anything_on_a_target() -> None:
-    """Only the executor sends tensors, enters a target's mode or applies its transform; targets call their own."""
+    """Outside the targets, only the executor sends tensors, enters a target's mode or applies its transform."""
     calls = {"send", "transform", "active", "capture"}
     found = []
     for path in (ROOT / "conformance").rglob("*.py"):
@@ -265,7 +267,7 @@ def test_nothing_else_runs_anything_on_a_target() -> None:
 
 
 def test_steps_are_run_one_by_one() -> None:
-    """With `each`, there is one observation a step, and the last is that of a run without."""
+    """With `each`, every step has an observation, and the last one equals that of a normal run."""
     cpu = load_target("cpu")
     both = PROGRAM.with_steps((*PROGRAM.steps, Step("zero_", (tensor("b"),))))
     seen = Executor(cpu).run(ProgramSubject(both), each=True)

@@ -1,4 +1,4 @@
-"""Expectations: strict in both directions, and refused with the line when they are damaged."""
+"""Expectations: strict in both directions; errors in a file name the line."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def entry(op: str, *oracles: str, dtype: tuple[str, ...] = ("*",), samples: int 
 
 
 class TestMended:
-    """An entry whose case passes."""
+    """Entries whose case passes."""
 
     def test_it_says_how_to_take_it_out(self, tmp_path: Path) -> None:
-        """The file, the line, what to do there and the command that does it."""
+        """The reason has the file, the line, the remedy and the option that applies it."""
         path = tmp_path / "some.toml"
         path.write_text("# known\n[[expect]]\nop = 'add'\nreason = 'so'\n")
         (passed,) = apply([result("add", Outcome.PASS)], load(path))
@@ -40,7 +40,7 @@ class TestMended:
 
 
 class TestTorch:
-    """Entries that speak of some versions of torch only."""
+    """Entries for some versions of torch only."""
 
     HELD, OTHER = "torch = '>=2.9'", "torch = '<2.9'"
 
@@ -54,30 +54,30 @@ class TestTorch:
 
     @pytest.mark.parametrize(("line", "outcome"), [(HELD, Outcome.XPASS), (OTHER, Outcome.PASS)])
     def test_a_pass(self, tmp_path: Path, line: str, outcome: Outcome) -> None:
-        """Where it holds it is owed, and elsewhere it is not."""
+        """If the specifier matches, a pass is XPASS; otherwise the entry does not apply."""
         assert apply([result("add", Outcome.PASS)], load(self.file(tmp_path, line)))[0].outcome is outcome
 
     @pytest.mark.parametrize(("line", "outcome"), [(HELD, Outcome.XFAIL), (OTHER, Outcome.FAIL)])
     def test_a_failure(self, tmp_path: Path, line: str, outcome: Outcome) -> None:
-        """Elsewhere it excuses nothing."""
+        """If the specifier does not match, the entry excuses nothing."""
         assert apply([result("add", Outcome.FAIL, "value")], load(self.file(tmp_path, line)))[0].outcome is outcome
 
     @pytest.mark.parametrize(("line", "owed"), [(HELD, True), (OTHER, False)])
     def test_a_finding(self, tmp_path: Path, line: str, owed: bool) -> None:
-        """The same of what drawn programs show."""
+        """The same rule applies to findings of programs."""
         (known,) = findings(self.file(tmp_path, line))
         found = Finding("s", step="copy_", kind="FAIL")
         assert (known.covers(found), known.due(drawn_run())) == (owed, owed)
 
     def test_an_update_keeps_what_speaks_of_another(self, tmp_path: Path) -> None:
-        """A run under one torch says nothing of another: the entry stays as it is, and is written again so."""
+        """A run with another torch version leaves the entry unchanged, in memory and in the file."""
         path = self.file(tmp_path, self.OTHER)
         kept, done = update(load(path), Run("tiny", [result("add", Outcome.PASS)]), "")
         assert (kept, done) == (load(path), [])
         assert 'torch = "<2.9"' in dumps(kept, "tiny") and 'torch = "<2.9"' in dumps([], "tiny", findings(path))
 
     def test_narrowed_it_speaks_of_the_same(self, tmp_path: Path) -> None:
-        """What is left of a glob keeps its versions."""
+        """A narrowed entry keeps its versions."""
         path = self.file(tmp_path, self.HELD)
         found = [result("add", Outcome.PASS), result("add", Outcome.FAIL, "value", dtype="int64")]
         (kept,), _ = update(load(path), Run("tiny", found), "")
@@ -85,26 +85,26 @@ class TestTorch:
 
     @pytest.mark.parametrize("text", ["2.14", "newer", ""])
     def test_what_is_no_specifier(self, tmp_path: Path, text: str) -> None:
-        """It would hold nowhere, or everywhere, in silence."""
+        """An invalid specifier is rejected; it would silently match nothing or everything."""
         with pytest.raises(
             ReportError, match=rf"some\.toml, line 1: 'torch': '{text}' is no specifier of versions, such as"
         ):
             load(self.file(tmp_path, f"torch = '{text}'"))
 
     def test_of_the_same_case_by_version(self) -> None:
-        """Two entries that never hold together are not one declared twice."""
+        """Two entries with disjoint versions are not duplicates."""
         both = [replace(entry("add", "value"), torch=held) for held in (">=2.9", "<2.9")]
         assert check(both, ["add"], Path("x.toml")) == []
         assert "declared twice" in check([both[0]] * 2, ["add"], Path("x.toml"))[0]
 
 
 def drawn_run() -> Run:
-    """A whole campaign of ten programs of seed 0."""
+    """A complete campaign of ten programs of seed 0."""
     return Run("tiny", [], drawn=Drawn(seeds=[0], programs=10))
 
 
 class TestApply:
-    """Declared failures and declared failures that pass."""
+    """Declared failures, and declared failures that pass."""
 
     @pytest.mark.parametrize(
         ("found", "declared", "outcome"),
@@ -122,23 +122,23 @@ class TestApply:
         ],
     )
     def test_outcome(self, found: Result, declared: Expectation, outcome: Outcome) -> None:
-        """An entry excuses exactly the oracles that it names, and demands them."""
+        """An entry excuses exactly the oracles that it names, and requires them to fail."""
         assert apply([found], [declared])[0].outcome is outcome
 
     def test_every_entry_must_be_met(self) -> None:
-        """An oracle that is declared in a second entry and passes is XPASS, although the first entry is met."""
+        """If one oracle of two entries fails and the other passes, the result is XPASS."""
         declared = [entry("add", "stride"), entry("add", "value")]
         assert apply([result("add", Outcome.FAIL, "stride")], declared)[0].outcome is Outcome.XPASS
 
     @pytest.mark.parametrize(("compared", "outcome"), [(8, Outcome.PASS), (9, Outcome.XPASS)])
     def test_a_shorter_run_need_not_fail(self, compared: int, outcome: Outcome) -> None:
-        """What is declared from nine samples on may pass in eight, never in nine, and is declared in both."""
+        """An entry with `samples = 9` may pass in eight samples, but not in nine. It excuses a failure in both."""
         declared = entry("add", "value", samples=9)
         assert apply([result("add", Outcome.PASS, samples=compared)], [declared])[0].outcome is outcome
         assert apply([result("add", Outcome.FAIL, "value", samples=compared)], [declared])[0].outcome is Outcome.XFAIL
 
     def test_the_reason_is_shown(self) -> None:
-        """A declared failure carries its reason."""
+        """The result of a declared failure has the entry's reason."""
         assert apply([result("add", Outcome.FAIL, "value")], [entry("add", "value")])[0].reason == "a reason"
 
 
@@ -146,7 +146,7 @@ class TestFile:
     """The TOML file."""
 
     def test_round_trip(self, tmp_path: Path) -> None:
-        """What is written is read, whatever is in a reason."""
+        """A file survives writing and reading, with any characters in the reason."""
         entries = [
             Expectation(
                 'a"\\*', ("forward",), ("float32", "int64"), ("*",), ("value",), 'x\n"\\\x7f\u2028', "https://e"
@@ -156,7 +156,7 @@ class TestFile:
         assert load(tmp_path / "t.toml") == entries
 
     def test_no_file_is_no_entry(self, tmp_path: Path) -> None:
-        """A target without a file is expected to pass everything."""
+        """A target without a file has no declared failures."""
         assert load(tmp_path / "none.toml") == []
 
     @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ class TestFile:
         ],
     )
     def test_damage_is_named(self, tmp_path: Path, text: str, message: str) -> None:
-        """A damaged file is refused with its name and the line."""
+        """A damaged file is rejected with its name and the line."""
         (tmp_path / "t.toml").write_text(text)
         with pytest.raises(ReportError, match=message) as raised:
             load(tmp_path / "t.toml")
@@ -184,10 +184,10 @@ class TestFile:
 
 
 class TestUpdate:
-    """Taking over what a run found."""
+    """Updates of declarations from a run."""
 
     def test_update_makes_the_run_pass(self) -> None:
-        """After an update the same results have nothing unexpected, and a second update changes nothing."""
+        """After an update, the same results have nothing unexpected, and a second update changes nothing."""
         results = [
             result("add", Outcome.FAIL, "stride"),
             result("add", Outcome.FAIL, "stride", dtype="int64"),
@@ -202,13 +202,14 @@ class TestUpdate:
         assert update(entries, Run("t", apply(results, entries)), "")[0] == entries
 
     def test_a_glob_is_narrowed(self) -> None:
-        """Where part of what a glob covers passes, the rest stays declared with the same reason."""
+        """If a part of a glob passes, the failing part stays declared with the same reason."""
         results = [result("add", Outcome.FAIL, "value"), result("addmm", Outcome.PASS)]
         entries, _ = update([entry("add*", "value")], Run("t", results), "")
         assert [(e.op, e.reason) for e in entries] == [("add", "a reason")]
 
     def test_from_how_many_samples_on(self) -> None:
-        """What shows in a later sample, or in the kernels of all, is declared from there; a shorter pass keeps it."""
+        """A failure of a later sample, or of the kernel count of all samples, is declared from that number of samples
+        on. A shorter run that passes keeps the entry."""
         late = result("add", Outcome.FAIL, "value", samples=20)
         late = late.replace(failures=(Failure("value", "", "", "", sample=7),))
         many = result("sort", Outcome.FAIL, "kernels", samples=20)
@@ -218,13 +219,13 @@ class TestUpdate:
         assert update(entries, Run("t", short), "")[0] == entries
 
     def test_what_was_not_run_stays(self) -> None:
-        """A run of a few ops removes nothing about others."""
+        """A run of a few ops removes no entries of others."""
         declared = [entry("linalg.*", "value")]
         assert update(declared, Run("t", [result("add", Outcome.PASS)]), "")[0] == declared
 
 
 class TestCheck:
-    """Names that nothing has."""
+    """Names that do not exist."""
 
     @pytest.mark.parametrize(
         ("declared", "message"),
@@ -235,16 +236,16 @@ class TestCheck:
         ],
     )
     def test_unknown_names(self, declared: Expectation, message: str) -> None:
-        """A misspelt name is found, with what is near it."""
+        """The error for a misspelt name has similar names."""
         (problem,) = check([declared], ["add", "sub"], Path("t.toml"))
         assert message in problem
 
     def test_declared_twice(self) -> None:
-        """The same case and oracle in two entries is a mistake."""
+        """Two entries for one case and oracle are an error."""
         assert "declared twice" in check([entry("add", "value")] * 2, ["add"], Path("t.toml"))[0]
 
     def test_good_names(self) -> None:
-        """Entries that name what exists have no problem."""
+        """Entries with existing names have no problems."""
         assert check([entry("a*", "value")], ["add"], Path("t.toml")) == []
 
     @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ class TestCheck:
         ],
     )  # fmt: skip
     def test_support_that_went_away(self, variant: str, dtype: str, found: bool) -> None:
-        """An entry whose op exists, but not in that variant and dtype, covers nothing and is named."""
+        """An entry for an op without that variant and dtype covers no case and is reported."""
         op = plan.Entry("add", "", "binary", frozenset({"float32", "int64"}), frozenset({"float32"}),
                         frozenset({"forward", "backward"}))  # fmt: skip
         declared = Expectation("a*", (variant,), (dtype,), ("*",), ("value",), "a reason", line=7)
@@ -264,7 +265,7 @@ class TestCheck:
 
     @pytest.mark.slow
     def test_tracked_files_name_what_exists(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Every expectation in the repository names ops, dtypes and oracles that exist."""
+        """Every expectation in the repository names existing ops, dtypes and oracles."""
         for path in (Path(__file__).parent.parent.parent / "reports" / "expectations").glob("*.toml"):
             assert command.main(["--file", str(path), "check"]) == 0, capsys.readouterr().out
 
@@ -273,7 +274,7 @@ class TestCommand:
     """`python -m conformance.expectations`."""
 
     def test_update_and_explain(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The file is written from a run, and a case's entries are shown."""
+        """`update` writes the file from a run, and `explain` prints a case's entries."""
         model.save(Run("tiny", [result("add", Outcome.FAIL, "value")]), tmp_path / "run.json")
         file = ["--file", str(tmp_path / "t.toml")]
         assert command.main([*file, "update", str(tmp_path / "run.json"), "--reason", "why"]) == 0
@@ -284,13 +285,13 @@ class TestCommand:
         assert "1 entry" in output
 
     def test_explaining_an_op_that_does_not_exist(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """A mistyped op is bad usage, with what is near it; an op without entries is not."""
+        """An unknown op is a usage error with similar names; an op without entries is not an error."""
         assert command.main(["explain", "mlu"]) == 2
         assert "did you mean lu, mul" in capsys.readouterr().err
         assert command.main(["explain", "mul"]) == 0
 
     def test_another_targets_run_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A run of the cpu does not become tiny's expectations."""
+        """A run on cpu cannot update the expectations of tiny."""
         model.save(Run("cpu", [result("add", Outcome.PASS)]), tmp_path / "run.json")
         assert command.main(["--file", str(tmp_path / "t.toml"), "update", str(tmp_path / "run.json")]) == 2
         assert "add --target cpu" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What follows from a feature that a device lacks: what is not judged, and what is not drawn."""
+"""Features that a device lacks: the oracles that are not judged, and the steps that are not drawn."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from conformance.program.steps.table import OPS
 
 class TestDeclared:
     def test_what_follows_from_a_lacking_feature_is_not_judged(self):
-        """Oracles go, and steps that are nothing but this feature; the rest stays."""
+        """A lacking feature removes its oracles and the steps that consist of it only."""
         target = load_target("cpu:without=storages")
         assert target.oracles == load_target("cpu").oracles - {"alias", "storage"}
         assert "set_view_" in target.unsupported and "as_strided" not in target.unsupported
 
     def test_a_device_is_judged_by_strides_that_say_where_an_element_lies(self):
-        """Half of the findings on the first foreign device were strides of dimensions of length 1."""
+        """A device is judged by significant strides. Regression test: half of the findings on the first foreign device
+        were strides of dimensions of length 1."""
         given = torch.arange(3.0).view(1, 3)
         expected, actual = (observe({"a": torch.as_strided(given, (1, 3), (by, 1))}) for by in (3, 1))
         assert not compare(expected, actual, oracles=load_target("device:cpu").oracles)
@@ -34,13 +35,13 @@ class TestDeclared:
         assert not {"stride", SIGNIFICANT_STRIDE} & lacking.oracles and "reshape" in lacking.unsupported
 
     def test_names_are_those_of_oracles_and_steps(self):
-        """A misspelt one would leave nothing out."""
+        """A misspelt name would exclude nothing."""
         for feature in FEATURES.values():
             assert feature.oracles <= {*ORACLES}
             assert feature.steps <= {*OPS}
 
     def test_the_former_attribute_is_understood(self):
-        """`exposes_storages = False` was how a target said it."""
+        """The former attribute `exposes_storages = False` still works, with a DeprecationWarning."""
         with pytest.warns(DeprecationWarning, match="lacks"):
 
             class Hidden(Target):

@@ -1,4 +1,4 @@
-"""The cause of a finding: what each kind of wrong is called and ranked as, and the two names that a finding has."""
+"""The cause of a finding: its property, its severity, and the two names of a finding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATER = ("value / add_ / gaps", "error / no error: size mismatch")
 
 
 class TestProperty:
-    """`property_of` and `severity_of`."""
+    """Tests of `property_of` and `severity_of`."""
 
     @pytest.mark.parametrize(
         ("seen", "wrong"),
@@ -32,15 +32,16 @@ class TestProperty:
         ],
     )
     def test_of_a_difference(self, seen: tuple[str, ...], wrong: str) -> None:
-        """One error oracle sees four kinds of wrong."""
+        """The oracle `error` covers four properties."""
         assert property_of(*seen) == wrong
 
     def test_every_oracle_has_one(self) -> None:
-        """No oracle of a result is left without a name in the table of severity."""
+        """The severity table has a property for each oracle of a result."""
         assert {property_of(oracle, "1", "2") for oracle in ORACLES} <= {*PROPERTIES}
 
     def test_order(self) -> None:
-        """A crash, memory and aliasing, wrong values, metadata, errors, missing ones, wording; then the count."""
+        """The order is: crash, memory and aliasing, wrong values, metadata, errors, missing errors, wording; then the
+        count."""
         names = ["crash", "aliasing", "value", "metadata", "not implemented", "missing error", "wording", "kernels"]
         ranks = [severity_of(name) for name in names]
         assert ranks == sorted({*ranks})
@@ -52,16 +53,16 @@ class TestProperty:
 
 
 class TestTitles:
-    """`Finding.title`, `seen_as` and `from_title`."""
+    """Tests of `Finding.title`, `seen_as` and `from_title`."""
 
     def test_the_cause_where_it_is_known(self) -> None:
-        """Else the signature, as it was in files that were written before there were causes."""
+        """The title is the cause, or the signature if the file is older than causes."""
         assert Finding(LATER[0], property="aliasing", op="as_strided").title() == "aliasing / as_strided"
         assert Finding(LATER[0], FLAKY, property="crash", op="unfold").title() == "flaky / crash / unfold"
         assert Finding(LATER[0]).title() == LATER[0]
 
     def test_all_signatures(self) -> None:
-        """Each with parts of its own."""
+        """Each signature has its own parts."""
         made = Finding("value / copy_ / gaps", property="aliasing", op="t", signatures=LATER)
         assert [(one.step, one.error, one.op) for one in made.seen_as()][1:] == [
             ("add_", "", "t"),
@@ -69,7 +70,7 @@ class TestTitles:
         ]
 
     def test_read_again(self) -> None:
-        """A cause is a property and an op, and no more."""
+        """A cause consists of a property and an op."""
         named = from_title("missing error / view")
         assert (named.property, named.op) == ("missing error", "view")
         assert from_title(LATER[0]) == from_signature(LATER[0])

@@ -1,4 +1,4 @@
-"""A device that lacks what the harness would use is given the same inputs in another way, with the same outcome."""
+"""Input layouts: a device that lacks an operator gets the same inputs by another method, with the same results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ LACKING = ["storages", "set_", "as_strided", "data_ptr", ALL]
 
 
 class TestTorchCpuWithout:
-    """torch CPU is torch CPU, however its tensors are made; calling what is lacking raises there."""
+    """torch CPU without some operators agrees with torch CPU, because inputs are built by other methods; a call of a
+    missing operator raises."""
 
     PROGRAMS = 400  # five times, so 2,000
 
     @pytest.mark.parametrize(("seed", "lacking"), list(enumerate(LACKING)))
     def test_programs_agree(self, seed, lacking, tmp_path):
-        """13 of 200 programs failed: inputs rebuilt by as_strided were views without gradient."""
+        """Programs agree without each of these operators. Regression test: 13 of 200 programs failed, because inputs
+        rebuilt by as_strided were views without gradient."""
         programs = self.PROGRAMS
         words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", str(programs)]
         assert main([*words, "--without", "op_db", "--reports", str(tmp_path)]) == 0
@@ -38,17 +40,18 @@ class TestTorchCpuWithout:
         [(4, ALL, 25), *(pytest.param(*each, 50, marks=pytest.mark.slow) for each in enumerate(LACKING))],
     )
     def test_calls_of_op_db_agree(self, seed, lacking, programs, tmp_path):
-        """Memory read without `set_` kept the lazy conjugate of `fft.ifft`, and lost it when it was put on again."""
+        """op_db calls agree too. Regression test: without `set_`, a copy of the memory kept the lazy conjugate of
+        `fft.ifft`, and rebuilding the tensor lost it."""
         words = ["--target", f"cpu:without={lacking}", "--seed", str(seed), "--programs", str(programs)]
         assert main([*words, "--only", "op_db", "--reports", str(tmp_path)]) == 0
         drawn = model.load(tmp_path / "fuzz.json").drawn
-        share = 0.8 if holds("<2.14") else 0.75  # op_db of 2.14 has an input more that no view can make
+        share = 0.8 if holds("<2.14") else 0.75  # op_db of 2.14 has one more input that no view can build
         assert drawn is not None and drawn.called > 5 * programs and drawn.compared >= share * drawn.programs
-        # Programs that could not be run were drawn again.
+        # Other programs replaced those that could not run.
         assert drawn.compared == programs == drawn.programs - sum(drawn.unsupported.values())
 
     def test_op_db_agrees(self, tmp_path):
-        """All operators of op_db in float32, with their gradients."""
+        """All operators of op_db in float32 agree, including gradients."""
         asked = ["--variant", "forward,backward", "--samples", "3", "--reports", str(tmp_path)]
         assert runner.main(["--target", f"cpu:without={ALL}", *asked]) == 0
 
@@ -68,7 +71,8 @@ class TestLayOut:
     @pytest.mark.parametrize("lacks", ["", "set_", "storages", "set_+as_strided", "storages+as_strided+data_ptr"])
     @pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{tuple(view.shape)}{view.stride()}")
     def test_the_same_tensor_in_each_way(self, view, lacks):
-        """Geometry, memory, values; a leaf that is no view to autograd and has not been written to."""
+        """Each method gives the same geometry, memory and values. The tensor is a leaf, no view for autograd, and has
+        version 0."""
         flat = self.BASE.clone()
         with torch.no_grad():
             made = lay_out(flat, view, lacks.split("+"))
@@ -82,7 +86,8 @@ class TestLayOut:
         assert not made._is_view() and made.is_leaf and made._version == 0
 
     def test_windows_make_any_geometry(self):
-        """Gaps, overlap, dimensions of size 1 and stride 0, in any order: 28 of 100 programs could not be run."""
+        """Windows build gaps, overlap, dimensions of size 1 and stride 0, in any order. Regression test: 28 of 100
+        programs could not run."""
         rng = random.Random(0)
         for _ in range(300):
             size = [rng.randint(1, 4) for _ in range(rng.randint(0, 4))]
@@ -95,7 +100,8 @@ class TestLayOut:
             assert (list(made.size()), list(made.stride()), made.storage_offset()) == (size, stride, offset)
 
     def test_what_cannot_be_made_is_said(self):
-        """Elements that overlap have no ordinary view; alone, a copy has other strides, which would be judged."""
+        """A tensor with overlapping elements cannot be built from ordinary views. A copy has other strides, which the
+        oracles would judge."""
         overlapping = self.BASE.as_strided((3, 2), (1, 1), 0)
         with pytest.raises(LayoutUnavailable, match=r"size \(3, 2\), strides \(1, 1\) and offset 0"):
             lay_out(self.BASE.clone(), overlapping, {"set_", "as_strided", "unfold"}, alone=True)
@@ -104,7 +110,8 @@ class TestLayOut:
             lay_out(self.BASE.clone(), shared, {"set_", "as_strided", "data"}, alone=False)
 
     def test_a_plain_copy_is_the_last_way(self):
-        """Of a tensor that fills its storage densely, where the device has no views and shows no strides."""
+        """A copy is accepted for a tensor that fills its storage densely, on a device without views and without visible
+        strides."""
 
         class NoViews(torch.Tensor):
             def view(self, *size):
@@ -117,8 +124,9 @@ class TestLayOut:
 
     @pytest.mark.parametrize("view", [BASE.as_strided((3, 2), (1, 1), 0), BASE.view(3, 4).t(), BASE.view(3, 4)[1:, 1:]])
     def test_a_copy_that_is_not_the_same_memory_is_none(self, view):
-        """Where strides are not shown, every geometry was made by a dense copy at need: overlapping elements became
-        elements of their own, and a step that looks beside the view found nothing there."""
+        """A copy must not replace overlapping, permuted or partial memory. Regression test: if strides were not
+        visible, a dense copy replaced every geometry. Overlapping elements became separate, and a step that reads
+        outside the view found nothing there."""
 
         class NoViews(torch.Tensor):
             def __getitem__(self, index):
@@ -132,7 +140,8 @@ class TestLayOut:
             )
 
     def test_views_that_raise_are_not_the_end(self):
-        """One kind of view that a device refuses was an error at the move of the inputs of every third program."""
+        """If one kind of view raises, another is tried. Regression test: that was an error at the move of the inputs of
+        every third program."""
 
         class NoSteps(torch.Tensor):
             def __getitem__(self, index):
@@ -145,7 +154,7 @@ class TestLayOut:
 
 
 def test_calling_what_is_lacking_raises(monkeypatch):
-    """What would make the agreement above red: a builder of inputs that uses set_ all the same."""
+    """A builder of inputs that still uses set_ fails the agreement tests above."""
     target = load_target("cpu:without=set_")
     monkeypatch.setattr(target, "lacks", frozenset({"as_strided"}))
     assert torch.equal(target.send(torch.arange(4.0)[1:]), torch.arange(4.0)[1:])

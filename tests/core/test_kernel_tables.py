@@ -1,4 +1,4 @@
-"""What the dispatcher's tables say of a key: Vulkan has no kernel in torch's own builds, the CPU has nearly all."""
+"""The dispatcher's tables for a key: Vulkan has no kernels in torch's own builds, and the CPU has nearly all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.core.observation import Raised
         ("aten::squeeze", "Vulkan", Kernel.COMPOSITE),
         ("aten::matmul", "Vulkan", Kernel.COMPOSITE),
         ("aten::no_such_operator", "Vulkan", None),
-        ("aten::convolution_overrideable", "Vulkan", Kernel.NONE),  # torch's kernel of it only raises
+        ("aten::convolution_overrideable", "Vulkan", Kernel.NONE),  # torch's only kernel for it raises
     ],
 )
 def test_kernel_of(operator: str, key: str, kernel: Kernel | None) -> None:
@@ -28,8 +28,8 @@ def test_kernel_of(operator: str, key: str, kernel: Kernel | None) -> None:
 
 
 def test_a_structured_operator_runs_by_its_out_form() -> None:
-    """The tables of a device that registers add.out alone have nothing for add.Tensor, which runs all the same; its
-    in-place form does, too."""
+    """A device that registers only add.out has no table entry for add.Tensor, but the functional and in-place forms run
+    too."""
     library = torch.library.Library("aten", "IMPL")
     try:
         library.impl("erfinv.out", lambda x, *, out: out, "Vulkan")
@@ -55,7 +55,7 @@ def test_out_form(operator: str, out: str) -> None:
 
 
 def test_keys() -> None:
-    """Of a wrapper on the meta device, and of torch CPU with something around it, the tables say nothing."""
+    """The tables give no answer for a wrapper on the meta device, or for torch CPU with a mode around it."""
     assert backend_key(torch.ones(1)) is None
     assert backend_key(torch.ones(1, device="meta")) == "Meta"
 
@@ -71,6 +71,6 @@ def test_keys() -> None:
     ],
 )
 def test_what_an_error_says(error: Exception, lacks: bool, operator: str) -> None:
-    """It is a witness only, and never enough by itself."""
+    """An error message is evidence only, and never sufficient alone."""
     assert not_implemented(Raised.of(error)) is lacks
     assert named(str(error)) == operator

@@ -1,4 +1,4 @@
-"""Known findings of programs: strict in both directions, wherever they ought to show, and refused where damaged."""
+"""Known findings of programs: strict in both directions; damaged entries are rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def outcomes(made: Run) -> list[Outcome]:
 
 
 class TestApply:
-    """`apply`."""
+    """Tests of `apply`."""
 
     def test_only_known_findings_are_green(self) -> None:
         """A declared finding is XFAIL with its reason, and the campaign passes."""
@@ -44,7 +44,7 @@ class TestApply:
         ],
     )  # fmt: skip
     def test_by_parts_of_the_signature(self, changes: dict[str, Any], known: bool) -> None:
-        """Every part that an entry names must match, each as a glob."""
+        """Every part that an entry names must match, as a glob."""
         entry = dataclasses.replace(ENTRY, **changes)
         made = apply(campaign(found(first_wrong_step="copy_")), [entry], "t.toml")
         assert (made.results[0].outcome is Outcome.XFAIL) is known
@@ -64,18 +64,19 @@ class TestApply:
         ],
     )
     def test_what_ought_to_show_and_does_not(self, made: Run, due: bool) -> None:
-        """XPASS, which fails: only in the drawing in which it was seen, from its number of programs on."""
+        """A missing finding is XPASS and fails the run, only in the drawing that showed it and from its number of
+        programs on."""
         judged = apply(made, [ENTRY], "t.toml")
         assert (Outcome.XPASS in outcomes(judged)) is due
         assert judged.exit_code() == int(due or not made.complete)
 
     def test_any_seed(self) -> None:
-        """Without a seed it must show in any campaign of so many programs."""
+        """Without a seed, the finding must show in any campaign with that number of programs."""
         entry = dataclasses.replace(ENTRY, seed=None)
         assert outcomes(apply(campaign(drawn=Drawn((7,), 300)), [entry], "f")) == [Outcome.XPASS]
 
     def test_a_saved_program(self) -> None:
-        """An entry for a saved program is met by that program alone, and owed wherever it runs."""
+        """An entry for a saved program matches that program only, and is due in every run of it."""
         entry = KnownFinding("a reason", program="swap-*")
         replayed = Drawn(programs=2, corpus=("swap-rows", "other"))
         assert outcomes(apply(campaign(drawn=replayed), [entry], "f")) == [Outcome.XPASS]
@@ -85,16 +86,16 @@ class TestApply:
         assert outcomes(apply(campaign(), [entry], "f")) == []
 
     def test_a_fault_of_the_harness_is_never_declared(self) -> None:
-        """A program without a meaning is this package's own fault, whatever an entry says."""
+        """A program without a defined meaning is a fault of the harness, so no entry excuses it."""
         entry = KnownFinding("all", programs=1)
         assert outcomes(apply(campaign(found("invalid / x", "INVALID")), [entry], "f"))[0] is Outcome.FAIL
 
 
 class TestUpdate:
-    """`update`."""
+    """Tests of `update`."""
 
     def test_the_same_campaign_is_green_then(self, tmp_path: Path) -> None:
-        """After an update nothing is unexpected, a second one changes nothing, and the file is read as written."""
+        """After an update, nothing is unexpected, a second update changes nothing, and the file reads back equal."""
         made = campaign(
             found(count=3, first=12), found("crash / view", "CRASH", first=0), found("value / [a*]", saved=("s",))
         )
@@ -115,11 +116,11 @@ class TestUpdate:
         assert set(expectations.findings(path)) == set(entries)
 
     def test_flaky_ones_are_not_added(self) -> None:
-        """What comes and goes cannot be promised."""
+        """A flaky finding may not show again, so it is not declared."""
         assert update([], campaign(found("flaky / value / a", "FLAKY", first=0))) == ([], [])
 
     def test_other_campaigns_keep_an_entry(self) -> None:
-        """Fewer programs, or another seed, take nothing out."""
+        """A campaign with fewer programs or another seed removes no entry."""
         assert update([ENTRY], campaign(drawn=Drawn((1,), 900)))[0] == [ENTRY]
 
 
@@ -127,7 +128,7 @@ COPIES = "results are copies instead of views"
 
 
 def copying(op: str, first: int | None = 0, **more: Any) -> model.Result:
-    """A finding whose pattern several operators show."""
+    """A finding whose pattern occurs in several operators."""
     return found(f"alias / {op}", first=first, **{"property": "aliasing", "op": op, "pattern": COPIES, **more})
 
 
@@ -135,7 +136,7 @@ class TestPatterns:
     """One bug in many operators is one entry, by the pattern of its differences."""
 
     def test_one_entry_for_three_operators(self) -> None:
-        """With the least number of programs from which on one of them shows."""
+        """The entry has the lowest number of programs that shows one of the operators."""
         made = campaign(copying("t", 30), copying("select", 12), copying("expand", 25))
         [entry], done = update([], made)
         assert (entry.pattern, entry.property, entry.op, entry.programs) == (COPIES, "*", "*", 13)
@@ -144,7 +145,8 @@ class TestPatterns:
         assert update([entry], made) == ([entry], [])
 
     def test_it_covers_a_fourth_operator_and_no_other_pattern(self) -> None:
-        """Otherwise a device that copies would have to be declared again with each seed."""
+        """The entry covers a fourth operator. Otherwise a device that copies would need a new declaration for each
+        seed."""
         [entry], _ = update([], campaign(copying("t"), copying("select"), copying("expand")))
         other = copying("split", pattern="results share memory with the wrong tensor")
         lost = found("value / add_", property="value", op="add_", pattern="value of add", first=3)
@@ -153,13 +155,13 @@ class TestPatterns:
         assert judged.exit_code() == 1
 
     def test_two_operators_are_two_entries(self) -> None:
-        """Two do not make a rule: each is declared by its cause, and a third is new."""
+        """Two operators are no pattern: each is declared by its cause, and a third is new."""
         entries, _ = update([], campaign(copying("t"), copying("select")))
         assert [(entry.pattern, entry.op) for entry in entries] == [("*", "t"), ("*", "select")]
         assert outcomes(apply(campaign(copying("expand")), entries, "f"))[0] is Outcome.FAIL
 
     def test_one_operator_in_three_findings(self) -> None:
-        """The number of operators counts, not that of findings."""
+        """The number of operators decides, not the number of findings."""
         made = campaign(*(copying("t", property=wrong) for wrong in ("aliasing", "value", "metadata")))
         assert {entry.pattern for entry in update([], made)[0]} == {"*"}
 
@@ -170,12 +172,12 @@ class TestPatterns:
         assert [(entry.pattern, entry.op) for entry in entries] == [("*", "exp"), ("*", "log"), ("*", "sin")]
 
     def test_saved_programs_are_declared_one_by_one(self) -> None:
-        """Each is owed by its own program."""
+        """Each entry is due when its own program runs."""
         made = campaign(*(copying(op, None, saved=(op,)) for op in ("t", "select", "expand")))
         assert [entry.program for entry in update([], made)[0]] == ["t", "select", "expand"]
 
     def test_a_pattern_that_nothing_shows(self) -> None:
-        """XPASS, and an update takes it out."""
+        """A pattern that no program shows is XPASS, and an update removes it."""
         entry = KnownFinding("a reason", pattern=COPIES, programs=100, seed=0)
         judged = apply(campaign(found("value / add_")), [entry], "t.toml")
         assert outcomes(judged) == [Outcome.FAIL, Outcome.XPASS]
@@ -184,7 +186,7 @@ class TestPatterns:
         assert update([entry], campaign())[1] == [f"removed: {COPIES}, which no program showed"]
 
     def test_a_file_keeps_it(self, tmp_path: Path) -> None:
-        """Also a pattern with the characters of a glob."""
+        """The file keeps a pattern, even with the characters of a glob."""
         name = "raises KeyError: [a*] is no key?"
         made = campaign(*(copying(op, pattern=name) for op in ("t", "select", "expand")))
         (tmp_path / "t.toml").write_text(expectations.dumps([], "t", update([], made)[0]))
@@ -196,8 +198,8 @@ class TestPatterns:
         )
 
     def test_what_is_not_shrunk_is_never_declared(self) -> None:
-        """Its cause is not known: an entry for it would cover other bugs. A finding
-        without its turn, since shrunk ones have its pattern, counts with these."""
+        """An unshrunk finding has no known cause, and an entry for it would cover other bugs. An exception is an
+        unshrunk finding with the pattern of shrunk ones: their entry covers it."""
         late = [copying(op, pattern=NOT_SHRUNK.format("aliasing"), shrunk=False) for op in ("t", "select", "expand")]
         entries, done = update([], campaign(*late))
         assert entries == []
@@ -223,8 +225,8 @@ class TestFile:
         ],
     )  # fmt: skip
     def test_damage_is_named(self, tmp_path: Path, text: str, message: str) -> None:
-        """One sentence with the file, the line, and for an unknown key the nearest known one; also where only the other
-        entries are asked for."""
+        """A damaged file gives one sentence with the file, the line, and the nearest key for an unknown one. That also
+        holds for commands that read the other entries only."""
         (tmp_path / "t.toml").write_text(text)
         for read in (expectations.findings, expectations.load):
             with pytest.raises(ReportError, match=message) as raised:
@@ -233,7 +235,7 @@ class TestFile:
             assert "\n" not in str(raised.value)
 
     def test_check(self) -> None:
-        """A part that no signature can have, and an entry that stands twice, are found."""
+        """Unknown names and duplicate entries are reported."""
         entries = [dataclasses.replace(ENTRY, oracle="valeu"), ENTRY, ENTRY]
         problems = check(entries, {"oracle": ("value", "storage"), "step": ("copy_",)}, Path("t.toml"))
         assert ["no finding has the oracle 'valeu'; did you mean value" in problems[0], len(problems)] == [True, 2]
@@ -244,7 +246,7 @@ class TestCommand:
     """`python -m conformance.expectations` on findings."""
 
     def test_update_keeps_the_other_kind(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A campaign's update keeps the op cases, and a run's keeps the findings."""
+        """A campaign's update keeps the op cases, and a run's update keeps the findings."""
         path, file = tmp_path / "t.toml", ["--file", str(tmp_path / "t.toml")]
         path.write_text('[[expect]]\nop = "add"\noracle = "value"\nreason = "known"\n')
         model.save(campaign(found(first=4)), tmp_path / "fuzz.json")
@@ -258,7 +260,7 @@ class TestCommand:
         ]
 
     def test_explain(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A signature's entries are shown, with the reason and when they must show."""
+        """`explain` prints a signature's entries with their reason and the number of programs."""
         (tmp_path / "t.toml").write_text(dataclasses.replace(ENTRY, issue="https://example.org/1").toml())
         file = ["--file", str(tmp_path / "t.toml")]
         assert command.main([*file, "explain", "value / copy_ / gaps"]) == 0

@@ -1,4 +1,4 @@
-"""Each oracle sees its own kind of wrongness, and only that one."""
+"""Each oracle reports its own kind of difference and no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def seen_by(want, got, **rules):
 
 class TestMetadata:
     def test_equal_outcomes_have_no_mismatch(self):
-        """Two equal trees with plain values and tensors agree."""
+        """Two equal trees of plain values and tensors agree."""
         tree = {"a": torch.ones(2, 3).t(), "b": [1, "x", None, torch.tensor(float("nan"))]}
         assert not compare(observe(tree), observe(tree), exact=True)
 
@@ -33,11 +33,12 @@ class TestMetadata:
         ],
     )
     def test_each_oracle_sees_its_own(self, got, oracles):
-        """A difference is reported by the oracle whose name it bears."""
+        """The oracle with the name of the difference reports it."""
         assert seen_by(torch.zeros(2, 3), got) == oracles
 
     def test_a_tensor_without_elements_has_no_order(self):
-        """On meta tensors such strides are not judged, and `channels_last`, which follows from them, was."""
+        """A tensor without elements has no memory order. Regression test: for meta tensors such strides were not
+        judged, but `channels_last`, which follows from them, was."""
         one, two = torch.zeros(1, 0, 1, 2), torch.zeros(0).as_strided((1, 0, 1, 2), (0, 1, 0, 0))
         assert one.is_contiguous(memory_format=torch.channels_last) != two.is_contiguous(
             memory_format=torch.channels_last
@@ -45,11 +46,12 @@ class TestMetadata:
         assert seen_by(one, two, oracles=("shape", "significant_stride", "contiguity")) == []
 
     def test_strides_of_size_one_dims_count(self):
-        """CPU's stride of a size-1 dimension is part of the answer."""
+        """CPU's stride of a size-1 dimension is part of the result."""
         assert seen_by(torch.zeros(1, 3), torch.zeros(3).as_strided((1, 3), (7, 1))) == ["stride"]
 
     def test_strides_that_are_not_significant_can_be_left_out(self):
-        """Those of dimensions of length 1 and of tensors without elements; of the others none."""
+        """`significant_stride` ignores strides of dimensions of length 1 and of tensors without elements, and no
+        others."""
         rules = {"oracles": ("shape", "significant_stride")}
         one = torch.zeros(9)
         assert seen_by(one.as_strided((1, 3), (3, 1)), one.as_strided((1, 3), (7, 1)), **rules) == []
@@ -57,8 +59,8 @@ class TestMetadata:
         assert seen_by(one.as_strided((1, 3), (3, 1)), one.as_strided((1, 3), (3, 2)), **rules) == ["stride"]
 
     def test_where_nothing_begins_follows_from_strides_that_mean_nothing(self):
-        """`narrow(0, 1, 0)` of one row begins a row further, however long that is; where there is an element, its place
-        is judged."""
+        """The offset of an empty tensor follows from insignificant strides: `narrow(0, 1, 0)` of one row starts one row
+        further. With elements, the offset is judged."""
         rules = {"oracles": ("shape", "storage_offset", "significant_stride")}
         one = torch.zeros(9)
         a, b = (one.as_strided((1, 3), (stride, 1)) for stride in (3, 7))
@@ -68,7 +70,7 @@ class TestMetadata:
         assert seen_by(a.narrow(1, 0, 1), b.narrow(1, 1, 1), **rules) == ["storage_offset"]
 
     def test_alias_is_storage_identity(self):
-        """A copy where CPU gives a view, or a view where CPU gives a copy, is seen although all values agree."""
+        """A copy in place of a view, or a view in place of a copy, is reported even if all values agree."""
         a = torch.zeros(4)
         assert seen_by([a, a[:]], [a, a.clone()]) == ["alias"]
         assert seen_by([a, a.clone()], [a, a[:]]) == ["alias"]
@@ -76,8 +78,9 @@ class TestMetadata:
         assert seen_by([empty, empty[:]], [empty, empty.clone()]) == ["alias"]
 
     def test_a_storage_is_named_by_what_both_sides_have(self):
-        """Where one side raised, an input whose storage a result shares was said to alias otherwise: the other side has
-        no such result (`histogramdd` on `meta`). Inputs that share a storage on one side only are still seen."""
+        """A storage is identified by a tensor that exists on both sides. Regression test: one side raised and had no
+        result (`histogramdd` on `meta`). An input that shares memory with the other side's result was an alias
+        mismatch. Inputs that share a storage on one side only are still reported."""
         a, b = torch.zeros(4), torch.zeros(4)
         answered, raised = (
             observe({"result": a[:2]}, {"a": a, "b": b}),
@@ -92,13 +95,13 @@ class TestMetadata:
         assert [mismatch.oracle for mismatch in compare(answered, written)] == ["value", "storage", "error"]
 
     def test_only_the_chosen_oracles_speak(self):
-        """`oracles` restricts what is reported."""
+        """`oracles` restricts the report."""
         assert seen_by(torch.zeros(2, 3), torch.ones(3, 2), oracles=("stride",)) == ["stride"]
 
 
 class TestValues:
     def test_tolerance_is_that_of_the_dtype(self):
-        """float32 takes 1.3e-6 relative, float64 1e-7: torch.testing's own."""
+        """The tolerances are those of torch.testing: 1.3e-6 relative for float32, 1e-7 for float64."""
         assert seen_by(torch.tensor(1.0), torch.tensor(1.0 + 1e-6)) == []
         one, two = (torch.tensor(number, dtype=torch.float64) for number in (1.0, 1.0 + 1e-6))
         assert seen_by(one, two) == ["value"]
@@ -122,7 +125,7 @@ class TestValues:
         [torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.complex32, torch.uint16, torch.bool, torch.int8],
     )
     def test_every_dtype_can_be_compared(self, dtype):
-        """Narrow and complex dtypes are compared, equal and not."""
+        """Narrow and complex dtypes can be compared, both equal and different."""
         one, two = torch.ones(3).to(dtype), torch.zeros(3).to(dtype)
         assert seen_by(one, one.clone(), exact=True) == []
         assert seen_by(one, two) == ["value"]
@@ -134,14 +137,15 @@ class TestValues:
         assert seen_by([1], [True]) == ["structure"]
 
     def test_the_detail_names_the_first_difference(self):
-        """The report says how many elements differ and where the first is."""
+        """The detail has the number of differing elements and the index of the first."""
         [mismatch] = compare(observe(torch.zeros(2, 2)), observe(torch.tensor([[0.0, 0.0], [5.0, 5.0]])))
         assert "2 of 4 elements differ" in mismatch.detail and "at (1, 0): expected 0.0, got 5.0" in mismatch.detail
 
 
 class TestInfiniteParts:
     def test_the_other_part_may_be_rounded(self):
-        """Beside an infinite part a last digit of the other was a difference; another number there is one."""
+        """If one part of a complex number is infinite, the other part has the usual tolerance. Regression test: a
+        difference in its last digit was a mismatch."""
         want, near, far = (torch.tensor([complex(re, -float("inf"))]) for re in (4.873692, 4.873691, 4.9))
         assert not compare(observe({"x": want}), observe({"x": near}))
         assert [m.oracle for m in compare(observe({"x": want}), observe({"x": far}))][:1] == ["value"]
@@ -149,21 +153,21 @@ class TestInfiniteParts:
 
 class TestStorage:
     def test_a_write_outside_the_view_is_seen(self):
-        """Bytes of an input's storage that no view covers are compared."""
+        """The comparison includes bytes of an input's storage outside all views."""
         good, bad = torch.zeros(6), torch.zeros(6)
         bad[5] = 1
         found = compare(observe((), {"a": good[1:3]}), observe((), {"a": bad[1:3]}))
         assert [mismatch.oracle for mismatch in found] == ["storage"]
 
     def test_a_storage_of_another_size_is_seen(self):
-        """The size of an input's storage is part of it."""
+        """The comparison includes the size of an input's storage."""
         found = compare(observe((), torch.zeros(6)[:2]), observe((), torch.zeros(7)[:2]))
         assert [mismatch.oracle for mismatch in found] == ["storage"]
 
 
 class TestErrors:
     def test_error_types_must_agree(self):
-        """The same type is the same error; another type, or none, is a mismatch."""
+        """Errors of the same type agree; another type, or no error, is a mismatch."""
         value, index = observe(error=ValueError("x")), observe(error=IndexError("y"))
         assert not compare(value, observe(error=ValueError("other text")))
         assert [m.oracle for m in compare(value, index)] == ["error"]
@@ -171,8 +175,8 @@ class TestErrors:
         assert [m.oracle for m in compare(observe(1), value)] == ["error"]
 
     def test_what_was_not_come_to_is_no_missing_error(self):
-        """A device that failed in step 1 was said to raise nothing in step 2, which it never came to: half of the
-        findings on a device with few operators."""
+        """If a device fails in step 1, a missing error in step 2 is not reported. Regression test: it was, in half of
+        the findings on a device with few operators."""
         answered = observe({"step 2": Raised.of(IndexError("x"))}, {})
         failed = observe((), {}, error=NotImplementedError("no kernel"))
         assert [(one.where, one.actual) for one in compare(answered, failed)] == [
@@ -183,7 +187,7 @@ class TestErrors:
         assert [one.where for one in compare(answered, observe({"step 2": "no error"}, {}))] == ["step 2"]
 
     def test_not_implemented_is_never_a_pass(self):
-        """Not even where CPU raises a RuntimeError, or the same."""
+        """An unsupported op fails even if the CPU raises a RuntimeError, or the same error."""
         missing = observe(error=NotImplementedError("no kernel"))
         for expected in (observe(error=RuntimeError("shape")), missing, observe(1)):
             assert "never a pass" in compare(expected, missing)[0].detail
@@ -191,7 +195,7 @@ class TestErrors:
 
 class TestGrads:
     def test_gradients_are_compared(self):
-        """The gradient of a leaf input must be there and right."""
+        """The gradient of a leaf input must exist and be right."""
 
         def run(factor):
             leaf = torch.ones(2, requires_grad=True)

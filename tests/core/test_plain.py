@@ -1,4 +1,5 @@
-"""Dataclasses as plain data: what is written is read again, and what does not fit its annotation is refused by name."""
+"""Dataclasses as plain data: a round trip is exact; a value that does not fit its annotation is an error with its
+name."""
 
 from __future__ import annotations
 
@@ -41,11 +42,12 @@ FULL = Outer(Word.GOOD, 2, 1.5, 0, (Inner("a", (("b", True),)),), {("x", "y", "z
 class TestRoundTrip:
     @pytest.mark.parametrize("given", [FULL, Outer(Word.GOOD)])
     def test_through_json(self, given: Outer) -> None:
-        """Also tuples, enums, optional numbers, and mappings by tuples."""
+        """The round trip covers tuples, enums, optional numbers, and mappings with tuple keys."""
         assert load(Outer, json.loads(json.dumps(dump(given)))) == given
 
     def test_defaults_are_left_out(self) -> None:
-        """But for those that the class wants written; a mapping by tuples is sorted mappings in mappings."""
+        """Defaults are omitted, unless the class requests them. A mapping with tuple keys becomes nested sorted
+        mappings."""
         assert dump(Outer(Word.GOOD)) == {"word": "good", "count": 1}
         assert dump(FULL)["cells"] == {"x": {"y": {"w": 2, "z": 1}}}
 
@@ -62,6 +64,6 @@ class TestDamage:
         ],
     )  # fmt: skip
     def test_is_refused(self, change: dict[str, Any], message: str) -> None:
-        """The error names the field, or the value."""
+        """The error names the field or the value."""
         with pytest.raises((KeyError, TypeError, ValueError), match=message):
             load(Outer, {"word": "good", **change})

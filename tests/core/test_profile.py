@@ -1,4 +1,4 @@
-"""A profile is read as it was written; a misspelt word is one sentence with the file, the line and the nearest name."""
+"""Profiles: a round trip is exact; a misspelt word gives one sentence with file, line and nearest name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 class TestRead:
     def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
-        """All that a profile can say, with characters that TOML escapes and a list of several lines."""
+        """A round trip keeps every entry of a profile, with characters that TOML escapes and a list on several
+        lines."""
         missing = (
             Missing("aten::a", ("x", "y"), (), 'he said "no" \x7f'),
             Missing("aten::b", (), tuple("abcdefghijk" * 3)),
@@ -83,7 +84,7 @@ class TestRead:
         ],
     )
     def test_a_typo_is_one_sentence(self, written: Path, old: str, new: str, said: str) -> None:
-        """A misspelt word would declare something else in silence."""
+        """A typo is rejected; otherwise it would silently declare something else."""
         assert old in PLAIN
         written.write_text(PLAIN.replace(old, new))
         with pytest.raises(TargetError) as caught:
@@ -98,7 +99,7 @@ class TestRead:
 
 class TestTarget:
     def test_it_is_the_device_without_what_it_lacks(self, written: Path) -> None:
-        """Features, dtypes and steps are those of the profile, and no probe asks for more."""
+        """Features, dtypes and steps come from the profile, and no probe runs."""
         target = load_target(str(written))
         assert target.device.type == "cpu" and target.spec == str(written) and not target.probed
         assert target.lacks == {"set_"} and target.dtypes == {torch.float32, torch.bool}
@@ -107,7 +108,7 @@ class TestTarget:
         assert target.script() == "import os\nos.environ['CONFORMANCE_ODD'] = '1'\nDEVICE = 'cpu'"
 
     def test_variables_are_set_before_the_import(self, tmp_path: Path) -> None:
-        """Here and in the processes that are started from then on; torch itself is not imported for it."""
+        """Variables are set in this process and in processes started later, without an import of torch."""
         (tmp_path / "wants.py").write_text("import os\nassert os.environ['ODD'] == '1', 'too late'\n")
         (tmp_path / "conformance.toml").write_text(
             '[target]\nname = "cpu"\nimport = "wants"\n[environment]\nODD = "1"\n'
@@ -128,7 +129,8 @@ class TestTarget:
         assert ran.stdout == "cpu\n", ran.stderr
 
     def test_a_target_has_one_name(self, written: Path) -> None:
-        """A target had another name after a probe, and another with a profile."""
+        """The identity of a target is its spec without a probe's additions. Regression test: a target had another name
+        after a probe, and another with a profile."""
         written.write_text(PLAIN.replace('name = "cpu"', 'name = "odd"\nimport = "odd_backend"'))
         spec = "device:odd,import=odd_backend"
         names = [profiles.identity(name) for name in (spec, f"{spec},without=data+set_", str(written))]
@@ -167,7 +169,7 @@ class TestCommands:
         assert profiles.usual("cpu") == "cpu"
 
     def test_limits(self, written: Path) -> None:
-        """What is given goes before what the profile says, and that before what is usual."""
+        """An option overrides the profile's limit, and the profile overrides the default."""
         assert profiles.limit(str(written), "seconds", None, 60) == 30
         assert profiles.limit(str(written), "seconds", 5, 60) == 5
         assert profiles.limit(str(written), "memory", None, 8) == 8

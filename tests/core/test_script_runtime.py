@@ -1,4 +1,4 @@
-"""What a script prints: each fact that can differ is shown with both answers, and nothing else is marked."""
+"""Output of a script: it prints every differing fact with both answers, and marks no others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.core.script_runtime import compare, picture
 
 
 def shown(capsys, right, wrong, *, judged=ORACLES, exact=(), device="other") -> str:
-    """What is printed when `right` and `wrong` are the programs, each of a float input `a` of six elements."""
+    """Output of the comparison of `right` and `wrong` as programs of a float input `a` with six elements."""
 
     def inputs(on):
         return {"a": torch.arange(6.0).view(2, 3).requires_grad_(right in (graded, twice))}
@@ -93,8 +93,8 @@ FLAT = torch.arange(6.0)
     ],
 )
 def test_each_fact_is_shown(right, wrong, line, capsys):
-    """In the harness's words, with both answers. Contiguity, the count of writes and conj bits were not looked at, so
-    that a script which had been found by them printed nothing."""
+    """Each difference is printed in the harness's words, with both answers. Regression test: the script ignored
+    contiguity, the count of writes and conj bits, so it printed nothing for findings of these."""
     said = shown(capsys, right, wrong)
     assert line in said
     assert "no difference" not in said
@@ -110,14 +110,14 @@ def test_each_fact_is_shown(right, wrong, line, capsys):
     ],
 )
 def test_what_is_not_judged_is_not_shown(right, wrong, without, capsys):
-    """What a target does not promise is no difference; nor are strides of single elements among significant ones."""
+    """Facts that the target does not promise are not shown. Strides of single elements are not significant."""
     judged = {*ORACLES} - without | ({SIGNIFICANT_STRIDE} if "stride" in without else set())
     assert "no difference" in shown(capsys, right, wrong, judged=judged)
 
 
 def test_a_rounding_within_the_tolerance_is_no_difference(capsys):
-    """Of floats in their dtype and of plain answers, unless the bits had to agree; whatever was printed otherwise was
-    marked before."""
+    """The tolerance applies to floats of their dtype and to plain answers, unless the bits must agree. Regression test:
+    any difference in the printed text was marked."""
 
     def right(a):
         return {"b": torch.ones(2), "step 1": 1.0}
@@ -133,7 +133,7 @@ def test_a_rounding_within_the_tolerance_is_no_difference(capsys):
 
 
 def test_gaps_of_inputs_alone_are_compared(capsys):
-    """What a result holds outside its views is nobody's promise."""
+    """Memory outside the views of a result is undefined, so only inputs are compared there."""
 
     def gaps(value):
         return lambda a: {"b": torch.full((4,), value)[::4].fill_(1)}
@@ -153,14 +153,16 @@ def test_gaps_of_inputs_alone_are_compared(capsys):
 
 
 def test_a_target_on_the_cpu_is_not_called_cpu(capsys):
-    """Both sides bore one name, and the second picture took the place of the first."""
+    """If the device is a CPU, its side is called `target`. Regression test: both sides had one name, and the second
+    picture replaced the first."""
     said = shown(capsys, lambda a: {"b": torch.ones(2, 2).t()}, lambda a: {"b": torch.ones(2, 2)}, device="cpu")
     assert "    cell           0 1 2 3\n    cpu (2, 2)     0 2 1 3\n    target (2, 2)  0 1 2 3\n" in said
 
 
 class TestPicture:
     def test_gaps_overlaps_and_what_shares_a_storage(self):
-        """Cells in a row, the numbers of each tensor's elements beneath; a dot is none, a plus joins several."""
+        """The picture has a row of cells and, below it, the element numbers of each tensor. A dot is an empty cell, and
+        a plus joins several elements."""
         places = {"a": ((3,), (2,), 1), "b": ((2, 2), (0, 1), 2), "c": ((), (), 0), "d": ((0,), (1,), 3)}
         assert picture({name: (*place, 7, None) for name, place in places.items()}).splitlines() == [
             "    cell      0 1   2   3 4 5 6",
@@ -171,7 +173,7 @@ class TestPicture:
         ]
 
     def test_it_is_bounded(self):
-        """48 cells, and how many more there are."""
+        """The picture is limited to 48 cells and prints the number of omitted ones."""
         first, second, more = picture({"a": ((100,), (1,), 0, 100, None)}).splitlines()
         assert first.split()[-1] == second.split()[-1] == "47"
         assert more == "    and 52 cells more"
@@ -236,7 +238,7 @@ PLANTS = {
 
 
 class TestAgreement:
-    """The script's comparison is the harness's: what `oracles.compare` finds, a script marks, and nothing else."""
+    """The script's comparison marks exactly the differences that `oracles.compare` finds."""
 
     @settings(max_examples=300)
     @given(
@@ -248,7 +250,7 @@ class TestAgreement:
         tolerances=st.sampled_from([(None, None), (0.0, 0.0), (0.5, 2.0)]),
     )
     def test_what_differs(self, here, there, unjudged_oracles, loose, exact, tolerances):
-        """For planted differences of each oracle, alone and together, under any of the rules."""
+        """Planted differences of each oracle, alone and combined, under all rules."""
         judged = {*names.ORACLES} - unjudged_oracles | ({SIGNIFICANT_STRIDE} if loose else set())
         rtol, atol = tolerances
 

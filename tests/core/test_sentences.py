@@ -1,4 +1,4 @@
-"""Every difference has a sentence, and every name of a step or layout class that torch does not have an explanation."""
+"""A sentence for every difference, and an explanation for every step or layout name that is not torch's."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ CASES = [
 class TestSentence:
     @pytest.mark.parametrize(("oracle", "where", "expected", "actual", "detail", "said"), CASES)
     def test_each_difference(self, oracle: str, where: str, expected: str, actual: str, detail: str, said: str) -> None:
-        """A mismatch and the failure that is made of it are told alike."""
+        """A mismatch and its failure have the same sentence."""
         parts = (oracle, where, expected, actual, detail)
         assert sentence(Mismatch(*parts)) == said
         assert sentence(Failure(*parts)) == said
 
     def test_each_oracle(self) -> None:
-        """No oracle is left to the general form."""
+        """Every oracle has its own form of sentence."""
         assert {*ORACLES, *RUN_ORACLES} <= {case[0] for case in CASES}
 
     def test_what_the_oracles_find(self) -> None:
-        """The pattern of a detail is that of the oracles."""
+        """The sentences parse the details that the oracles produce."""
         want, got = (observe({"c": torch.tensor(numbers)}) for numbers in ([1.0, 2.0], [1.0, 3.0]))
         told = "1 of 2 elements of c is wrong: c[1] should be 2.0 and is 3.0"
         assert [sentence(one) for one in compare(want, got)] == [told]
@@ -105,7 +105,7 @@ class TestSentence:
         assert sentence(Failure("value", "result")) == "the value of result is wrong"
 
     def test_of_a_result(self) -> None:
-        """Where nothing failed, the reason."""
+        """The headline of a result without failures is its reason."""
         failed = Result(
             "add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("alias", "c", "a", "c"),)
         )
@@ -115,18 +115,19 @@ class TestSentence:
 
 class TestLegend:
     def test_names_in_titles_and_signatures(self) -> None:
-        """Each once."""
+        """The legend explains each name once."""
         told = legend("value / relu.edge", "flaky / value / relu.edge / window")
         assert told == f"relu.edge: relu, {FORMS['edge']}; layout 'window': {LAYOUTS['window']}"
         assert legend("aliasing / op_db.many:split") == f"op_db.many:split: split {FORMS['many']}"
         assert legend("value / op_db:add") == "op_db:add: add called as op_db does"
 
     def test_what_torch_calls_so(self) -> None:
-        """An operator of torch needs none, nor does an error's text."""
+        """Operators of torch and error texts need no explanation."""
         assert legend("value / nn.functional.relu", "error / RuntimeError: no window", "aliasing / as_strided_") == ""
 
     def test_every_name_is_explained(self) -> None:
-        """Those of steps that differ from their operator's, of the ways to call an entry of op_db, and of layouts."""
+        """Every step name that differs from its operator, every way to call an op_db entry, and every layout has an
+        explanation."""
         names = [name for name, op in OPS.items() if "." in name and op.call and op.call != name]
         names += [f"{kind}:add" for kind in KINDS]
         assert names and [name for name in names if not legend(name)] == []

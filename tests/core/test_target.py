@@ -1,4 +1,4 @@
-"""Moving to a target and back keeps layout and aliasing; a spec that cannot be used is one clear sentence."""
+"""Targets: a move and back keeps layout and aliasing; an unusable spec gives one sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORPUS = Path(__file__).parent.parent.parent / "conformance" / "corpus"
 
 @pytest.fixture
 def own_targets(tmp_path, monkeypatch) -> str:
-    """A module of classes that are no good targets, each in its own way."""
+    """A module of unsuitable target classes, each with a different fault."""
     (tmp_path / "own_targets.py").write_text(
         textwrap.dedent("""
         from conformance.targets.cpu import CpuTarget
@@ -57,7 +57,7 @@ def cpu() -> Target:
 
 class TestSend:
     def test_geometry_is_kept(self, cpu):
-        """Size, stride and offset survive, also with gaps, zero strides and overlap."""
+        """The move keeps size, stride and offset, including gaps, zero strides and overlap."""
         base = torch.arange(20.0)
         for view in (base[3::4], base.as_strided((2, 3), (1, 1), 5), base[2].expand(3, 2), base[:0], base[7]):
             sent = cpu.send(view)
@@ -70,7 +70,7 @@ class TestSend:
             assert sent.untyped_storage().nbytes() == base.untyped_storage().nbytes()
 
     def test_aliasing_is_kept_and_the_original_is_not_touched(self, cpu):
-        """Views of one storage still see each other's writes, and the source does not see them."""
+        """Views of one storage still share writes, and the source is unchanged."""
         base = torch.arange(6.0)
         sent, view = cpu.send((base, base[2:4]))
         view.zero_()
@@ -78,7 +78,7 @@ class TestSend:
         assert base.tolist() == [0, 1, 2, 3, 4, 5]
 
     def test_one_object_stays_one_object(self, cpu):
-        """The same tensor twice in a tree is the same tensor twice afterwards."""
+        """One tensor at two places of a tree stays one tensor."""
         tensor = torch.ones(2)
         sent = cpu.send({"a": [tensor], "b": (tensor, 3)})
         assert sent["a"][0] is sent["b"][0]
@@ -102,14 +102,14 @@ class TestSend:
         assert storage_key(conj) == storage_key(neg)
 
     def test_a_sparse_tensor_is_refused(self, cpu):
-        """What has no storage is a clear error, not a silent densification."""
+        """A tensor without a storage is an error, not silently densified."""
         with pytest.raises(TypeError, match="only strided tensors"):
             cpu.send(torch.eye(2).to_sparse())
 
 
 class TestWholeStorage:
     def test_bytes_when_the_dtype_does_not_divide(self):
-        """A 10-byte storage seen as float32 is fetched as bytes."""
+        """A 10-byte storage viewed as float32 is fetched as bytes."""
         tensor = torch.zeros(10, dtype=torch.uint8)[:8].view(torch.float32)
         assert whole_storage(tensor).dtype == torch.uint8
         assert whole_storage(tensor).numel() == 10
@@ -117,14 +117,15 @@ class TestWholeStorage:
 
 class TestKernels:
     def test_views_are_free_on_cpu(self, cpu):
-        """Only ops that compute count against the kernel bound."""
+        """Only computing ops count against the kernel bound."""
         with cpu.kernels() as count:
             a = torch.ones(4)
             (a.view(2, 2).t()[0] + 1).unsqueeze(0)
         assert count.total == 2
 
     def test_what_an_operator_from_python_runs_inside(self, cpu):
-        """It counted as one: linear_cross_entropy in chunks, with 60 operators inside, was allowed one kernel."""
+        """Operators that a Python implementation calls count too. Regression test: an operator implemented in Python
+        counted as one. linear_cross_entropy in chunks runs 60 operators, but was allowed one kernel."""
         with torch.library._scoped_library("conformance_tests", "DEF") as library:
             library.define("twice_and_one(Tensor x) -> Tensor")
             library.impl("twice_and_one", lambda x: (x * 2).t() + 1, "CPU")
@@ -153,7 +154,7 @@ class TestLoadTarget:
         ],
     )
     def test_a_bad_spec_is_one_sentence(self, spec, message):
-        """Each way to name a target wrongly says what to write instead."""
+        """Each invalid spec gives a sentence with the correct form."""
         with pytest.raises(TargetError, match=message) as caught:
             load_target(spec)
         assert "\n" not in str(caught.value)
@@ -170,16 +171,16 @@ class TestLoadTarget:
         ],
     )
     def test_a_class_that_says_something_else_is_one_sentence(self, name, message, own_targets):
-        """What is no target or cannot be made ready ended in a traceback, and a misspelt oracle in a run that judged
-        nothing and passed."""
+        """An unsuitable class gives one sentence and exit code 2. Regression test: an unsuitable class ended in a
+        traceback, and a misspelt oracle in a run that compared nothing and passed."""
         with pytest.raises(TargetError, match=message) as caught:
             load_target(own_targets + name)
         assert "\n" not in str(caught.value)
         assert main(["--target", own_targets + name, "--programs", "2"]) == 2
 
     def test_leaving_out_what_there_is_not_is_one_sentence(self, own_targets, tmp_path, capsys):
-        """A misspelt family was taken, and its steps were drawn; the sentence names what there is, and a replay says it
-        too."""
+        """An unknown family in `unsupported` gives a sentence with the existing ones, in a campaign and in a replay.
+        Regression test: it was accepted, and its steps were drawn."""
         spec = own_targets + "Careless"
         for words in (["--programs", "2"], ["--replay", str(CORPUS)]):
             assert main(["--target", spec, "--reports", str(tmp_path), *words]) == 2
@@ -189,7 +190,8 @@ class TestLoadTarget:
             assert "an input that requires grad" in said
 
     def test_the_targets_of_other_packages_are_named(self, monkeypatch):
-        """An unknown target lists those that are installed: it named the built-in ones alone."""
+        """The error for an unknown target lists installed targets of other packages. Regression test: it listed
+        built-in ones only."""
         monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "planted"))
         with pytest.raises(TargetError, match=r"choose one of .*\bplanted\b.*, write class:MODULE.CLASS"):
             load_target("nonsense")
@@ -202,7 +204,8 @@ class TestLoadTarget:
         assert target.script() == "import a_backend\nDEVICE = 'cpu'"
 
     def test_any_device_counts_its_writes(self):
-        """A write that a device counts twice is seen under `device:NAME`, where version counters were left out."""
+        """`device:NAME` compares version counters, so a write that a device counts twice is a mismatch. Regression
+        test: it did not."""
 
         class Twice(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -226,8 +229,8 @@ class Forward(Target):
 
 
 def test_variants_that_are_left_out() -> None:
-    """A device that leaves out the step `backward` has no such variant either. `functionalize` has: op_db's gradients
-    are taken outside of the function, and were refused along with the step."""
+    """A device that excludes the step `backward` excludes that variant too. `functionalize` keeps it, because op_db
+    computes gradients outside the function. Regression test: it was excluded with the step."""
     assert Forward().unsupported_variants == {"backward", *SPECIALS_BACKWARD}
     for spec, left_out in {
         "functionalize": {"forward_over_backward"},

@@ -1,4 +1,4 @@
-"""The short form of a tensor is true: it makes the same geometry, values and sharing as the harness's own inputs."""
+"""Short source text of tensors: it builds the same geometry, values and sharing as the harness's own inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.program.script import script
 
 
 def inputs_of(text: str) -> dict[str, torch.Tensor]:
-    """What the function `inputs` of a script makes on the CPU."""
+    """Tensors that a script's function `inputs` builds on the CPU."""
     scope: dict = {}
     exec(own_part(text).partition("\nfor device")[0], scope)  # noqa: S102 - rendered here
     return scope["inputs"]("cpu")
@@ -29,8 +29,8 @@ class TestInputs:
     @settings(max_examples=150)
     @given(st.integers(0, 10**6))
     def test_rendered_inputs_are_those_of_the_harness(self, number):
-        """Size, strides, offset, dtype, values to the bit, the whole storage, which tensors share one, and what
-        requires a gradient."""
+        """Size, strides, offset, dtype, exact values, the whole storage, storage sharing and `requires_grad` are
+        equal."""
         program = Drawing(steps=(1, 2)).numbered(77, number)
         want, got = make_inputs(program), inputs_of(script(program, load_target("cpu")))
         assert list(want) == list(got)
@@ -65,8 +65,8 @@ class TestInputs:
         ],
     )
     def test_the_form_is_the_one_that_a_person_would_write(self, size, stride, offset, text):
-        """`as_strided` only where no other views are about as short: a last row that is cut off, elements that overlap
-        and strides of single elements are windows. A third of all drawn inputs were written with it."""
+        """`as_strided` appears only if other views are not about as short. Windows cover a last row that is cut off,
+        overlapping elements, and strides of single elements. Regression test: a third of all drawn inputs used it."""
         flat = torch.arange(6.0)
         assert view_source(flat, size, stride, offset) == text
 
@@ -88,16 +88,17 @@ class TestInputs:
         ],
     )
     def test_a_storage_is_as_short_as_it_can_be(self, flat, text):
-        """A range, one number, or numbers with as few digits as the dtype needs; a dtype where it is not implied."""
+        """A storage is a range, one number, or numbers with as few digits as the dtype needs. The dtype is omitted if
+        it is implied."""
         assert storage_source(flat) == text
 
     def test_zeros_and_ones_need_no_view(self):
-        """They are made in their shape, and are then no view of anything."""
+        """Zeros and ones are created in their shape and are no views."""
         assert input_lines([("a", torch.zeros(2, 2))], own=True) == ["a = torch.zeros(2, 2).to(device)"]
         assert input_lines([("a", torch.ones(2, 3).t())]) == ["a = torch.ones(6).to(device).view(2, 3).t()"]
 
     def test_what_is_too_long_or_has_no_form_is_refused(self):
-        """So that another kind of script is written."""
+        """The error makes the caller write another kind of script."""
         with pytest.raises(NoSource):
             input_lines([("a", torch.rand(100))], longest=99)
         with pytest.raises(NoSource):
@@ -106,12 +107,13 @@ class TestInputs:
     @pytest.mark.parametrize("real", [0.0, -0.0, 1.5, -1.5, math.inf, -math.inf, math.nan])
     @pytest.mark.parametrize("imag", [0.0, -0.0, 2.5, -2.5, math.inf, -math.inf, math.nan])
     def test_signs_of_complex_zeros(self, real, imag):
-        """`(1-0j)` is the difference of 1 and 0j, and `-2j` has the real part -0.0: such inputs had no script."""
+        """The source text keeps the signs of complex zeros. Regression test: inputs with signed zeros had no script.
+        `(1-0j)` is the difference of 1 and 0j, and `-2j` has the real part -0.0."""
         flat = torch.tensor([complex(real, imag)] * 2 + [complex(imag, real)], dtype=torch.complex64)
         assert repr(eval(storage_source(flat), {"torch": torch}).tolist()) == repr(flat.tolist())  # noqa: S307 - rendered here
 
     def test_a_dtype_that_does_not_divide_its_storage(self):
-        """The one form that needs the storage itself."""
+        """Only this form needs the storage itself."""
         flat = torch.arange(3, dtype=torch.int16)
         odd = torch.empty(0, dtype=torch.int32).set_(flat.untyped_storage(), 0, (1,), (1,))
         (line,) = input_lines([("a", odd)], {flat.untyped_storage()._cdata: flat})
@@ -126,7 +128,8 @@ ALL = "storages+set_+as_strided+data_ptr"
 class TestOfADeviceThatLacks:
     @pytest.mark.parametrize("lacking", ["set_+as_strided", ALL, f"{ALL}+data"])
     def test_no_script_calls_what_is_lacking(self, lacking):
-        """17 of 600 scripts for a device without `as_strided` built inputs by it, and ended there with its error."""
+        """A script builds its inputs without the operators that the device lacks. Regression test: 17 of 600 scripts
+        for a device without `as_strided` used it for inputs, and ended with its error."""
         names = lacking.split("+")
         target, refusing = load_target(f"device:cpu,without={lacking}"), load_target(f"cpu:without={lacking}")
         for number in range(250):
@@ -149,7 +152,7 @@ class TestOfADeviceThatLacks:
         [((1, 1), (7, 0), 0), ((2, 1, 2), (0, 0, 1), 1), ((2, 2, 2), (1, 2, 1), 0), ((), (), 0), ((1,), (0,), 2)],
     )
     def test_ordinary_views_make_any_geometry(self, size, stride, offset):
-        """Also a stride of 0 at size 1, which no `expand` alone gives."""
+        """Ordinary views build any geometry, including a stride of 0 at size 1, which `expand` alone cannot give."""
         flat = torch.arange(6.0)
         text = view_source(flat, size, stride, offset, {"as_strided"})
         made = eval(f"flat{text}", {"flat": flat})  # noqa: S307 - rendered here
@@ -157,7 +160,7 @@ class TestOfADeviceThatLacks:
         assert (made.size(), made.stride(), made.storage_offset()) == (size, stride, offset)
 
     def test_windows_may_be_lacking_too(self):
-        """Then only what slices give is left, and `set_` where the device has it."""
+        """Without windows, slices remain, and `set_` if the device has it."""
         flat, view = torch.arange(6.0), torch.arange(6.0).as_strided((2, 2), (1, 1), 0)
         with pytest.raises(NoSource):
             view_source(flat, (2, 2), (1, 1), 0, {"as_strided", "unfold"})
@@ -165,12 +168,13 @@ class TestOfADeviceThatLacks:
         assert ".set_(torch.arange(6.).to(device).untyped_storage(), 0, (2, 2), (1, 1))" in line
 
     def test_an_empty_tensor_of_any_strides_is_moved_as_it_is(self):
-        """No window has no elements."""
+        """A window always has elements, so an empty tensor is moved without its strides."""
         (line,) = input_lines([("a", torch.arange(6.0).as_strided((0, 2), (5, 3), 1))], lacks={"as_strided", "set_"})
         assert line.startswith("a = torch.arange(6.)") and line.endswith(".to(device)")
 
     def test_another_dtype_is_seen_before_the_move(self):
-        """A script called `view(dtype)` on a device that has none."""
+        """The dtype view is created before the move. Regression test: a script called `view(dtype)` on a device without
+        it."""
         floats = torch.arange(2.0)
         (line,) = input_lines([("a", floats.view(torch.int32))], {storage_key(floats): floats}, lacks={"view_dtype"})
         assert line == "a = torch.arange(2.).view(torch.int32).to(device)"

@@ -1,4 +1,4 @@
-"""Private symbols of torch: the installed one has all that are listed, and one that is gone is one sentence."""
+"""Private symbols of torch: the installed version has all listed ones; a missing one gives one sentence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from conformance.core.errors import TargetError
 
 class TestSymbols:
     def test_all_of_torch_itself_are_there(self):
-        """What the probe asks for at import."""
+        """Symbols that the probe checks at import exist."""
         assert torch_compat.missing(torch_compat.SYMBOLS) == []
 
     def test_all_of_dynamo_and_op_db_are_there(self):
-        """What is imported on first use."""
+        """Symbols that are imported on first use exist."""
         held = [name for name, held in torch_compat.ON_USE.items() if versions.holds(held)]
         assert torch_compat.missing(held) == []
 
     def test_what_is_gone_is_named(self):
-        """One sentence with the symbol and the versions that have it."""
+        """A missing symbol gives one sentence with its name and the versions that have it."""
         with pytest.raises(
             TargetError, match=r"^torch \S+ has no torch\._C\._gone\.away, which .*2\.9 to 2\.\d+"
         ) as said:
@@ -29,8 +29,8 @@ class TestSymbols:
 
 class TestNondeterministic:
     def test_is_what_op_db_says_where_it_says_it(self):
-        """torch 2.9's OpInfos lack `has_nondeterministic_output`, so the names are listed: the same as in versions that
-        have it. Without the list every run of op_db broke off there."""
+        """The list of nondeterministic ops equals op_db's own attribute. torch 2.9's OpInfos lack
+        `has_nondeterministic_output`. Regression test: without the list, every run of op_db aborted there."""
         ops = torch_compat.op_db().ops
         if not any(hasattr(op, "has_nondeterministic_output") for op in ops):
             pytest.skip("this torch's OpInfos do not say it")
@@ -38,5 +38,5 @@ class TestNondeterministic:
         assert told == torch_compat.NONDETERMINISTIC
 
     def test_all_names_exist(self):
-        """A name that op_db does not have would declare nothing."""
+        """A name outside op_db would declare nothing."""
         assert {op.name for op in torch_compat.op_db().ops} >= torch_compat.NONDETERMINISTIC

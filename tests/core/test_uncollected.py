@@ -1,4 +1,4 @@
-"""Imports that the garbage collector does not look at."""
+"""Imports that the garbage collector does not scan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Cycle:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_no_collection_in_the_block_nor_of_it_later(enabled: bool) -> None:
-    """However much is made there; afterwards the collector is as it was, and what was made there stays."""
+    """The block runs no collection, whatever it allocates; afterwards the collector is restored, and objects of the
+    block stay frozen."""
     (gc.enable if enabled else gc.disable)()
     try:
         before, frozen = [each["collections"] for each in gc.get_stats()], gc.get_freeze_count()

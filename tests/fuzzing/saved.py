@@ -1,4 +1,4 @@
-"""What a campaign left in its folder, as the tests ask for it."""
+"""Readers of the files that a campaign writes into its reports folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conformance.core import result as model
 
 
 def fuzz_result(reports: Path) -> dict[str, Any]:
-    """The totals of `fuzz.json` and its findings, each with its kind, signature, first mismatch and script."""
+    """Totals of `fuzz.json` and its findings, each with kind, signature, first mismatch and script."""
     run = model.load(reports / "fuzz.json")
     assert run.drawn is not None
     found = [

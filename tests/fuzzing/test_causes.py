@@ -1,4 +1,4 @@
-"""A campaign lists causes: one wrong op once, what all programs share in a sentence, what does not repeat as FLAKY."""
+"""Grouping of findings by cause: one per wrong op, one sentence for a failure of all programs, FLAKY victims."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program(*steps: Step) -> Program:
 
 
 def campaign(folder: Path, target: str, *programs: Program) -> tuple[int, model.Run]:
-    """A campaign over these programs and no drawn one: its exit code, and what it wrote."""
+    """Run a campaign over these programs only, without drawn ones; return its exit code and the saved run."""
     corpus = folder / "corpus"
     corpus.mkdir()
     for number, one in enumerate(programs):
@@ -38,7 +38,8 @@ def campaign(folder: Path, target: str, *programs: Program) -> tuple[int, model.
 
 class TestOneCause:
     def test_a_wrong_as_strided_is_one_finding(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Each write that lands in the wrong cell was a finding of its own."""
+        """All writes that land in the wrong cell of one view are one finding. Regression test: each write that lands in
+        the wrong cell was a separate finding."""
         writes = [
             Step("fill_", (tensor("b"), 7)),
             Step("add_", (tensor("b"), 1)),
@@ -61,8 +62,9 @@ class TestOneCause:
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize(("target", "programs"), [("Copying", 60), ("WrongCell", 250)])
     def test_drawn_programs(self, target: str, programs: int, tmp_path: Path) -> None:
-        """`empty_filled`, `resize_filled_`, `fill_diagonal_` and `backward`, which call as_strided within, were
-        findings of their own: four in 150 programs, whose scripts printed memory that nothing had written."""
+        """A wrong as_strided is one finding, whatever op calls it. Regression test: `empty_filled`, `resize_filled_`,
+        `fill_diagonal_` and `backward` call as_strided internally and were separate findings. There were four in 150
+        programs, and their scripts printed uninitialized memory."""
         words = ["--target", f"{LIARS}{target}", "--seed", "0", "--programs", str(programs), "--without", "op_db"]
         assert main([*words, "--reports", str(tmp_path)]) == 1
         (found,) = [result.finding for result in model.load(tmp_path / "fuzz.json").results if result.finding]
@@ -70,7 +72,8 @@ class TestOneCause:
         assert found.count >= 4
 
     def test_groups_that_were_not_shrunk(self, tmp_path: Path) -> None:
-        """Where time was up, groups of one cause are still reported as one, the smaller program first."""
+        """If the time runs out before shrinking, the report still merges groups of one cause. The smaller program
+        represents them."""
         running = Campaign(Plan("cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
         long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
@@ -82,7 +85,7 @@ class TestOneCause:
         assert len(list((tmp_path / "failures").glob("*.json"))) == 2
 
     def test_order(self, tmp_path: Path) -> None:
-        """The worst property first, then the commonest."""
+        """The most severe property comes first; equal properties are ordered by count."""
         running = Campaign(Plan("cpu", reports=tmp_path))
         for wrong, count in (("wording", 9), ("value", 1), ("aliasing", 1), ("value", 2), ("crash", 1)):
             finding = Finding(FAIL, 0, 0, "", program(), (), 1, wrong, str(count))
@@ -93,7 +96,8 @@ class TestOneCause:
 
 class TestTheMoveOfTheInputs:
     def test_it_is_one_sentence(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """What fails in the same way for all programs was listed as a finding with a script, or as several."""
+        """A failure common to all programs is one sentence without a script. Regression test: a failure common to all
+        programs was listed as a finding with a script, or as several."""
         code, run = campaign(tmp_path, f"{LIARS}Unreachable", program(VIEW), program(Step("neg_", (tensor("a"),))))
         sentence = (
             "All 2 programs fail at the move of the inputs, before the first step, so that nothing else was compared: "
@@ -111,8 +115,9 @@ class TestTheMoveOfTheInputs:
 
 class TestPoisonedProcesses:
     def test_a_victim_is_flaky(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A program that failed only since its process had been spoilt was reported as a bug; its second run was in the
-        same process, and so failed too."""
+        """A program that fails only after another one in the same process is FLAKY. Regression test: a program that
+        failed only because an earlier one had corrupted the process was reported as a bug. Its second run used the same
+        process and failed too."""
         spoils = Step("unfold", (tensor("a"), 0, 2, 1), out=("b",))
         code, run = campaign(tmp_path, f"{LIARS}Poisoned", program(spoils), program(Step("neg_", (tensor("a"),))))
         (result,) = run.results

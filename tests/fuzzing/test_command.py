@@ -1,4 +1,4 @@
-"""The command: exit codes, what is on disk, several workers, and interruption."""
+"""The fuzz command: exit codes, files on disk, several workers, and interruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def result(reports: Path) -> dict:
 
 class TestCampaign:
     def test_cpu_is_green(self, tmp_path, capsys):
-        """The harness against itself finds nothing, and says what it did."""
+        """torch CPU against itself has no findings, and the command prints the number of programs."""
         assert main(["--target", "cpu", "--programs", "60", "--reports", str(tmp_path)]) == 0
         assert "60/60 programs" in capsys.readouterr().out
         done = result(tmp_path)
@@ -39,7 +39,8 @@ class TestCampaign:
         assert list((tmp_path / "failures").iterdir()) == []
 
     def test_a_fault_is_found_shrunk_printed_and_kept(self, tmp_path, capsys):
-        """Exit code 1; the script is printed; JSON and script are on disk and can be replayed and minimized."""
+        """A finding gives exit code 1 and a printed script. Its JSON and script are on disk and can be replayed and
+        minimized."""
         target = "mutant:slice drops the offset"
         assert fuzz("--target", target, "--programs", 20, reports=tmp_path) == 1
         shown = capsys.readouterr().out
@@ -54,7 +55,7 @@ class TestCampaign:
         assert fuzz("--target", "cpu", "--replay", saved[0], reports=tmp_path) == 0
 
     def test_the_result_does_not_depend_on_the_workers(self, tmp_path):
-        """One worker or two: the same programs fail, in the same groups."""
+        """The same programs fail, in the same groups, with one worker and with two."""
         target = "mutant:every third write is lost"
         found = []
         for jobs in (1, 2):
@@ -65,7 +66,8 @@ class TestCampaign:
         assert found[0][0] > 0
 
     def test_stop_at_first_failure(self, tmp_path, capsys):
-        """The first program that fails is the last: the rest of its shard ran too. `--resume` goes on behind it."""
+        """The campaign stops at the first failing program. Regression test: the shard's remaining programs ran too.
+        `--resume` continues after that program."""
         words = ("--target", "mutant:transpose is stale", "--programs", 40, "--without", "op_db")
         assert fuzz(*words, "--stop-at-first-failure", reports=tmp_path) == 1
         done = result(tmp_path)
@@ -78,7 +80,7 @@ class TestCampaign:
 
 class TestInterruption:
     def test_ctrl_c_leaves_what_was_found(self, tmp_path):
-        """Exit code 130, one sentence, and the findings are on disk."""
+        """Ctrl-C gives exit code 130 and one sentence, and the findings are on disk."""
         running = subprocess.Popen(
             [
                 sys.executable,
@@ -129,7 +131,7 @@ class TestBadUsage:
         ],
     )
     def test_one_sentence_and_exit_code_2(self, words, message, tmp_path, capsys):
-        """What is wrong is said, without a traceback."""
+        """Bad usage gives one sentence about the error, without a traceback."""
         assert fuzz(*words, reports=tmp_path) == 2
         said = capsys.readouterr().err
         assert message in said
@@ -149,13 +151,14 @@ class TestBadUsage:
         ],
     )
     def test_options_are_checked(self, words, tmp_path):
-        """argparse's own exit code is 2."""
+        """Invalid option values end in argparse's exit code 2."""
         with pytest.raises(SystemExit) as caught:
             fuzz(*words, reports=tmp_path)
         assert caught.value.code == 2
 
     def test_a_family_that_the_target_leaves_out(self, tmp_path, monkeypatch, capsys):
-        """Asked for by name, it is an error: what ran was views, and all of them passed."""
+        """`--only` with a family that the target does not support is an error. Regression test: the campaign ran views
+        only, and all of them passed."""
         (tmp_path / "quiet_target.py").write_text(
             "from conformance.targets.cpu import CpuTarget\n\n\nclass Quiet(CpuTarget):\n"
             "    unsupported = frozenset({'questions'})\n"
@@ -167,7 +170,7 @@ class TestBadUsage:
         assert fuzz(*words, "--only", "setitem", reports=tmp_path) == 0
 
     def test_a_program_without_a_meaning_is_named(self, tmp_path, capsys):
-        """A step that raises on the CPU, in one of several files: the sentence says in which."""
+        """If a step of one of several files raises on the CPU, the error message names the file."""
         data = json.loads((CORPUS / "swap-rows.json").read_text())
         (tmp_path / "a.json").write_text(json.dumps(data))
         (tmp_path / "b.json").write_text(json.dumps({**data, "steps": [{"op": "neg_", "args": [{"t": "a"}, 1]}]}))
@@ -178,13 +181,14 @@ class TestBadUsage:
             assert said.count("\n") == 1
 
     def test_reports_that_cannot_be_written(self, tmp_path, capsys):
-        """A file where the folder should be is a clear error."""
+        """A file in place of the reports folder is an error that names it."""
         (tmp_path / "file").write_text("")
         assert fuzz("--target", "cpu", "--programs", 1, reports=tmp_path / "file") == 2
         assert "file" in capsys.readouterr().err
 
     def test_a_smaller_program_that_cannot_be_saved_is_shown(self, tmp_path, capsys):
-        """What shrinking found is printed before it is saved: it was lost with the minutes that it took."""
+        """The minimized program is printed before it is saved. Regression test: a failed save lost it, with the minutes
+        that shrinking took."""
         (tmp_path / "file").write_text("")
         program = CORPUS / "swap-rows.json"
         assert fuzz("--target", "mutant:select is stale", "--minimize", program, reports=tmp_path / "file") == 2
@@ -193,21 +197,21 @@ class TestBadUsage:
         assert "cannot be written" in said.err
 
     def test_an_empty_folder_is_not_a_pass(self, tmp_path, capsys):
-        """Replaying nothing fails loudly."""
+        """Replay of an empty folder fails with exit code 2."""
         assert fuzz("--target", "cpu", "--replay", tmp_path, reports=tmp_path) == 2
         assert "no program" in capsys.readouterr().err
 
 
 class TestCorpus:
     def test_known_bugs_replay_on_cpu(self, tmp_path):
-        """Each program of the corpus has a meaning on CPU."""
+        """Each program of the corpus runs on torch CPU and agrees with it."""
         assert fuzz("--target", "cpu", "--replay", CORPUS, reports=tmp_path) == 0
 
     def test_known_bugs_replay_on_tiny(self, tmp_path):
-        """The device that this package ships has none of them."""
+        """Each program of the corpus passes on `tiny`."""
         assert fuzz("--target", "tiny", "--replay", CORPUS, reports=tmp_path) == 0
 
     def test_each_names_its_bug(self):
-        """Each program says what it is for."""
+        """Each program of the corpus has a note that describes its bug."""
         assert all(read_program(path).note for path in CORPUS.glob("*.json"))
         assert len(list(CORPUS.glob("*.json"))) >= 30

@@ -1,4 +1,4 @@
-"""No room on the disk: one clear sentence, exit code 2, and nothing lost; and program files of another version."""
+"""Full disks and unreadable files: one sentence, exit code 2, no lost findings, and program files of another schema."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def failing(reports: Path) -> tuple[int, set[int]]:
 class TestFullDisk:
     @pytest.mark.slow
     def test_a_small_disk(self, tmp_path):
-        """A disk of 48 kB: exit code 2 and one sentence; with more room `--resume` ends with every finding."""
+        """A disk of 48 kB gives exit code 2 and one sentence. With more room, `--resume` completes with every
+        finding."""
         disk, kept, log = tmp_path / "disk", tmp_path / "kept", tmp_path / "log"
         disk.mkdir()
         if not can_mount(disk):
@@ -57,7 +58,7 @@ class TestFullDisk:
 
     @pytest.mark.parametrize("writes", [0, 2, 4])
     def test_a_write_that_finds_no_room(self, writes, tmp_path, monkeypatch, capsys):
-        """Whichever of the campaign's own writes it is; what was written before can be read."""
+        """Any of the campaign's writes can hit a full disk; files written before stay readable."""
         left = [writes]
         fsync = os.fsync
 
@@ -80,7 +81,8 @@ class TestFullDisk:
 class TestOtherVersions:
     @pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1, "1", None])
     def test_a_program_of_another_schema(self, schema, tmp_path, capsys):
-        """`--replay`, `--minimize` and `--corpus` say so in one sentence, with exit code 2; the file stays."""
+        """`--replay`, `--minimize` and `--corpus` reject another schema in one sentence with exit code 2, and leave the
+        file unchanged."""
         path = tmp_path / "old" / "program.json"
         path.parent.mkdir()
         text = json.dumps({"schema": schema, "storages": [], "inputs": [], "steps": []})
@@ -102,7 +104,7 @@ class TestOtherVersions:
         ],
     )
     def test_a_target_that_fails_to_import(self, module, message, tmp_path, monkeypatch, capsys):
-        """Whatever its module raises, it is one sentence and exit code 2."""
+        """Any exception from the target's module becomes one sentence and exit code 2."""
         (tmp_path / "broken_target.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "broken_target", raising=False)

@@ -1,4 +1,4 @@
-"""Drawn programs have a meaning, cover what they should, and depend on nothing but their seed and number."""
+"""Drawing of programs: each runs on torch CPU, and depends only on its seed and number; coverage is broad."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class TestStrategy:
     @QUIET
     @given(programs())
     def test_every_drawn_program_has_a_meaning(self, program):
-        """CPU runs it, declares its errors, and agrees with itself; JSON keeps it."""
+        """A drawn program survives a round trip through JSON, and torch CPU agrees with itself on it, declared errors
+        included."""
         assert Program.from_json(json.loads(dump(program))).to_json() == program.to_json()
         assert judge_program(program, load_target("cpu")).passed
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)
     def test_it_shrinks(self):
-        """A program with a diagonal shrinks to at most two steps, by Hypothesis and the reducer after it."""
+        """Hypothesis and then the reducer shrink a program with a diagonal to at most two steps."""
 
         def interesting(program):
             return any(step.op == "diagonal" for step in program.steps)
@@ -45,7 +46,7 @@ class TestStrategy:
         assert least.steps[-1].op == "diagonal"
 
     def test_an_unknown_family_is_one_sentence(self):
-        """The families that exist are named."""
+        """The error names the families that exist."""
         with pytest.raises(UnknownFamily, match="unknown step family 'nonsense': choose from view"):
             programs(only=["nonsense"])
 
@@ -64,16 +65,17 @@ class TestStrategy:
         ],
     )
     def test_what_cannot_be_drawn_is_one_sentence(self, words, message):
-        """Before anything is drawn: an unknown dtype was met while drawing, no dtype and no family ended in an error of
-        the drawing itself, and a family that no dtype fits was left out without a word."""
+        """Options that allow no program are rejected with one sentence before drawing. Regression test: an unknown
+        dtype failed only while drawing. An empty choice of dtypes or families raised an internal error, and a family
+        without a suitable dtype disappeared silently."""
         with pytest.raises(DrawingError, match=message) as caught:
             programs(**words)
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("dtype", dict.fromkeys(DTYPES))
     def test_every_dtype_alone_can_be_drawn(self, dtype):
-        """With and without bias, and each asks for a family that once had nothing to choose from: bools alone ended
-        `empty_filled` in an IndexError."""
+        """Each dtype works alone, with and without bias, and for a family that needs an argument of that dtype.
+        Regression test: `empty_filled` raised IndexError when bool was the only dtype."""
         for drawing in (
             Drawing(dtypes=(dtype,)),
             Drawing(dtypes=(dtype,), biased=False),
@@ -86,13 +88,14 @@ class TestStrategy:
                 reference(program)
 
     def test_a_family_that_needs_another_first_can_be_drawn(self):
-        """Integers have no gradient, but what they are divided into has: only a look at what is drawn tells."""
+        """Integers have no gradient, but the result of their division has one. Only a trial draw shows that the family
+        is possible."""
         assert Drawing(only=("autograd", "out of place"), dtypes=("int64",)).cells
 
 
 class TestNumbered:
     def test_a_seed_and_number_is_a_program(self):
-        """The same address gives the same program, in any order; another gives another."""
+        """A seed and a number determine the program, in any order of drawing; other pairs give other programs."""
         drawing = Drawing()
         forward = [dump(drawing.numbered(7, number)) for number in range(20)]
         backward = [dump(drawing.numbered(7, number)) for number in reversed(range(20))]
@@ -102,18 +105,18 @@ class TestNumbered:
         assert dump(pickle.loads(pickle.dumps(drawing)).numbered(7, 3)) == forward[3]
 
     def test_most_aims_meet_their_cell(self):
-        """Two thirds do, where it was two fifths: programs ended before their aim, and cells that no row takes were
-        aimed at."""
+        """About two thirds of the aimed programs reach their cell. Regression test: two fifths did, because programs
+        ended before their aim, and some aims were cells that no table row accepts."""
         drawing, met = Drawing(), []
         assert ("matmul", "0-d", "float32") not in drawing.cells
         for number in range(1, 401, 2):
             tally, aim = Tally(), drawing.aim(5, number)
             drawing.numbered(5, number, tally)
-            met += [aim in tally.cells] if aim else []  # one that changes states has no aim
+            met += [aim in tally.cells] if aim else []  # programs that change states have no aim
         assert sum(met) > 0.55 * len(met)
 
     def test_five_hundred_programs_reach_everything(self):
-        """Every family and layout class is drawn, programs differ, and few draws are turned down."""
+        """500 programs cover every family and layout class, differ from each other, and need few rejected draws."""
         tally = Tally()
         drawn = [Drawing().numbered(0, number, tally) for number in range(500)]
         assert {family for family, _, _ in tally.cells} == set(FAMILIES)
@@ -138,7 +141,7 @@ class TestNumbered:
 
     @pytest.mark.slow
     def test_every_op_is_drawn(self):
-        """No row of the table is dead."""
+        """Every row of the op table occurs at least once."""
         drawn = {
             inner.op
             for number in range(6000)
@@ -148,7 +151,7 @@ class TestNumbered:
         assert drawn == set(OPS)
 
     def test_families_and_dtypes_can_be_chosen(self):
-        """`only`, `without`, `dtypes` and `steps` are obeyed."""
+        """`only`, `without`, `dtypes` and `steps` restrict the drawn programs."""
         drawing = Drawing(steps=(2, 3), only=("arithmetic",), dtypes=("int64",))
         for number in range(50):
             program = drawing.numbered(0, number)
@@ -163,20 +166,21 @@ class TestNumbered:
 
 @pytest.mark.parametrize("name", ["select_scatter", "slice_scatter", "diagonal_scatter"])
 def test_no_copy_of_overlapping_memory_is_written(name):
-    """These copy the layout too, and write the copy: of elements that share memory it is not said which write wins."""
+    """These ops copy the layout and then write to the copy. If elements share memory, PyTorch does not define which
+    write wins."""
     assert OPS[name].fits(torch.ones(3, 3))
     assert not OPS[name].fits(torch.arange(9.0).as_strided((3, 3), (2, 2)))
 
 
 class TestLayouts:
     def test_the_catalogue_is_drawn_by_name(self):
-        """There is a dozen of classes."""
+        """The layout catalogue has a dozen classes."""
         assert len(LAYOUTS) == 12
 
 
 class TestReduce:
     def test_a_smaller_program_still_has_a_meaning(self):
-        """Whatever the reducer accepts, CPU can run, with errors declared anew."""
+        """Every candidate that the reducer accepts runs on the CPU, with newly declared errors."""
         for number in range(30):
             program = Drawing().numbered(3, number)
             small = reduce_program(program, lambda candidate: len(candidate.steps) >= 2, 60)
@@ -184,33 +188,34 @@ class TestReduce:
             reference(small)
 
     def test_to_nothing(self):
-        """When everything fails, no step is left."""
+        """If every candidate fails, the reducer removes all steps."""
         program = Drawing().numbered(3, 1)
         assert not reduce_program(program, lambda candidate: True).steps
 
     def test_settle_refuses_what_has_no_meaning(self):
-        """A step that uses an unknown name is no program."""
+        """A program with a step that uses an undefined name is rejected."""
         program = Drawing(steps=(3, 3)).numbered(3, 1)
         broken = Program(program.storages, (), program.steps)
         assert settle(broken) is None
 
 
 class TestEdges:
-    """Programs of calls at the edge of their meaning are drawn apart."""
+    """Programs of calls at the edge of their domain have their own numbers."""
 
     def test_one_in_eight_is_of_edges_and_no_other_has_such_a_step(self):
-        """So all other programs of a seed are what they would be without them."""
+        """Programs of edge calls have numbers 2 modulo 8; all other programs of a seed are independent of them."""
         drawn = {number: {OPS[step.op].family for step in Drawing().numbered(3, number).steps} for number in range(26)}
         assert all("edges" in drawn[number] for number in (2, 10, 18))
         assert not any("edges" in families for number, families in drawn.items() if number % 8 != 2)
 
     def test_a_storage_that_a_second_input_makes_longer_has_a_value_everywhere(self):
-        """Its list of values stayed short, and the rest was memory that anything may have lain in."""
+        """Every element of a storage has a value in the program. Regression test: when a second input extended a
+        storage, its list of values stayed short, and the added elements were uninitialized memory."""
         for number in range(2, 400, 8):
             program = Drawing().numbered(0, number)
             assert all(len(storage.make()) == storage.size for storage in program.storages)
 
     def test_zeros_of_both_signs_are_not_compared(self):
-        """Which of them is larger torch leaves open."""
+        """PyTorch does not define the order of 0.0 and -0.0."""
         assert not edges._one_zero(torch.tensor([0.0, -0.0]))
         assert edges._one_zero(torch.tensor([0.0, 1.0]))

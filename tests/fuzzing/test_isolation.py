@@ -1,4 +1,4 @@
-"""Workers that die, hang where no alarm is heard, or serve another campaign: each says what became of its program."""
+"""Isolation: programs that kill or hang their worker, parts of a campaign, time limits, other campaigns' files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ SETITEM = ("--seed", "5", "--programs", "8", "--only", "setitem")
 
 @pytest.fixture
 def targets(tmp_path, monkeypatch) -> str:
-    """A module with targets that end their process in `unfold`, each in its own way; `Once` does so a single time."""
+    """Spec prefix of a module of targets that end their process in `unfold`, each in a different way; `Once` does so
+    only once."""
     (tmp_path / "ending_targets.py").write_text(
         textwrap.dedent("""
         import inspect, os, pathlib, signal, sys, time
@@ -104,7 +105,8 @@ class TestDeaths:
         ("Sleeps", "TIMEOUT", "3"),
     ])  # fmt: skip
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
-        """The program that ended the worker is known, shrunk outside to the step that did, and the others ran."""
+        """The campaign identifies the program that killed the worker, shrinks it in other processes to the failing
+        step, and runs all other programs."""
         monkeypatch.setattr(isolation, "MOST_DEATHS", 2)
         assert (
             main(
@@ -133,7 +135,8 @@ class TestDeaths:
 
     @pytest.mark.slow
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
-        """It ends soon after its limit; the shard waited until its slowest other programs could have run, too."""
+        """A program that ignores the alarm is killed soon after its limit. Regression test: the shard waited as long as
+        its slowest other programs might have taken."""
         monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
         monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
         assert (
@@ -156,12 +159,14 @@ class TestDeaths:
         assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("TIMEOUT", "timeout / unfold")]
 
     def test_a_death_that_does_not_come_again(self, targets, tmp_path):
-        """It is FLAKY: a crash was believed the first time, and its program agreed when it was replayed."""
+        """A crash that does not repeat is FLAKY. Regression test: the crash was reported from one run, and its program
+        agreed on replay."""
         assert main(["--target", targets + "Once", *SETITEM, "--reports", str(tmp_path)]) == 1
         assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("FLAKY", "flaky / crash / unfold")]
 
     def test_a_fault_of_the_harness(self, targets, tmp_path):
-        """It is a finding of its own kind, for each program that it met, and the campaign goes on."""
+        """An error in the harness is a finding of kind HARNESS. It counts each affected program, and the campaign
+        continues."""
         assert main(["--target", targets + "Unjudged", *SETITEM, "--reports", str(tmp_path)]) == 1
         assert fuzz_result(tmp_path)["programs"] == 8
         [one] = findings(tmp_path)
@@ -171,7 +176,8 @@ class TestDeaths:
 
 class TestParts:
     def test_parts_are_the_whole(self):
-        """Each program in one part, whichever the number of programs; a part does not depend on the others."""
+        """Each program belongs to exactly one part, for any number of programs; a part does not depend on the
+        others."""
         for programs in (0, 7, 20, 61, 200):
             whole = [n for shard in Plan("cpu", programs=programs).shards("") for n in numbers(shard)]
             parts = [Plan("cpu", programs=programs, part=(index, 3)) for index in (1, 2, 3)]
@@ -180,12 +186,12 @@ class TestParts:
             assert [part.wanted for part in parts] == [sum(s.count for s in part.shards("")) for part in parts]
 
     def test_a_part_goes_on(self):
-        """From where it stopped, also when more programs are asked for than at first."""
+        """A part resumes where it stopped, even if more programs are requested than at first."""
         plan = Plan("cpu", programs=100, part=(2, 2))
         assert [(shard.first, shard.count) for shard in plan.shards("", 30)] == [(30, 10), (60, 20)]
 
     def test_the_command(self, tmp_path, capsys):
-        """It names the part, and refuses one that is not there."""
+        """The saved command contains the part; a part that does not exist is rejected."""
         words = ("--target", "cpu", "--programs", "41", "--without", "op_db", "--reports", str(tmp_path))
         assert main([*words, "--shard", "3/3"]) == 0
         done = model.load(tmp_path / "fuzz.json")
@@ -198,12 +204,12 @@ class TestParts:
 
 class TestMinutes:
     def test_a_shard_ends_at_its_time(self):
-        """What it did not begin is left to the campaign."""
+        """Programs that a shard has not started stay with the campaign."""
         result = worker.run_shard(replace(SHARD, until=0.0))
         assert (result.done, result.findings) == (0, [])
 
     def test_shrinking_ends_at_its_time(self):
-        """With the smallest program so far, and no further trial."""
+        """Shrinking returns the smallest program so far and starts no further trial."""
         tried = []
 
         def fails(candidate: Program) -> bool:
@@ -215,7 +221,7 @@ class TestMinutes:
         assert len(worker.reduce_until(PROGRAM, fails, 100).steps) < len(PROGRAM.steps)
 
     def test_time_is_kept_for_shrinking(self, tmp_path, monkeypatch):
-        """Drawing ends earlier once there is something to shrink."""
+        """Drawing ends earlier if there are findings to shrink."""
         running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)
         assert running._drawing_deadline() == 600
         running.groups.append(Group(Finding(FAIL, 0, 0, "FAIL", PROGRAM), {0}, {"FAIL"}))
@@ -223,7 +229,7 @@ class TestMinutes:
         assert running._deadline() == 600
 
     def test_what_was_not_run_is_run_later(self, tmp_path):
-        """A campaign whose time is over at once has run nothing, and goes on with `--resume`."""
+        """A campaign whose time ends immediately has run nothing, and `--resume` runs its programs."""
         words = ("--target", "cpu", "--programs", "21", "--without", "op_db", "--reports", str(tmp_path))
         assert main([*words, "--minutes", "1e-9"]) == 2
         assert main([*words, "--resume"]) == 0
@@ -236,8 +242,9 @@ class TestReplay:
         pytest.param("Leaves", "CRASH", "60", marks=pytest.mark.slow),
         pytest.param("Sleeps", "TIMEOUT", "5", marks=pytest.mark.slow)])  # fmt: skip
     def test_a_program_that_ends_its_process(self, name, kind, limit, targets, tmp_path, monkeypatch, capsys):
-        """Replayed and minimized it is a finding: it ended the command itself, `sys.exit(0)` as if it agreed. What is
-        saved knows its target, which need not be named again."""
+        """Replay and minimization of a program that ends its process report a finding. Regression test: the program
+        ended the command, and `sys.exit(0)` looked like agreement. The saved file contains the target, so `--target` is
+        not needed again."""
         monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
         found, words = tmp_path / "found.json", ("--limit", limit, "--compile-limit", limit, "--reports", str(tmp_path))
         found.write_text(json.dumps({"target": targets + name, "program": PROGRAM.to_json()}))
@@ -253,7 +260,7 @@ class TestReplay:
         assert main(["--target", "cpu", "--replay", str(found), *words]) == 0
 
     def test_a_folder(self, targets, tmp_path, capsys):
-        """The programs behind one that dies run too."""
+        """Programs after a crashing one still run."""
         folder = tmp_path / "programs"
         folder.mkdir()
         (folder / "a.json").write_text(dump(PROGRAM))
@@ -271,8 +278,8 @@ class TestWhatIsResumed:
     WORDS = ("--target", "mutant:slice drops the offset", "--programs", "40", "--without", "op_db")
 
     def test_findings_of_another_campaign(self, tmp_path):
-        """A finding that nobody took over, left by a worker of another campaign, stays where it is; it was booked on
-        whichever target was resumed next in the folder."""
+        """A finding left by a worker of another campaign stays in place. Regression test: it was counted for the next
+        target that was resumed in the folder."""
         words = ("--target", "cpu", "--programs", "5", "--without", "op_db", "--reports", str(tmp_path))
         assert main(words) == 0
         program = Drawing().numbered(0, 3)
@@ -284,7 +291,7 @@ class TestWhatIsResumed:
         assert left.exists()
 
     def test_findings_of_other_options(self, tmp_path):
-        """Groups that a campaign with other steps and families left in the folder are not taken for one's own."""
+        """Resuming ignores groups in the folder from campaigns with other steps or families."""
         reports = ("--reports", str(tmp_path))
         assert main([*self.WORDS, *reports]) == 1
         undisturbed = [(one["signature"], one["count"]) for one in findings(tmp_path)]
@@ -296,7 +303,8 @@ class TestWhatIsResumed:
         assert {name for name, _ in again} == {name for name, _ in undisturbed}
 
     def test_a_mistyped_target(self, tmp_path):
-        """What is there to be resumed stays: a target that could not be loaded had begun a campaign of its own."""
+        """A target that cannot be loaded leaves a resumable campaign untouched. Regression test: it had started a new
+        campaign."""
         reports = ("--reports", str(tmp_path))
         assert main([*self.WORDS[:3], "20", *self.WORDS[4:], *reports]) == 1
         assert main(["--target", "device:nodev", *reports]) == 2
@@ -304,7 +312,7 @@ class TestWhatIsResumed:
         assert fuzz_result(tmp_path)["programs"] == 40
 
     def test_ctrl_c(self, tmp_path, monkeypatch, capsys):
-        """One sentence and exit code 130: the saved program lies as it did, and a traceback says nothing more."""
+        """Ctrl-C gives one sentence and exit code 130, without a traceback; the saved program stays unchanged."""
         path = tmp_path / "program.json"
         path.write_text(dump(PROGRAM))
 
@@ -318,7 +326,7 @@ class TestWhatIsResumed:
         assert path.read_text() == dump(PROGRAM)
 
     def test_a_program_alone_names_no_target(self, tmp_path, capsys):
-        """Then the default is meant, as ever."""
+        """The target then defaults to `tiny`."""
         path = tmp_path / "program.json"
         path.write_text(dump(Drawing().numbered(0, 3)))
         assert main(["--replay", str(path), "--reports", str(tmp_path)]) == 0

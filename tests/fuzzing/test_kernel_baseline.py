@@ -1,4 +1,4 @@
-"""Kernels against the baseline: a rise is a finding, what was never counted is not compared."""
+"""Kernel counts against the baseline: an increase is a finding; programs without a recorded count are not compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TWO_READS = Program(
 
 @pytest.fixture
 def wasteful(tmp_path, monkeypatch) -> str:
-    """The tiny device, with one kernel more than it needs."""
+    """Spec of a `tiny` target that runs one kernel too many."""
     (tmp_path / "wasteful.py").write_text(
         textwrap.dedent("""
         import torch
@@ -54,7 +54,7 @@ def wasteful(tmp_path, monkeypatch) -> str:
 
 @pytest.fixture
 def recorded(tmp_path, wasteful) -> Path:
-    """What the tiny device itself takes for a program, as the baseline of the wasteful one too."""
+    """Baseline with the kernel count of `tiny` for one program, stored for both `tiny` and the wasteful target."""
     folder = tmp_path / "programs"
     folder.mkdir()
     (folder / "two.json").write_text(dump(TWO_READS))
@@ -67,7 +67,7 @@ def recorded(tmp_path, wasteful) -> Path:
 
 class TestRise:
     def test_a_campaign_finds_it(self, recorded, wasteful, tmp_path, capsys):
-        """More kernels than before, yet not more than torch CPU has ops: a finding of the oracle `kernels`."""
+        """A count above the baseline but within the ops of torch CPU is a finding of the oracle `kernels`."""
         words = ["--programs", "0", "--corpus", str(tmp_path / "programs"), "--kernels", str(recorded)]
         assert main(["--target", wasteful, *words, "--reports", str(tmp_path / "found")]) == 1
         [found] = fuzz_result(tmp_path / "found")["findings"]
@@ -78,7 +78,7 @@ class TestRise:
 
     @pytest.mark.slow
     def test_a_replay_finds_it(self, recorded, wasteful, tmp_path, capsys):
-        """So do `--replay FOLDER` and `--replay FILE`."""
+        """`--replay FOLDER` and `--replay FILE` report the increase too."""
         for path in (tmp_path / "programs", tmp_path / "programs" / "two.json"):
             words = ["--kernels", str(recorded), "--replay", str(path), "--reports", str(tmp_path)]
             assert main(["--target", wasteful, *words]) == 1
@@ -88,8 +88,8 @@ class TestRise:
 
 class TestFile:
     def test_the_tracked_one_covers_the_corpus_and_seed_0(self):
-        """Otherwise nothing would be compared: `python -m conformance.fuzz --programs 300 --corpus conformance/corpus
-        --record-kernels` writes it anew."""
+        """The tracked baseline covers the corpus and seed 0; otherwise nothing would be compared. `python -m
+        conformance.fuzz --programs 300 --corpus conformance/corpus --record-kernels` regenerates it."""
         known = read_baseline(TRACKED, "tiny")
         programs = [read_program(path) for path in CORPUS.glob("*.json")]
         programs += [Drawing().numbered(0, number) for number in range(20)]
@@ -97,7 +97,7 @@ class TestFile:
         assert len(known) >= 300
 
     def test_a_note_does_not_matter(self):
-        """The digest is of what runs."""
+        """The digest covers only the executed parts of a program."""
         assert digest(TWO_READS) == digest(Program.from_json({**TWO_READS.to_json(), "note": "another"}))
         assert digest(TWO_READS) != digest(TWO_READS.with_steps(TWO_READS.steps[:2]))
 
@@ -113,7 +113,7 @@ class TestFile:
         ],
     )
     def test_a_damaged_one_is_one_sentence(self, text, tmp_path, capsys):
-        """Exit code 2, the file is named, and it stays as it is."""
+        """A damaged baseline gives exit code 2 and one sentence that names the file, and the file stays unchanged."""
         file = tmp_path / "kernels.json"
         file.write_text(text)
         assert main(["--target", "tiny", "--programs", "1", "--kernels", str(file), "--reports", str(tmp_path)]) == 2
@@ -124,7 +124,8 @@ class TestFile:
 
     @pytest.mark.slow
     def test_a_campaign_records(self, recorded, wasteful, tmp_path, capsys):
-        """What ran is written, other targets keep theirs; a program that was never counted is compared with none."""
+        """`--record-kernels` saves the counts of this target and keeps the other targets' counts. A program without a
+        recorded count is not compared."""
         words = ["--target", "tiny", "--programs", "1", "--kernels", str(recorded), "--reports", str(tmp_path)]
         assert main(words) == 0
         assert "programs compared with the baseline: 0" in capsys.readouterr().out

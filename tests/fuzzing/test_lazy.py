@@ -1,4 +1,4 @@
-"""A failure that observing after each step hides is found, and its first bad step named."""
+"""Failures that disappear when each step is observed: the campaign finds them and locates the first bad step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ PROGRAM = Program(
 
 @pytest.fixture
 def forgetful(tmp_path, monkeypatch) -> str:
-    """A lazy device that is wrong: of the writes that wait, it keeps the first only, so whoever looks sees nothing."""
+    """Spec of a faulty lazy device: of several pending writes it keeps only the first, so observation after each step
+    hides the fault."""
     (tmp_path / "forgetful.py").write_text(
         textwrap.dedent("""
         from conformance.selftest.faults import Fault
@@ -70,7 +71,7 @@ def seen_eagerly(target: Target) -> list[list[float]]:
 
 
 def test_the_first_bad_step_is_named(forgetful):
-    """Step 4 is the second write: right one by one, wrong together."""
+    """Step 4 is the second write. Each write is correct alone, and the two are wrong together."""
     target = load_target(forgetful)
     assert seen_eagerly(target) == seen_eagerly(load_target("cpu"))
     verdict = judge_program(PROGRAM, target)
@@ -80,7 +81,7 @@ def test_the_first_bad_step_is_named(forgetful):
 
 
 def test_a_campaign_names_it(forgetful, tmp_path):
-    """The finding is shrunk to two writes, and its file says which step is the first bad one."""
+    """The finding shrinks to two writes, and its file contains the first bad step."""
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "two_writes.json").write_text(dump(PROGRAM))
     words = ["--target", forgetful, "--programs", "0", "--corpus", str(tmp_path / "corpus")]
@@ -95,7 +96,7 @@ def test_a_campaign_names_it(forgetful, tmp_path):
 
 
 def test_drawn_programs_find_it(forgetful, tmp_path):
-    """Without a hint, within 60 programs."""
+    """60 drawn programs find the fault without a hint."""
     assert main(["--target", forgetful, "--programs", "60", "--without", "op_db", "--reports", str(tmp_path)]) == 1
     found = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
     assert any("only together" in one["signature"] and one["first_bad_step"] for one in found)

@@ -1,4 +1,4 @@
-"""What a program may take, what building its kernels may besides, and when a campaign ends."""
+"""Time limits: for a program, for compiling its kernels, and for the campaign."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestBuilding:
-    """Kernels take 1.5 s to build, and a program may take 1 s."""
+    """Each kernel takes 1.5 s to compile, and a program has a limit of 1 s."""
 
     @pytest.fixture
     def replayed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -65,27 +65,30 @@ class TestBuilding:
         return replayed
 
     def test_the_first_call_of_an_op_is_not_the_programs_time(self, replayed: Any) -> None:
-        """Of two ops too, which take three times what the program may; that once was a hang."""
+        """Compilation in the first call of an op does not count against the program's limit. Regression test: two ops,
+        which take three times the limit, were reported as a hang."""
         code, said, _ = replayed("class:building.Builds", NEG, EXP)
         assert (code, "TIMEOUT at" in said) == (0, False), said
 
     def test_a_later_call_is(self, replayed: Any) -> None:
-        """What hangs when its kernel is there is a hang at once, whatever compiling may take."""
+        """A call that hangs with a compiled kernel is a TIMEOUT at the program's limit, whatever the compile limit."""
         code, said, seconds = replayed("class:building.Hangs", NEG, NEG)
         assert (code, "TIMEOUT at" in said) == (1, True), said
         assert seconds < 50
 
     def test_building_has_an_end(self, replayed: Any) -> None:
-        """A first call that hangs is a hang when the limit of compiling is over."""
+        """A first call that hangs is a TIMEOUT when the compile limit is over."""
         code, said, _ = replayed("class:building.Stuck", NEG, compile_limit=3)
         assert (code, "TIMEOUT at" in said) == (1, True), said
 
 
 class TestHangs:
-    """A device that hangs at a first call cost the whole limit of compiling at each death, which was 300 s."""
+    """Known hangs cost the ordinary limit. Regression test: each hang in a first call cost the whole compile limit,
+    which was 300 s."""
 
     def test_two_programs_that_hang_are_enough(self, tmp_path: Path) -> None:
-        """The third of an op has the ordinary limit, in all workers, and the result says so."""
+        """After two programs hang in the first call of one op, all workers use the ordinary limit for it, and the
+        result has a note."""
         campaign = Campaign(Plan("cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
         campaign.add(worker.ended(TIMEOUT, 0, 1, program(NEG), 1))
@@ -99,7 +102,7 @@ class TestHangs:
 
     @pytest.mark.parametrize("target", ["tiny", "aot_eager"])
     def test_not_where_a_step_is_not_one_op(self, target: str, tmp_path: Path) -> None:
-        """A lazy device and a compiler build the kernels of several steps at once."""
+        """A lazy device and a compiler build the kernels of several steps together, so no single op is responsible."""
         campaign = Campaign(Plan(target, reports=tmp_path))
         for number in range(3):
             finding = worker.ended(TIMEOUT, 0, number, program(NEG), 1)
@@ -107,7 +110,8 @@ class TestHangs:
         assert campaign.hang == {}
 
     def test_the_ordinary_limit(self) -> None:
-        """Of a program that hangs in its first call, when its op is known to."""
+        """The ordinary limit applies to a program that hangs in its first call if its op is in the list of hanging
+        ops."""
         with Workers("class:building.Stuck", 1, compile_limit=1000) as workers:
             workers.hang = frozenset({"neg"})
             began = time.monotonic()
@@ -116,7 +120,7 @@ class TestHangs:
 
 
 class Clock:
-    """Time that passes only while something is asked of a pool."""
+    """Clock that advances only while a pool answers a question."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -126,7 +130,7 @@ class Clock:
 
 
 class Slow:
-    """Answers each question to a pool in 40 s of a clock, or in the time that is left."""
+    """Pool that takes 40 s of a clock for each answer, or the remaining time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.answer, self.asked = clock, None, list[float]()  # type: tuple[Clock, Any, list[float]]
@@ -140,7 +144,7 @@ class Slow:
 
 
 class SlowProbe(Pool):
-    """A place and its pool, whose clock begins when the target is loaded, and where a probe takes 100 s."""
+    """Execution place and pool in one. Its clock starts when the target is loaded, and each probe takes 100 s."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.until = 0.0, []  # type: ignore[var-annotated]
@@ -151,10 +155,10 @@ class SlowProbe(Pool):
         return self
 
     def loading(self, spec: str, limits: Limits) -> None:
-        """It is loaded at once."""
+        """Load without delay."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no process to end."""
 
     def ask(self, function: Any, *args: Any, seconds: float | None = None, until: float = math.inf) -> Any:
         if not args:
@@ -167,8 +171,8 @@ class SlowProbe(Pool):
 
 
 class TestMinutes:
-    """`--minutes` is kept whatever shrinking would take: a campaign of 2 minutes once ran 2.5, since a worker that
-    shrinks had 30 s more, and each smaller program that hangs its whole limit."""
+    """Shrinking respects `--minutes`. Regression test: a campaign of 2 minutes ran 2.5. A shrinking worker had 30 s
+    more, and each smaller program that hung took its whole limit."""
 
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -185,7 +189,8 @@ class TestMinutes:
     @pytest.mark.parametrize("kind", [isolation.MEMORY, TIMEOUT, FAIL])
     @pytest.mark.parametrize("left", [0.5, 30.0, 100.0])
     def test_shrinking_ends_on_time(self, kind: str, left: float, clock: Clock, slow: Slow) -> None:
-        """Each question has the campaign's deadline, and after it there is none; the finding is kept, not FLAKY."""
+        """Each question has the campaign's deadline, and none follows it. The finding stays and does not become
+        FLAKY."""
         steps = [NEG] * 8
         finding = Finding(kind, 0, 7, "a group", program(*steps), step=8)
         until = clock.now + left
@@ -199,7 +204,7 @@ class TestMinutes:
             assert small == finding
 
     def test_a_worker_answers_before_the_deadline(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It has a second to judge what it has got so far."""
+        """The worker's deadline is a second earlier than the pool's, so that it can judge its result so far."""
         given: list[Any] = []
         monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: given.append((args, options)))
         with Workers("cpu", 60) as workers:
@@ -210,8 +215,8 @@ class TestMinutes:
     def test_the_probe_is_part_of_them(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The probe of a device whose kernels take a minute came before them: one minute was four. At the end it said
-        that no program was supported, when there had been no time for any."""
+        """The probe counts against `--minutes`. Regression test: for a device whose kernels take a minute, one minute
+        became four. The final message said that no program was supported, although there had been no time for any."""
         asked: list[Any] = []
         left: list[float | None] = []
 
@@ -223,12 +228,13 @@ class TestMinutes:
         monkeypatch.setattr(command, "run_shown", lambda running, console: left.append(running.plan.minutes))
         assert main(["--target", "device:cpu", "--minutes", "1", "--reports", str(tmp_path)]) == 2
         assert asked == [{"strict": 6.0, "seconds": 60.0}]
-        assert left == [pytest.approx(0.15)]  # a tenth is kept for running scripts
+        assert left == [pytest.approx(0.15)]  # a tenth of the time is reserved for running scripts
         said = "conformance.fuzz: the time of --minutes 1 was over before the first programs had ended"
         assert capsys.readouterr().err == f"{said}, so nothing was compared: give it more\n"
 
     def test_a_probe_ends_with_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a profile nothing can run then; with one, what it says remains, and was not tried."""
+        """If the probe runs out of time and there is no profile, nothing runs. With a profile, its entries stay valid,
+        untested."""
         late = SlowProbe(monkeypatch)
         with pytest.raises(TargetError) as caught:
             run_probe.resolve("device:cpu", Limits(), late, seconds=60)  # type: ignore[arg-type]
@@ -239,7 +245,7 @@ class TestMinutes:
         assert run_probe.probe(late, "device:cpu", 200).seconds == 100.0
 
     def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
-        """Loading a sibling, and running a finding on it, ends with the campaign."""
+        """Loading a sibling target and running a finding on it stop at the campaign's deadline."""
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
         campaign.began_at = clock.now
         for number in range(3):
@@ -253,7 +259,7 @@ class TestMinutes:
 
 
 class Shrinking:
-    """Makes every finding small in `seconds` of a clock, and notes until when it may take."""
+    """Shrinker that needs `seconds` of a clock for each finding and records the time it may take."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds, self.given = clock, seconds, list[float]()
@@ -268,8 +274,8 @@ class Shrinking:
 
 
 class TestShrinkingMeanwhile:
-    """With `--minutes`, a campaign shrinks findings while it draws programs. One campaign shrank 30 of 241 findings,
-    since shrinking came last."""
+    """With `--minutes`, findings shrink during drawing. Regression test: shrinking came last, and 211 of 241 findings
+    of one campaign were never shrunk."""
 
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -280,7 +286,7 @@ class TestShrinkingMeanwhile:
 
     @staticmethod
     def running(clock: Clock, folder: Path, findings: int, minutes: float | None, drawn: float) -> Campaign:
-        """A campaign with this number of findings that has drawn programs for `drawn` seconds."""
+        """Campaign with this number of findings that has drawn programs for `drawn` seconds."""
         campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
         (folder / "failures").mkdir()
         for number in range(findings):
@@ -293,7 +299,7 @@ class TestShrinkingMeanwhile:
         return sum(group.shrunk for group in campaign.groups)
 
     def test_it_takes_its_share(self, clock: Clock, tmp_path: Path) -> None:
-        """It shrinks findings until it has used their share of the time so far, and then draws programs again."""
+        """Findings shrink until their share of the elapsed time is used; then the campaign draws programs again."""
         campaign, shrinker = self.running(clock, tmp_path, 50, 60.0, drawn=100.0), Shrinking(clock, 10.0)
         campaign._shrink_meanwhile(shrinker)
         first = self.small(campaign)
@@ -306,7 +312,7 @@ class TestShrinkingMeanwhile:
         assert self.small(campaign) > first
 
     def test_one_finding_has_its_turn(self, clock: Clock, tmp_path: Path) -> None:
-        """And never more than is left of the time for drawing."""
+        """A turn ends after the longest turn, or with the remaining time for drawing."""
         campaign, shrinker = self.running(clock, tmp_path, 1, 10.0, drawn=100.0), Shrinking(clock, 1.0)
         campaign._shrink_meanwhile(shrinker)
         assert shrinker.given == [LONGEST_TURN]
@@ -315,19 +321,19 @@ class TestShrinkingMeanwhile:
         assert shrinker.given == [LONGEST_TURN, 5.0]
 
     def test_all_of_them_and_no_more(self, clock: Clock, tmp_path: Path) -> None:
-        """It goes back to drawing when nothing is left to shrink."""
+        """The campaign returns to drawing when every finding is shrunk."""
         campaign, shrinker = self.running(clock, tmp_path, 3, 60.0, drawn=1000.0), Shrinking(clock, 1.0)
         campaign._shrink_meanwhile(shrinker)
         assert (self.small(campaign), len(shrinker.given)) == (3, 3)
 
     def test_without_a_limit_it_comes_last(self, clock: Clock, tmp_path: Path) -> None:
-        """Then which finding is the first of its cause depends on nothing that a pool does."""
+        """The first finding of each cause must not depend on the timing of a pool."""
         campaign, shrinker = self.running(clock, tmp_path, 3, None, drawn=1000.0), Shrinking(clock, 1.0)
         campaign._shrink_meanwhile(shrinker)
         assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
 
     def test_a_campaign_shrinks_between_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After each shard."""
+        """Shrinking runs after each shard whose findings were merged."""
         seen: list[int] = []
         monkeypatch.setattr(Campaign, "_shrink_meanwhile", lambda self, shrinker: seen.append(self.result.done))
         plan = Plan("cpu", minutes=5.0, programs=60, drawing=Drawing(without=("op_db",)), reports=tmp_path)
@@ -336,7 +342,7 @@ class TestShrinkingMeanwhile:
 
 
 class TestNotShrunk:
-    """All lists mark a finding that the campaign had no time to shrink."""
+    """Every list marks a finding that was not shrunk for lack of time."""
 
     @pytest.fixture
     def made(self, tmp_path: Path) -> tuple[Campaign, Run]:
@@ -350,7 +356,8 @@ class TestNotShrunk:
         return campaign, run_of(campaign)
 
     def test_its_cause_is_not_known(self, made: tuple[Campaign, Run]) -> None:
-        """So its pattern names the property only, and blames no operator. Shrunk findings have other patterns."""
+        """An unshrunk finding has no known cause. Its group has the wrong property alone, separate from shrunk
+        findings, and blames no operator."""
         _, run = made
         assert [cause.pattern for cause in causes_of(run.results)] == ["not shrunk: value", "value of sin"]
         assert {one.finding.shrunk for one in run.results if one.finding and one.finding.op != "sin"} == {False}
@@ -365,7 +372,7 @@ class TestNotShrunk:
         assert "3 findings not shrunk, since the time was over: give more --minutes" in said
 
     def test_page_and_summary_say_so(self, made: tuple[Campaign, Run], tmp_path: Path) -> None:
-        """Of three findings each, and of the shrunk one not."""
+        """The page and the summary mark each of the three unshrunk findings, and not the shrunk one."""
         _, run = made
         report.write(run, tmp_path, None)
         page, text = (html.unescape((tmp_path / name).read_text()) for name in ("fuzz.html", "fuzz-summary.md"))
@@ -373,7 +380,7 @@ class TestNotShrunk:
         assert "3 findings not shrunk, since the time was over: give more --minutes" in text
 
     def test_it_is_not_declared(self, made: tuple[Campaign, Run]) -> None:
-        """`--update-expectations` declares shrunk findings, and says why it leaves the others."""
+        """`--update-expectations` declares shrunk findings only, and gives the reason for each one not added."""
         entries, done = update([], made[1])
         assert [str(entry) for entry in entries] == ["value / sin / FAIL"]
         assert sum(line.startswith("not added: ") for line in done) == 3

@@ -1,4 +1,4 @@
-"""op_db's entries as steps: all are met, torch CPU agrees with itself, and a lie of what only they call is caught."""
+"""op_db entries as steps: coverage of entries, torch CPU against itself, and detection of faults in their ops."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.targets.cpu import CpuTarget
 
 UNDRAWN = 75
-"""At most so many of op_db's entries cannot be drawn: random ones, those without a value, a public name or a small
-sample, and decompositions whose signs are free. `unmet` has them."""
+"""Maximum number of op_db entries without a drawn call. These are random ops, entries without a value, a public name or
+a small sample, and decompositions with free signs. `unmet` lists them."""
 
 
 class OneFault(MutantTarget):
-    """torch CPU with the fault of a test."""
+    """torch CPU with one planted fault."""
 
     def __init__(self, ops: str, act: Callable[[Call], object]) -> None:
         super().__init__("zero_ clears the storage")
@@ -43,14 +43,14 @@ def drawn() -> tuple[list[Program], Tally]:
 
 
 def spoilt(*made: torch.Tensor) -> object:
-    """These results, whichever tensor they were written to, with other values."""
+    """Fill these results with 7, including any `out=` tensor."""
     for one in made:
         torch.ops.aten.fill_(one, 7)
     return made if len(made) > 1 else made[0]
 
 
 def calling(drawn: tuple[list[Program], Tally], ops: str) -> list[Program]:
-    """The programs that name one of the ops."""
+    """The programs that call one of these ops."""
     names = set(ops.split())
     called = [{step.op.rpartition(":")[2].rpartition(".")[2] for step in program.steps} for program in drawn[0]]
     return [program for program, held in zip(drawn[0], called, strict=True) if names & held]
@@ -89,7 +89,8 @@ class TestDrawing:
         assert not any(cell.startswith("add|") for cell in tally.entries)
 
     def test_calls_of_the_harness_itself_are_no_need(self):
-        """The shadow makes inputs by `set_`: a profile that declared it lacking left 22 of 626 entries."""
+        """Ops that only the harness calls do not count as required. Regression test: the shadow builds inputs with
+        `set_`, and a profile without it left 22 of 626 entries."""
         with_all, without = Tally(), Tally()
         for number in range(0, 24, 4):
             Drawing().numbered(1, number, with_all)
@@ -97,8 +98,9 @@ class TestDrawing:
         assert without.entries == with_all.entries and not without.lacking
 
     def test_an_entry_that_needs_what_is_lacking_is_given_up_soon(self, monkeypatch):
-        """Every call of such an entry was tried in every dtype, which made a campaign three times as slow. Calls are
-        counted, since a time would depend on the machine. The tally says which entries a declaration removes."""
+        """Drawing stops early for an entry that needs an unsupported op, and the tally names the entry. Regression
+        test: every call of the entry was tried in every dtype, which made a campaign three times as slow. The test
+        counts calls, because times depend on the machine."""
         tried, operators_of = list[object](), op_db.operators_of
         monkeypatch.setattr(op_db, "operators_of", lambda *given: tried.append(given) or operators_of(*given))
         key, lacking = ("exp", ""), ("aten::exp", "aten::exp.out", "aten::exp_")
@@ -119,7 +121,7 @@ class TestNames:
     @pytest.mark.parametrize("name", ["op_db:load", "op_db:os.system", "op_db:nn.functional.warnings", "op_db.odd:add",
                                       "op_db.method:nothing", "op_db:ops.aten.nothing"])  # fmt: skip
     def test_a_program_from_a_file_names_operators_only(self, name):
-        """`torch.load` is a function of torch, too."""
+        """`torch.load` is a function of torch, but a program file may call operators only."""
         data = {"schema": 1, "storages": [], "inputs": [], "steps": [{"op": name, "args": ["x"]}]}
         with pytest.raises(ProgramError, match="unknown op"):
             Program.from_json(data)
@@ -146,7 +148,8 @@ class TestJudging:
         )
 
     def test_an_out_tensor_of_as_many_elements_in_another_size(self, drawn):
-        """`torch.linspace(0, 3, 4, out=x.narrow(1, 1, 2))` wrote beside the view on the tiny device."""
+        """A write that ignores the strides of `out=` is a mismatch. Regression test: on `tiny`, `torch.linspace(0, 3,
+        4, out=x.narrow(1, 1, 2))` wrote outside the view."""
 
         def flat(call: Call) -> object:
             out = call.kwargs.get("out")

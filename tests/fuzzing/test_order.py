@@ -1,4 +1,4 @@
-"""What a campaign reports is a function of what was found, in whatever order it came, and by whom it was made small."""
+"""A campaign's report depends on its set of findings, not on their order or on the process that shrinks them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOUND = [Finding(FAIL, 0, number, f"value / op {number % 3}", NOTHING, property=
 
 
 class Kept:
-    """A pool that keeps what is handed to it, and answers when it is told to."""
+    """Pool that stores submitted tasks and yields prepared answers on request."""
 
     hang: frozenset[str] = frozenset()
 
@@ -50,8 +50,8 @@ def on_disk(folder: Path) -> dict[str, str]:
 
 class TestOrder:
     def test_groups(self, tmp_path: Path) -> None:
-        """Each group is shown by its program of the lowest number: by the one that came first, it once depended on how
-        many workers there were."""
+        """The program with the lowest number represents its group. Regression test: the first to arrive did, which
+        depended on the number of workers."""
         seen = []
         for seed in range(4):
             made, found = campaign(tmp_path / str(seed)), list(FOUND)
@@ -65,8 +65,8 @@ class TestOrder:
         assert len(seen[0]) == 6
 
     def test_what_was_not_noted_counts_once(self, tmp_path: Path) -> None:
-        """A finding's own file stays until its group and the progress are on disk; one that was killed between them is
-        taken up from there, and running its shard again adds nothing."""
+        """A finding's own file stays until its group and the progress are on disk. After a kill between the two,
+        resuming reads it, and a second run of its shard adds nothing."""
         made = campaign(tmp_path)
         made._note_progress()
         for finding in FOUND:
@@ -86,7 +86,7 @@ class TestOrder:
 
 class TestApart:
     def test_a_known_group_costs_no_shrinking(self, tmp_path: Path) -> None:
-        """The hundredth program of a group begins no task."""
+        """The hundredth program of a group starts no new shrinking task."""
         made, pool = campaign(tmp_path), Kept()
         apart = Apart(pool, Settings("cpu", 60))  # type: ignore[arg-type]
         for number in range(100):
@@ -95,7 +95,7 @@ class TestApart:
         assert [task.name for task in pool.tasks] == ["shrinking program 0"]
 
     def test_no_more_than_its_share(self, tmp_path: Path) -> None:
-        """Shrinking comes second: of many groups only so many are begun while programs are left to draw."""
+        """Before the end of drawing, only a limited number of groups shrink in advance."""
         made, pool = campaign(tmp_path), Kept()
         apart = Apart(pool, Settings("cpu", 60))  # type: ignore[arg-type]
         for number in range(30):
@@ -104,7 +104,8 @@ class TestApart:
         assert len(pool.tasks) == 2
 
     def test_answers_in_any_order(self) -> None:
-        """What is asked for is what comes, whichever ends first; of a task that died it is the finding itself."""
+        """Each request returns its own answer, in any order of completion. If the task died, the answer is the unshrunk
+        finding."""
         one, two, three = FOUND[:3]
         small = {finding.number: replace(finding, property="small") for finding in (one, two)}
         for order in itertools.permutations((one, two, three)):
@@ -115,7 +116,7 @@ class TestApart:
             assert [apart.shrink(each, 0.0) for each in (one, two, three)] == [small[0], small[1], three]
 
     def test_an_error_is_raised_at_its_turn(self) -> None:
-        """It is the finding's that asked, as if it had been shrunk then."""
+        """The error is raised for the finding that requested it, as in local shrinking."""
         apart = Apart(Kept([Done(error=RuntimeError("odd"))]), Settings("cpu", 60))  # type: ignore[arg-type]
         apart.begin(FOUND[0])
         with pytest.raises(RuntimeError, match="odd"):

@@ -1,4 +1,4 @@
-"""A campaign on Ray: the findings are those of one worker here, wherever it runs, and whatever is killed meanwhile."""
+"""A campaign on Ray: same findings as one local worker, on any nodes, and after any process is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(reports: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 def findings(reports: Path) -> dict[str, Any]:
-    """What a campaign found, by file: the kind, the signatures, the programs that showed it, and the minimal one."""
+    """A campaign's findings by file: kind, signatures, failing programs and minimal program."""
     found = {}
     for path in (reports / "failures").glob("*.json"):
         one = json.loads(path.read_text())
@@ -46,7 +46,7 @@ def totals(reports: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One worker on this machine."""
+    """Reports of a campaign with one worker on this machine."""
     reports = tmp_path_factory.mktemp("local")
     done = run(reports)
     assert done.returncode == 1, done.stderr
@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Any]:
-    """A cluster of three nodes of one worker each."""
+    """Cluster of three nodes with one worker each."""
     with started(3) as cluster:
         yield cluster
 
@@ -68,30 +68,30 @@ def same(one: Path, other: Path) -> None:
 
 class TestTheSameAnswers:
     def test_two_workers(self, undisturbed: Path, tmp_path: Path) -> None:
-        """In two processes of this machine."""
+        """Two local processes give the same findings."""
         run(tmp_path, "-n", "2")
         same(undisturbed, tmp_path)
 
     def test_one_node(self, undisturbed: Path, tmp_path: Path) -> None:
-        """On a Ray that ends with the command."""
+        """A Ray instance that ends with the command gives the same findings."""
         done = run(tmp_path, "--pool", "ray", "-n", "2")
         assert done.returncode == 1, done.stderr
         same(undisturbed, tmp_path)
 
     def test_three_nodes(self, undisturbed: Path, tmp_path: Path, three: Any) -> None:
-        """On a cluster, in whatever order the shards end."""
+        """A cluster gives the same findings, in any order of completion."""
         done = run(tmp_path, "--pool", three.address, "-n", "3")
         assert done.returncode == 1, done.stderr
         same(undisturbed, tmp_path)
 
     def test_the_client(self, undisturbed: Path, tmp_path: Path, three: Any) -> None:
-        """From a machine that is no part of the cluster, through ray://."""
+        """A machine outside the cluster, connected through ray://, gives the same findings."""
         done = run(tmp_path, "--pool", three.client, "-n", "2")
         assert done.returncode == 1, done.stderr
         same(undisturbed, tmp_path)
 
     def test_op_db(self) -> None:
-        """The result file, byte for byte but for what the clock says, with its failures in it."""
+        """The result files are equal byte for byte, failures included, except for times."""
         words = ["--programs", "0", "--samples", "6", "--op", "mul", "--op", "add*", "--op", "sort"]
         done = subprocess.run(
             [sys.executable, "scripts/same_answers.py", *words], capture_output=True, text=True, check=False
@@ -101,7 +101,7 @@ class TestTheSameAnswers:
         assert "'FAIL'" in done.stdout
 
     def test_faults(self, three: Any) -> None:
-        """`conformance mutants` hunts there too."""
+        """`conformance mutants` gives the same table on the cluster."""
         words = ["--fault", "select is stale", "--fault", "transpose is stale", "--programs", "300"]
         places = (["-n", "1"], ["-n", "2", "--pool", three.address])
         tables = []
@@ -116,7 +116,8 @@ class TestTheSameAnswers:
 
 class TestWhatIsSent:
     def test_a_module_and_a_profile_to_the_node_with_the_device(self, tmp_path: Path, three: Any) -> None:
-        """A profile and a module that lie in the current folder alone: the worker takes what only one node has."""
+        """A profile and a module that exist only in the current folder reach the worker, which runs on the one node
+        with the requested resource."""
         special = three.add_node(num_cpus=1, object_store_memory=SMALL, resources={"my_chip": 1})
         try:
             (tmp_path / "my_device.py").write_text("import os\n\nassert os.environ['MY_CHIP'] == 'on'\n")
@@ -135,8 +136,8 @@ class TestNothingLost:
     def stop(
         self, reports: Path, address: str, kill: Callable[[subprocess.Popen[str]], None]
     ) -> tuple[int, str, float]:
-        """Begin a campaign there, and once it has found something kill what is said: how it ended, and after how
-        many seconds."""
+        """Start a campaign there and call `kill` after its first finding; return the exit code, the error output and
+        the seconds from kill to end."""
         with subprocess.Popen(command(reports, "--pool", address, "-n", "2"), stderr=subprocess.PIPE, text=True) as it:
             while not any((reports / "failures").glob("*.json")):
                 assert it.poll() is None, it.stderr.read() if it.stderr else ""
@@ -147,7 +148,7 @@ class TestNothingLost:
         return it.returncode, said, time.monotonic() - began
 
     def test_the_driver(self, undisturbed: Path, tmp_path: Path, three: Any) -> None:
-        """Killed with -9: what was found is here, and --resume counts nothing twice."""
+        """After kill -9 of the driver, its findings are on this machine's disk, and `--resume` counts each once."""
         code, _, _ = self.stop(tmp_path, three.address, lambda it: os.kill(it.pid, signal.SIGKILL))
         assert code == -signal.SIGKILL
         assert any((tmp_path / "failures").glob("*.json"))
@@ -156,7 +157,8 @@ class TestNothingLost:
         same(undisturbed, tmp_path)
 
     def test_the_head(self, undisturbed: Path, tmp_path: Path) -> None:
-        """Killed with -9, and the nodes with it: one sentence and exit code 2, and --resume goes on elsewhere."""
+        """After kill -9 of the head and the nodes, the command ends with one sentence and exit code 2. `--resume`
+        continues on another machine."""
         with started(2) as cluster:
 
             def kill(it: subprocess.Popen[str]) -> None:

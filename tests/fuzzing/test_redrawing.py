@@ -1,4 +1,4 @@
-"""A campaign replaces the programs that a target leaves out, until it has judged the wanted number."""
+"""Redrawing: the campaign replaces unsupported programs until it has judged the requested number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def planned(reports: Path, **changes: object) -> Plan:
 
 
 def outcome(campaign: Campaign) -> tuple[object, ...]:
-    """Facts that depend neither on the workers nor on interruptions."""
+    """The parts of a campaign's result that depend neither on the workers nor on interruptions."""
     found = sorted((group.finding.cause(), sorted(group.numbers)) for group in campaign.groups)
     return campaign.result.done, vars(campaign.result), found
 
@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 
 class TestRedrawing:
     def test_the_wanted_number_is_judged(self, undisturbed: Campaign) -> None:
-        """The target left out a part of the first programs; the next numbers took their places."""
+        """The target supports only a part of the first programs; the next numbers replace the others."""
         done = undisturbed.result
         assert done.unsupported.total() > 0
         assert done.judged == WANTED
@@ -48,7 +48,7 @@ class TestRedrawing:
         assert any(number >= WANTED for group in undisturbed.groups for number in group.numbers)
 
     def test_two_workers(self, undisturbed: Campaign, tmp_path: Path) -> None:
-        """The choice of further programs does not depend on the number of workers."""
+        """The replaced programs do not depend on the number of workers."""
         assert outcome(ran(planned(tmp_path, jobs=2))) == outcome(undisturbed)
 
     def test_resumed_while_programs_are_drawn_again(self, undisturbed: Campaign, tmp_path: Path) -> None:
@@ -63,21 +63,22 @@ class TestRedrawing:
         assert outcome(again) == outcome(undisturbed)
 
     def test_a_longer_campaign_goes_on(self, undisturbed: Campaign, tmp_path: Path) -> None:
-        """With `--resume` and more programs, it draws the programs of one campaign of that length."""
+        """A campaign resumed with more programs draws the same programs as one campaign of that length."""
         ran(planned(tmp_path, programs=10))
         again = ran(planned(tmp_path, resume=True))
         assert again.result.judged == WANTED
         assert outcome(again)[:2] == outcome(undisturbed)[:2]
 
     def test_a_part_of_a_seed(self, tmp_path: Path) -> None:
-        """It draws again from its own blocks of numbers only."""
+        """A part of a campaign replaces programs from its own blocks of numbers only."""
         half = ran(planned(tmp_path, programs=40, part=(2, 2)))
         assert half.result.judged == half.plan.wanted == 20
         numbers = {number for group in half.groups for number in group.numbers}
         assert {number // 20 for number in numbers} == {1, 3}
 
     def test_one_that_leaves_out_everything(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """As many programs again are tried, and no more; the run says that nothing was compared."""
+        """If the target supports no program, the campaign tries as many again and stops, and the run reports that
+        nothing was compared."""
         words = ["--target", "class:tests.planted.choosy.Refusing", "--programs", "25", "--without", "op_db"]
         assert main([*words, "--reports", str(tmp_path)]) == 2
         drawn = model.load(tmp_path / "fuzz.json").drawn

@@ -1,4 +1,4 @@
-"""A campaign's findings as results: the parts of a signature, outcomes, and the campaign with known findings."""
+"""A campaign's findings as results: the parts of a signature, outcomes, and campaigns with known findings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAULT = "mutant:slice drops the offset"
 
 
 class TestParts:
-    """`from_signature`."""
+    """Tests of `from_signature`."""
 
     @pytest.mark.parametrize(
         "signature",
@@ -36,7 +36,7 @@ class TestParts:
         ],
     )
     def test_the_text_tells_the_parts(self, signature: Signature) -> None:
-        """Whatever `Signature` writes is read again, part by part."""
+        """Every text that `Signature` produces parses back into its parts."""
         found = from_signature(str(signature))
         assert (found.oracle, found.step, found.layout, found.error, found.kind) == (
             signature.oracle, signature.op, signature.layout, signature.error, FAIL)  # fmt: skip
@@ -51,17 +51,17 @@ class TestParts:
         ],
     )
     def test_deaths_and_flaky_ones(self, text: str, kind: str, oracle: str, step: str) -> None:
-        """The kind is told by the first word."""
+        """The first word gives the kind."""
         found = from_signature(text)
         assert (found.kind, found.oracle, found.step) == (kind, oracle, step)
 
     def test_words_that_parts_can_be(self) -> None:
-        """They hold the places that are no step."""
+        """The step names include the positions that are not steps."""
         assert {"the move of the inputs", "only together, up to arithmetic", "copy_"} <= {*parts()["step"]}
 
 
 class TestResults:
-    """`result_of` and `replayed`."""
+    """Tests of `result_of` and `replayed`."""
 
     @pytest.mark.parametrize(
         ("kind", "group", "outcome"),
@@ -71,12 +71,12 @@ class TestResults:
         ],
     )  # fmt: skip
     def test_outcomes(self, kind: str, group: str, outcome: Outcome) -> None:
-        """A death has a failure that says what became of its process."""
+        """A crash or a hang has a failure that describes the end of its process."""
         result = result_of(Finding(kind, 0, 3, group, NOTHING), "a script")
         assert (result.outcome, result.id, result.failures[0].script) == (outcome, f"program::{group}", "a script")
 
     def test_replayed_programs_are_grouped(self) -> None:
-        """Two saved programs with one signature are one finding of two."""
+        """Two saved programs with one signature become one finding with a count of two."""
         finding = Finding(CRASH, 0, -1, "crash / add", NOTHING)
         made = replayed("tiny", [(finding, "a"), (finding, "b")], ["a", "b", "c"], 1)
         (one,) = [result.finding for result in made.results]
@@ -86,7 +86,7 @@ class TestResults:
 
 
 class TestCampaign:
-    """The whole way, with a planted fault."""
+    """End-to-end tests with a planted fault."""
 
     def fuzz(self, folder: Path, target: str, *words: str) -> int:
         (folder / "t.toml").touch()
@@ -94,15 +94,16 @@ class TestCampaign:
         return main(["--target", target, "--programs", "30", "--only", "view", *file, *words])
 
     def test_its_seconds_are_those_of_the_run(self, tmp_path: Path) -> None:
-        """With starting, shrinking and comparing; the page showed those of drawing alone."""
+        """The seconds include start-up, shrinking and comparison. Regression test: the page showed the seconds of
+        drawing only."""
         began = time.monotonic()
         self.fuzz(tmp_path, FAULT)
         took = time.monotonic() - began
         assert 0.8 * took <= model.load(tmp_path / "reports" / "fuzz.json").seconds <= took
 
     def test_declared_then_green_then_mended(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A campaign's findings are declared knowingly; the next is green and counts them, and what does not show any
-        more fails; a change of the drawing judges nothing."""
+        """A campaign's findings can be declared. The next run is green and counts them, and a declared finding that no
+        longer shows fails the run. After a change of the drawing, declarations do not apply."""
         assert self.fuzz(tmp_path, FAULT) == 1
         before = tmp_path / "reports" / "fuzz.json"
         earlier = tmp_path / "earlier.json"
@@ -125,7 +126,8 @@ class TestCampaign:
         assert self.fuzz(tmp_path, "cpu", "--seed", "1") == 0
 
     def test_a_replayed_corpus(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Known findings of saved programs are known in a replay; one that agrees again fails it."""
+        """Known findings of saved programs stay known in a replay. A declared program that agrees again fails the
+        run."""
         program = (
             Path(__file__).parent.parent.parent / "conformance" / "corpus" / "view-of-a-permuted-slice-written.json"
         )
@@ -144,7 +146,7 @@ class TestCampaign:
         assert told in capsys.readouterr().out
 
     def test_a_typo_stops_before_anything_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """One sentence with file, line and the nearest key, and exit code 2."""
+        """An unknown key gives one sentence with file, line and the nearest key, and exit code 2."""
         (tmp_path / "t.toml").write_text('[[finding]]\nprograms = 3\nreason = "r"\noracel = "value"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
         told = f"conformance.fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'oracel'; did you mean oracle?\n"
@@ -152,7 +154,8 @@ class TestCampaign:
         assert not (tmp_path / "reports" / "fuzz.json").exists()
 
     def test_a_misspelt_oracle_is_refused(self, tmp_path, capsys):
-        """What no finding can have was taken for a finding that did not show."""
+        """An unknown oracle gives one sentence with the nearest name. Regression test: an entry with an oracle that
+        does not exist was treated as a finding that no longer showed."""
         (tmp_path / "t.toml").write_text('[[finding]]\nprograms = 3\nreason = "r"\noracle = "valeu"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
         told = f"{tmp_path / 't.toml'}, line 1: no finding has the oracle 'valeu'; did you mean value?"

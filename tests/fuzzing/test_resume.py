@@ -1,4 +1,4 @@
-"""A campaign that is killed loses no finding, and goes on where it stopped; too much memory is a finding."""
+"""Resuming: a killed campaign loses no finding and continues where it stopped; running out of memory is a finding."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def children(pid: int) -> list[int]:
 
 
 def workers(pid: int) -> list[int]:
-    """The campaign's workers: forks of the one process that it has spawned."""
+    """The campaign's workers: forks of the only process that it spawned."""
     spawned = [each for each in children(pid) if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
     return [worker for server in spawned for worker in children(server)]
 
 
 def summary(reports: Path) -> tuple[object, ...]:
-    """What must not depend on how often the campaign was killed: programs, coverage, and each finding's programs."""
+    """The parts of a result that do not depend on kills: programs, coverage, and each finding's programs."""
     done = fuzz_result(reports)
     saved = [json.loads(path.read_text()) for path in sorted((reports / "failures").glob("*.json"))]
     return (
@@ -85,7 +85,8 @@ def undisturbed(tmp_path_factory) -> tuple[object, ...]:
 @pytest.mark.slow
 class TestResume:
     def test_a_killed_campaign_goes_on_and_loses_nothing(self, tmp_path, undisturbed):
-        """Killed -9 twice, at two moments, and resumed: the same programs, coverage and failing programs as without."""
+        """A campaign killed with -9 at two moments, and resumed, has the same programs, coverage and failing programs
+        as an undisturbed one."""
         for first in (40, 100):
             running = subprocess.Popen(
                 command(tmp_path, "--resume"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -103,7 +104,8 @@ class TestResume:
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     def test_a_killed_worker_loses_nothing(self, tmp_path, undisturbed):
-        """The worker killed -9: its program is a finding, every other finding is there, and all programs ran."""
+        """After kill -9 of the worker, its current program is a finding, every other finding exists, and all programs
+        ran."""
         running = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(tmp_path, 40)
         killed = workers(running.pid)
@@ -121,7 +123,8 @@ class TestResume:
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     def test_a_worker_ends_when_its_campaign_is_killed(self, tmp_path):
-        """It begins no further program. One that went on wrote into the files of the campaign that was resumed."""
+        """A worker whose campaign was killed starts no further program. Regression test: the worker continued and wrote
+        into the files of the resumed campaign."""
         running = subprocess.Popen(
             command(tmp_path, "--programs", "100000"),
             stdout=subprocess.DEVNULL,
@@ -143,7 +146,8 @@ class TestResume:
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_stopped_campaign_reports(self, number, code, tmp_path, undisturbed):
-        """Ctrl-C and SIGTERM, however often: the report has what was found so far, and `--resume` finds the rest."""
+        """After Ctrl-C or SIGTERM, even repeated, the report has the findings so far, and `--resume` completes the
+        campaign."""
         running = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_for(tmp_path, 40)
         signals.send(running, (number, signal.SIGTERM, signal.SIGINT))
@@ -158,7 +162,7 @@ class TestResume:
         assert summary(tmp_path)[:3] == undisturbed[:3]
 
     def test_another_campaign_is_not_resumed(self, tmp_path, capsys):
-        """Exit code 2 and one sentence when the options are others, or the file is damaged."""
+        """Resuming with other options or a damaged file gives one sentence and exit code 2."""
         words = ("--target", "cpu", "--programs", "5", "--reports", str(tmp_path))
         assert main(words) == 0
         assert main([*words, "--resume", "--seed", "1"]) == 2
@@ -172,7 +176,8 @@ class TestResume:
 class TestMemory:
     @pytest.mark.parametrize("act", ["bytearray(3 << 30)", "torch.zeros(3 << 30, dtype=torch.uint8)"])
     def test_out_of_memory_is_a_finding_and_the_campaign_goes_on(self, act, tmp_path, monkeypatch):
-        """A step that takes more than a worker may: kind MEMORY, shrunk to that step, and every program ran."""
+        """A step that exceeds the worker's memory is a finding of kind MEMORY. It shrinks to that step, and every
+        program runs."""
         (tmp_path / "hungry_target.py").write_text(
             textwrap.dedent(f"""
             import torch
@@ -207,7 +212,7 @@ class TestMemory:
 
 class TestCorpus:
     def test_the_programs_of_a_folder_run_first(self, tmp_path, capsys):
-        """A fault that only a program of the corpus shows is found, under a number below 0."""
+        """Programs of the corpus find a fault without drawn programs, and their numbers are below 0."""
         corpus = Path(__file__).parent.parent.parent / "conformance" / "corpus"
         words = ("--target", "mutant:diagonal is stale", "--programs", "0", "--reports", str(tmp_path))
         assert main([*words, "--corpus", str(corpus)]) == 1

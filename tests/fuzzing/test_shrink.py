@@ -1,4 +1,4 @@
-"""A harness that fails while it shrinks keeps the finding."""
+"""A finding survives a failure of the harness during shrinking."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.fuzzing.saved import fuzz_result
 
 
 def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
-    """The campaign ends as it should, and the finding says why it is not smaller."""
+    """The campaign ends normally, and the finding contains the reason why it is not smaller."""
     (tmp_path / "odd_target.py").write_text(
         textwrap.dedent("""
         import inspect

@@ -1,4 +1,5 @@
-"""Targets that a process holds one of, tensors without storages, steering, and the documented pytest example."""
+"""Targets that allow one instance per process, missing backends, coverage steering, and the pytest example of the
+docs."""
 
 from __future__ import annotations
 
@@ -26,18 +27,19 @@ ROOT = Path(__file__).parent.parent.parent
 
 class TestRenderers:
     def test_relatives_are_the_others(self):
-        """A finding of tiny is to be run under every renderer but its own."""
+        """The siblings of `tiny` are the other renderers."""
         assert describe_target("tiny").siblings == ("tiny:X86", "tiny:LLVM", "tiny:PYTHON")
         assert describe_target("tiny:X86").siblings == ("tiny:CLANG", "tiny:LLVM", "tiny:PYTHON")
         assert describe_target("tiny:replayed").siblings == ("tiny",)
 
     def test_an_unknown_renderer_is_one_sentence(self, tmp_path, capsys):
-        """Exit code 2, and the renderers are named."""
+        """An unknown renderer gives exit code 2 and the list of renderers."""
         assert main(["--target", "tiny:NONE", "--reports", str(tmp_path)]) == 2
         assert "CLANG, X86, LLVM, PYTHON" in capsys.readouterr().err
 
     def test_a_program_without_a_meaning_is_not_judged_there_either(self):
-        """A fault of the drawing is a finding too; that its program could be judged nowhere ended the campaign."""
+        """A fault of the drawing is a finding too. Regression test: the siblings cannot judge it, and that ended the
+        campaign."""
         wrong = Program(
             (Storage("float32", 2),),
             (Input("a", 0, "float32", (2,), (1,)),),
@@ -47,7 +49,7 @@ class TestRenderers:
         assert elsewhere("cpu", invalid, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
 
     def test_a_finding_is_run_on_its_relatives(self, tmp_path, monkeypatch):
-        """The JSON says that the related target agrees, and the other fails."""
+        """The saved finding records that one sibling target agrees and the other fails."""
         (tmp_path / "related.py").write_text(
             "from conformance.mutants import MutantTarget\n\n\n"
             "class Faulty(MutantTarget):\n"
@@ -94,12 +96,12 @@ class TestUpstream:
         ],
     )
     def test_a_missing_checkout_is_one_sentence(self, spec, message, tmp_path, capsys):
-        """Exit code 2."""
+        """A missing checkout gives one sentence and exit code 2."""
         assert main(["--target", spec, "--reports", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err
 
     def test_a_backend_that_cannot_be_built_is_one_sentence(self, tmp_path):
-        """Whatever the checkout's backend raises is the reason, in one sentence."""
+        """Any error from the checkout's backend becomes the reason in one sentence."""
         backend = tmp_path / "extra" / "torch_backend"
         backend.mkdir(parents=True)
         (backend / "backend.py").write_text("raise RuntimeError('Ninja is required')")
@@ -115,7 +117,7 @@ class TestUpstream:
 
 class TestSteering:
     def test_every_cell_is_aimed_at_once_before_any_again(self):
-        """Half of the programs are aimed, and a seed walks through all cells."""
+        """Every second program has an aim, and a seed visits each cell once before any cell again."""
         drawing = Drawing(only=("setitem",), dtypes=("float32", "int64"))
         count = len(drawing.cells)
         aims = [drawing.aim(7, number) for number in range(2 * count)]
@@ -124,7 +126,7 @@ class TestSteering:
         assert aims != [drawing.aim(8, number) for number in range(2 * count)]
 
     def test_more_cells_are_reached(self):
-        """The same number of programs reaches at least a tenth more cells than without an aim."""
+        """The same number of programs reaches at least a tenth more cells than without aims."""
 
         class Aimless(Drawing):
             def aim(self, seed, number):
@@ -146,7 +148,7 @@ class TestSteering:
 class TestDocumentedExample:
     @pytest.mark.parametrize(("target", "code"), [("cpu", 0), ("mutant:select is stale", 1)])
     def test_it_runs_under_pytest(self, target, code, tmp_path):
-        """The page's pytest example passes on the CPU, and fails on a device with a fault."""
+        """The pytest example of the docs page passes on the CPU and fails on a device with a fault."""
         [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "fuzzing.md").read_text(), re.DOTALL)
         (tmp_path / "test_example.py").write_text(block.replace('"cpu"', repr(target)))
         said = subprocess.run(
@@ -161,7 +163,7 @@ class TestDocumentedExample:
 
 class TestLoaded:
     def test_another_tinygrad_is_refused(self):
-        """A process that holds one renderer says that it cannot hold another."""
+        """A process that has loaded one renderer rejects another."""
         code = (
             "import tinygrad\nfrom conformance.core.errors import TargetError\n"
             "from conformance.core.loading import load_target\n"
@@ -171,6 +173,6 @@ class TestLoaded:
         assert "needs a process of its own" in said.stdout
 
     def test_unknown_targets_are_named(self):
-        """One sentence with what there is."""
+        """An unknown target gives one sentence with the available targets."""
         with pytest.raises(TargetError, match="choose one of"):
             load_target("nonsense")

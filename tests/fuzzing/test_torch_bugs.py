@@ -1,4 +1,4 @@
-"""Findings of a compiler backend that also fail without it: PyTorch's own, listed apart and no failure of the run."""
+"""Compiler findings that also fail without the backend: PyTorch's own bugs, listed separately, do not fail the run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SCALAR, VECTOR = Input("a", 0, "float64", (), ()), Input("b", 1, "float32", (3,)
 WRITE = Step("add_", (tensor("a"), 1))
 RELU = Step("relu", (tensor("b"),), out=("c",))
 OF_TORCH = Program(STORAGES[:1], (SCALAR,), (WRITE,))
-"""pytorch: a compiled write to a 0-d float64 is lost (docs/findings.md)."""
+"""Bug of PyTorch: a compiled write to a 0-d float64 is lost (docs/findings.md)."""
 OWN = Program((STORAGES[1],), (replace(VECTOR, storage=0),), (RELU,))
 BOTH = Program(STORAGES, (SCALAR, VECTOR), (WRITE, RELU))
 
 
 def found(program: Program, number: int = 0, kind: str = "FAIL") -> Finding:
-    """What the backend does wrong in a program."""
+    """The backend's finding in a program."""
     verdict = judge_program(program, load_target(SPEC), locate=False)
     return Finding(kind, 0, number, "value / a", program, verdict.mismatches, 1, "value", program.steps[-1].op)
 
@@ -44,29 +44,29 @@ class TestElsewhere:
 
     @pytest.mark.parametrize(("program", "answer"), [(OF_TORCH, f"{SAME} (value)"), (OWN, "agrees")])
     def test_one_bug(self, program: Program, answer: str) -> None:
-        """PyTorch's own fails in the same way through AOTAutograd alone, and not through Dynamo alone."""
+        """PyTorch's own bug fails in the same way through AOTAutograd alone, but not through Dynamo alone."""
         finding = found(program)
         assert finding.mismatches
         assert elsewhere("compile:aot_eager", finding, 60) == answer
         assert elsewhere("compile:eager", finding, 60) == "agrees"
 
     def test_both_in_one_program(self) -> None:
-        """One that PyTorch has in the same program does not excuse the backend's."""
+        """A PyTorch bug in the same program does not excuse the backend's bug."""
         assert elsewhere("compile:aot_eager", found(BOTH), 60) == "fails (value)"
 
     def test_another_answer(self) -> None:
-        """The same tensor, by the same oracle, with another answer is another bug."""
+        """The same tensor and oracle with another answer is another bug."""
         finding = found(OF_TORCH)
         other = replace(finding.mismatches[0], actual="[7.0]")
         changed = replace(finding, mismatches=(other, *finding.mismatches[1:]))
         assert elsewhere("compile:aot_eager", changed, 60) == "fails (value)"
 
     def test_a_flaky_one(self) -> None:
-        """It has not failed again on the target itself, so it is not known how it fails."""
+        """A FLAKY finding has not failed again on the target, so its failure cannot be compared."""
         assert elsewhere("compile:aot_eager", found(OF_TORCH, kind="FLAKY"), 60) == "fails (value)"
 
     def test_deaths(self) -> None:
-        """Of the same signal, or in no time on both."""
+        """Deaths count as equal if both have the same signal, or both run out of time."""
         killed, hung = Death(Fate.CRASH, "killed its process with SIGSEGV"), Death(Fate.TIMEOUT, "gave no answer")
         crash = replace(found(OF_TORCH, kind="CRASH"), said=killed.said)
         assert died_elsewhere(crash, killed) == f"{SAME} (crash)"
@@ -88,14 +88,14 @@ class TestSiblings:
         ],
     )
     def test_of_torch_nothing_is_excused(self, spec: str, siblings: tuple[str, ...], excused: bool) -> None:
-        """For torch's own backends the layer is named only."""
+        """Findings of torch's own backends are never excused; only the layer is named."""
         target = describe_target(spec)
         assert target.siblings == siblings
         assert target.without_backend == (siblings if excused else ())
 
 
 class TestRun:
-    """What a run says of them."""
+    """Reports of PyTorch's own bugs."""
 
     def campaign(self, **options: bool) -> Campaign:
         of_torch, own = replace(found(OF_TORCH), layer="compile:aot_eager"), found(OWN, 1)
@@ -108,7 +108,7 @@ class TestRun:
         return made
 
     def test_they_are_apart_in_every_form(self) -> None:
-        """After the backend's own, though more programs show them."""
+        """They come after the backend's own findings, even if more programs show them."""
         run = run_of(self.campaign())
         own, of_torch = run.listed
         assert (own.outcome, own.layer) == (Outcome.FAIL, "")
@@ -122,7 +122,7 @@ class TestRun:
         assert model.run_from_json(model.run_to_json(run), "here").listed[1].layer == "compile:aot_eager"
 
     def test_they_alone_do_not_fail_a_run(self) -> None:
-        """Unless that is asked for."""
+        """PyTorch's own bugs alone fail a run only with the option that requests it."""
         campaign = self.campaign()
         del campaign.groups[1]
         assert run_of(campaign).exit_code() == 0
@@ -135,8 +135,8 @@ class TestRun:
 class TestCampaign:
     @pytest.mark.timeout(300)
     def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Two saved programs, one with each bug: one finding fails the run, the other is apart. Once declared, both are
-        known, and none is XPASS."""
+        """Two saved programs have one bug each: one finding fails the run, the other is listed separately. With
+        declarations, both become XFAIL, and none is XPASS."""
         for name, program in (("own", OWN), ("torch", OF_TORCH)):
             (tmp_path / "corpus").mkdir(exist_ok=True)
             (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))
@@ -158,8 +158,9 @@ class TestCampaign:
 
     @pytest.mark.timeout(300)
     def test_bugs_of_one_cause_are_two_findings(self, tmp_path: Path) -> None:
-        """The backend loses what `add_` writes, which PyTorch does to a 0-d float64 only. Both have one cause, so
-        they were one finding, of which one program is kept."""
+        """Findings of one cause stay separate if only one of them also fails without the backend. Regression test: they
+        were one finding with one saved program. The backend loses the writes of `add_`, and PyTorch loses them for a
+        0-d float64 only."""
         large = replace(VECTOR, storage=0, size=(3, 1), stride=(1, 1))
         write = Program((STORAGES[1],), (large,), (Step("add_", (tensor("b"), 1)),))
         (tmp_path / "corpus").mkdir()

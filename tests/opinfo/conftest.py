@@ -1,4 +1,4 @@
-"""What the tests of the OpInfo run share: targets, and the command, which imports torch only where it is told to."""
+"""Shared fixtures of the OpInfo tests: targets, and the command in this process or in a new one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PLANTED = ROOT / "tests" / "planted"
 
 
 class Command:
-    """The command in an empty folder, where it can find the planted targets: called, it runs in this process, whose
-    pools share the server that imports torch."""
+    """The command in an empty folder with access to the planted targets. A call runs it in this process, so that all
+    its pools share one fork server that has imported torch."""
 
     planted = PLANTED
 
@@ -45,11 +45,11 @@ class Command:
 
     @staticmethod
     def narrow(arguments: tuple[str, ...]) -> list[str]:
-        """The words, with float32 alone where they leave the dtypes open: most tests need no other."""
+        """Add `--dtype float32` to arguments without a dtype, since most tests need no other."""
         return [*arguments, *([] if {"--dtype", "--suite", "--replay"} & {*arguments} else ["--dtype", "float32"])]
 
     def as_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`python -m conformance.opinfo_runner`."""
+        """Run `python -m conformance.opinfo_runner` as a new process."""
         return subprocess.run(
             self.words(*arguments),
             capture_output=True,

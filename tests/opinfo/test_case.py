@@ -1,4 +1,4 @@
-"""One case at a time: what is right passes, each planted fault is reported as what it is, no skip goes unseen."""
+"""Single cases: correct ops pass, each planted fault fails with the right oracle, and every skip is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestRight:
 
     @pytest.mark.parametrize("variant", [name for name in names.VARIANTS if name != "error_inputs"])
     def test_every_variant_passes(self, cpu: Any, variant: str) -> None:
-        """Each variant of an op that has all of them agrees with itself."""
+        """Every variant of an op passes."""
         result = run_case(cpu, "cumsum", variant)
         assert (result.outcome, result.failures) == (Outcome.PASS, ())
         assert result.samples >= 3
@@ -44,16 +44,17 @@ class TestRight:
         assert run_case(cpu, name, layout=layout).outcome is Outcome.PASS
 
     def test_a_write_to_an_expanded_input_is_not_compared(self, cpu: Any) -> None:
-        """Running statistics whose elements share memory: each device writes them in its own order."""
+        """Running statistics in an expanded layout share memory, and each device writes them in a different order."""
         result = run_case(cpu, "native_batch_norm", layout="expanded")
         assert result.outcome is Outcome.PASS
         assert result.skipped >= 1
-        sparse = run_case(cpu, "sparse.sampled_addmm", layout="expanded")  # has no strides
+        sparse = run_case(cpu, "sparse.sampled_addmm", layout="expanded")  # sparse: no strides
         assert sparse.outcome is Outcome.PASS
 
     def test_samples_without_a_gradient_are_no_failure(self, cpu: Any) -> None:
-        """The first two samples of normal.number_mean have no input that requires a gradient, whatever the target is. A
-        run of two samples failed, and so did a device for which a profile excused the third."""
+        """Samples without a differentiable input are skipped for every target. The first two of normal.number_mean
+        are such samples. Regression test: a run of two samples failed, and so did a device whose profile excused the
+        third."""
         from conformance.opinfo.case import run_case
 
         few = plan.Case("normal", "number_mean", "random", "float32", "backward", "as_sampled", samples=2)
@@ -62,7 +63,7 @@ class TestRight:
         assert run_case(replace(few, samples=3), cpu).outcome is Outcome.PASS
 
     def test_error_inputs_pass(self, cpu: Any) -> None:
-        """An input that must raise raises the same, and is counted as compared."""
+        """An input that must raise raises the same error, and counts as compared."""
         result = run_case(cpu, "gather", "error_inputs")
         assert result.outcome is Outcome.PASS
         assert result.samples > 0
@@ -71,16 +72,17 @@ class TestRight:
         "name", ["empty", "empty_like", "new_empty", "randn", "nn.functional.dropout", "to_sparse"]
     )
     def test_without_defined_or_fixed_value(self, cpu: Any, name: str) -> None:
-        """Uninitialized memory is compared by metadata, random numbers by seed, sparse results by their parts."""
+        """Uninitialized memory is compared by metadata, random numbers with one seed, sparse results by their
+        components."""
         assert run_case(cpu, name).outcome is Outcome.PASS
 
     def test_gradient_without_memory(self, cpu: Any) -> None:
-        """The gradient of sgn, which has no memory, can be compared without a crash."""
+        """The gradient of sgn has no memory; its comparison does not crash."""
         assert run_case(cpu, "sgn", "backward").outcome is Outcome.PASS
 
 
 class OwnGenerator(TorchFunctionMode):
-    """Every call begins with a seed of its own, and sin is wrong."""
+    """Mode that sets a seed in each call and makes sin wrong."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         torch.default_generator.manual_seed(7)
@@ -89,7 +91,7 @@ class OwnGenerator(TorchFunctionMode):
 
 
 class NoBatchNorm(TorchFunctionMode):
-    """An operator without a kernel."""
+    """Mode without a kernel for one operator."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.native_batch_norm:
@@ -98,7 +100,8 @@ class NoBatchNorm(TorchFunctionMode):
 
 
 class TestRandom:
-    """A device with a generator of its own: of 49 failures on the first foreign device 25 were its random numbers."""
+    """A device with another random number generator. On the first foreign device, 25 of 49 failures were random
+    numbers."""
 
     @pytest.mark.parametrize("lacks", [frozenset(), frozenset({"random"})], ids=["judged", "lacking"])
     @pytest.mark.parametrize(
@@ -108,7 +111,8 @@ class TestRandom:
     def test_values_are_judged_where_the_numbers_are_the_same(
         self, cpu: Any, name: str, variant: str, lacks: frozenset[str]
     ) -> None:
-        """Only there; their dtypes, sizes and strides are judged everywhere."""
+        """Random values are judged only if the target does not lack `random`; dtypes, sizes and strides are always
+        judged."""
         target = type(cpu)()
         target.without(lacks)
         target.active = OwnGenerator
@@ -116,7 +120,7 @@ class TestRandom:
 
     @pytest.mark.parametrize("variant", ["forward", "backward"])
     def test_others_are_judged(self, cpu: Any, variant: str) -> None:
-        """What draws no numbers is judged by its values."""
+        """The values of deterministic ops are judged."""
         target = type(cpu)()
         target.without(frozenset({"random"}))
         target.active = OwnGenerator
@@ -125,7 +129,7 @@ class TestRandom:
 
 
 class TestPlanted:
-    """Each fault is reported by the oracle whose business it is, and by no more than it must."""
+    """Each fault fails its own oracle, and as few others as possible."""
 
     @pytest.mark.parametrize(
         ("name", "oracles"),
@@ -141,18 +145,18 @@ class TestPlanted:
         ],
     )
     def test_fault_is_named(self, planted: Any, name: str, oracles: set[str]) -> None:
-        """The oracles that fail are those of the fault."""
+        """The failing oracles are exactly those of the fault."""
         result = run_case(planted, name)
         assert result.outcome is Outcome.FAIL
         assert set(result.oracles) == oracles
         assert result.failed > 0
 
     def test_returning_the_input_is_an_alias(self, planted: Any) -> None:
-        """A result that shares the input's storage is reported even where the values would agree."""
+        """A result that shares the input's storage is reported even if its values agree."""
         assert "alias" in run_case(planted, "expm1").oracles
 
     def test_not_implemented_is_never_a_pass(self, planted: Any) -> None:
-        """Also not where the CPU raises: the error inputs of an op that the target lacks fail."""
+        """An unsupported op fails even for error inputs, where the CPU raises too."""
         from conformance.opinfo.catalog import find
 
         assert find(case("exp")).name == "exp"
@@ -160,7 +164,8 @@ class TestPlanted:
         assert "not implemented is never a pass" in failure.detail
 
     def test_an_error_comes_before_its_consequences(self, cpu: Any) -> None:
-        """Running statistics that an op without a kernel has not written were the first failure of three devices."""
+        """The error of an op comes first in the list of failures. Regression test: on three devices the first failure
+        was about running statistics that an op without a kernel had not written."""
         target = type(cpu)()
         target.active = NoBatchNorm
         first, *others = run_case(target, "native_batch_norm").failures
@@ -168,11 +173,11 @@ class TestPlanted:
         assert "value" in {failure.oracle for failure in others}
 
     def test_what_is_left_alone_passes(self, planted: Any) -> None:
-        """The faults do not spread."""
+        """Ops without a planted fault pass."""
         assert run_case(planted, "sin").outcome is Outcome.PASS
 
     def test_script_shows_the_fault(self, planted: Any, standalone: Standalone) -> None:
-        """The failure's script runs alone, prints both answers, and ends with 1."""
+        """The failure's script runs standalone, prints both answers, and exits with 1."""
         script = run_case(planted, "add").failures[0].script
         assert "import conformance" not in script
         done = standalone(f"import sys\nsys.path[:0] = [{str(PLANTED)!r}, {str(ROOT)!r}]\n{script}")
@@ -183,7 +188,7 @@ class TestPlanted:
         assert shown[2].startswith("value of result: expected ")
 
     def test_memory_is_a_crash(self, planted: Any) -> None:
-        """A target that cannot get its memory has crashed; it did not merely raise."""
+        """A target that runs out of memory is a CRASH, not an ordinary error."""
         import resource
 
         before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -195,14 +200,14 @@ class TestPlanted:
         assert (result.outcome, result.oracles[0]) == (Outcome.CRASH, "memory")
 
     def test_values_and_layouts_for_the_report(self, planted: Any) -> None:
-        """A value mismatch carries the elements that differ, a stride mismatch both geometries."""
+        """A value mismatch contains the differing elements, and a stride mismatch contains both geometries."""
         value, stride = run_case(planted, "add").failures[0], run_case(planted, "sub").failures[0]
         assert any(bad for *_, bad in value.values)
         assert stride.layouts["expected"]["stride"] != stride.layouts["actual"]["stride"]
 
 
 class TestSkip:
-    """A sample that cannot be compared."""
+    """Samples that cannot be compared."""
 
     def test_a_whole_case_must_be_declared(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A case without a sample fails, until the expectations declare the skip."""
@@ -217,12 +222,12 @@ class TestSkip:
         assert apply([result], [entry])[0].outcome is Outcome.SKIP
 
     def test_what_the_target_declares_is_skipped(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A dtype that the target says beforehand that it does not hold is a skip, and no failure."""
+        """A dtype that the target declares as unsupported is a skip, and no failure."""
         monkeypatch.setattr(cpu, "dtypes", frozenset())
         assert run_case(cpu, "sin").outcome is Outcome.SKIP
 
     def test_undeclared_skip_fails(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An input that cannot be moved fails by the oracle `skip`, also beside samples that pass, until declared."""
+        """An input that cannot be moved fails the oracle `skip`, even if other samples pass, until it is declared."""
         import torch
 
         from conformance.core.expectations import Expectation, apply

@@ -1,4 +1,4 @@
-"""Kernels as an oracle: what a case's samples run together is held to torch CPU's ops and the storages that move."""
+"""Kernel counts as an oracle: a case's bound follows from torch CPU's ops and the storages moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.opinfo.plan import Case
 
 
 class Counting(Target):
-    """Torch CPU, which says that each call ran as many kernels as it is told."""
+    """Torch CPU with a configurable kernel count for each call."""
 
     name = "counting"
     oracles = frozenset(ORACLES)
@@ -40,17 +40,17 @@ def exp(variant: str = "forward", name: str = "exp") -> Case:
 
 
 class TestBound:
-    """One op on torch CPU, one storage sent, two fetched: four kernels a sample."""
+    """One op on torch CPU, one storage sent and two fetched: at most four kernels per sample."""
 
     def test_within(self, counting: Counting) -> None:
-        """As many as are allowed pass, and the counts are in the result."""
+        """A count within the bound passes, and the counts are in the result."""
         counting.each = 4
         result = run_case(exp(), counting)
         assert (result.outcome, result.samples) == (Outcome.PASS, 2)
         assert (result.kernels, result.eager, result.allowed) == (8, 2, 8)
 
     def test_beyond(self, counting: Counting) -> None:
-        """One more fails by the oracle `kernels`, with a script of a sample."""
+        """One kernel too many fails the oracle `kernels`, with a script of a sample."""
         counting.each = 5
         result = run_case(exp(), counting)
         assert (result.outcome, result.oracles, result.kernels) == (Outcome.FAIL, ("kernels",), 10)
@@ -59,13 +59,13 @@ class TestBound:
         assert "torch.exp" in failure.script
 
     def test_in_place_and_gradients(self, counting: Counting) -> None:
-        """In place nothing else is fetched; a gradient is one storage more."""
+        """An in-place case fetches one storage only; a gradient adds one storage."""
         assert run_case(exp("inplace"), counting).allowed == 2 * (1 + 1 + 1)
         backward = run_case(exp("backward"), counting)
         assert (backward.allowed or 0) - (backward.eager or 0) == 2 * (1 + 2 + 1)
 
     def test_not_judged(self, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A target that does not list the oracle is counted and passes, and so do error inputs."""
+        """The count is recorded but not judged for error inputs, and for targets without the oracle."""
         counting.each = 100
         assert run_case(exp("error_inputs", "gather"), counting).outcome is Outcome.PASS
         monkeypatch.setattr(Counting, "oracles", Counting.oracles - {"kernels"})
@@ -74,16 +74,17 @@ class TestBound:
 
 
 class TestRepeatable:
-    """Counts that depend on nothing but the case."""
+    """Counts depend on the case only."""
 
     def test_tiny_counts_a_remembered_schedule_as_the_first(self) -> None:
-        """A case takes the same kernels however often its graphs were met before: one that ran from memory forgot what
-        it had stored, so that the next schedule computed it again."""
+        """A cached schedule has the same kernel count as the first one. Regression test: a schedule from the cache did
+        not record its stored results, so the next schedule computed them again."""
         case = exp(name="linalg.cholesky")
         assert len({run_case(case, load_target("tiny")).kernels for _ in range(3)}) == 1
 
     def test_what_other_cases_taught_is_forgotten(self) -> None:
-        """A number that changes is data: a gradient took 34 kernels or 35 by which numbers had been added before."""
+        """Counts do not depend on earlier cases, because a number that changes is data. Regression test: a gradient
+        took 34 or 35 kernels, depending on the numbers added before."""
         tiny = load_target("tiny")
         case = Case("nn.functional.triplet_margin_loss", "", "losses", "float32", "backward", "as_sampled", 4)
         first = run_case(case, tiny).kernels

@@ -1,4 +1,4 @@
-"""Aten overloads that op_db does not call: where their arguments come from, and that a lie in one of them shows."""
+"""Aten overloads that op_db does not call: the sources of their arguments, and detection of wrong answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Lying(TorchDispatchMode):
-    """Adds one to what an overload of this name answers, or writes."""
+    """Mode that adds one to the result of one overload, or to its written argument."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Liar(CpuTarget):
         self.mode = Lying(name)
 
     def active(self) -> Any:
-        """The mode, around the call alone."""
+        """The mode, active during the call only."""
         return self.mode
 
 
@@ -56,16 +56,16 @@ def cases(name: str, variant: str = "forward") -> list[plan.Case]:
 
 
 class TestLiesAreCaught:
-    """A lie in an overload that no OpInfo of op_db calls; by each way in which arguments are found."""
+    """A wrong answer of an overload outside op_db is detected, for each source of arguments."""
 
     @pytest.mark.parametrize(
         ("name", "overload"),
         [
-            ("ops.aten.hann_window.periodic", "aten.hann_window.periodic"),  # by its schema
+            ("ops.aten.hann_window.periodic", "aten.hann_window.periodic"),  # from its schema
             ("ops.aten.bitwise_and.Scalar", "aten.bitwise_and.Scalar"),
-            ("ops.aten.special_erfc.out", "aten.erfc.out"),  # by op_db's samples of another name
-            ("ops.aten._adaptive_avg_pool3d.out", "aten._adaptive_avg_pool3d.out"),  # by what is called below autograd
-            ("ops.aten.gru_cell", "aten.sigmoid_.default"),  # by a row
+            ("ops.aten.special_erfc.out", "aten.erfc.out"),  # from op_db's samples of another name
+            ("ops.aten._adaptive_avg_pool3d.out", "aten._adaptive_avg_pool3d.out"),  # from the calls below autograd
+            ("ops.aten.gru_cell", "aten.sigmoid_.default"),  # from a table row
         ],
     )
     def test_of_each_source(self, name, overload):
@@ -107,7 +107,8 @@ class TestEntries:
         assert bool((sample.kwargs["out"] == 7).all())
 
     def test_torch_cpu_agrees_with_itself(self):
-        """On every fortieth entry; the whole is `conformance opinfo --target cpu --suite overloads`."""
+        """Every fortieth entry agrees with itself; `conformance opinfo --target cpu --suite overloads` runs all of
+        them."""
         entries = catalog.entries(beside=True)[len(catalog.entries()) :: 40]
         found = plan.select(entries, [Selection(tuple(one.name for one in entries), ("float32", "int64"), samples=3)])
         results = [run_case(case, CpuTarget()) for case in found]
@@ -123,7 +124,8 @@ class TestReasons:
     @pytest.mark.slow
     @pytest.mark.timeout(3000)
     def test_every_overload_is_called_or_has_a_reason(self):
-        """Of 3,110 overloads 1,700 were called by nothing, and nobody knew which."""
+        """Every aten overload is called or has a reason. Regression test: nothing called 1,700 of 3,110 overloads, and
+        no list of them existed."""
         done = subprocess.run(
             [sys.executable, ROOT / "scripts" / "overloads.py"], capture_output=True, text=True, check=False
         )

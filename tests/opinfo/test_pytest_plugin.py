@@ -1,4 +1,4 @@
-"""`pytest --pyargs conformance.opinfo`: op_db as items of somebody else's pytest run."""
+"""`pytest --pyargs conformance.opinfo`: op_db as items of another project's pytest run."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def items(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The suite with the plugin as an installed package has it."""
+    """Run the suite with the plugin of an installed package."""
     return run(tmp_path, "--pyargs", "conformance.opinfo", *(words if "--samples" in words else (*words, *SAMPLES)),
                "--dtype", "float32")  # fmt: skip
 
 
 class TestItems:
-    """One item a case."""
+    """Each case is one item."""
 
     def test_outcomes_and_ids(self, tmp_path: Path) -> None:
-        """A fault fails, a crash fails alone, a declared failure is xfailed, and the rest passes, under those ids."""
+        """Item ids are case ids. A fault fails, a crash affects its own item only, a declared failure is xfailed, and
+        the other case passes."""
         declared = tmp_path / "expected.toml"
         declared.write_text('[[expect]]\nop = "exp"\noracle = ["error"]\nreason = "known error"\n')
         words = [word for op in ("add", "atan", "exp", "sin") for word in ("--op", op)]
@@ -48,7 +49,7 @@ class TestItems:
         assert "2 failed, 1 passed, 1 xfailed" in done.stdout.splitlines()[-1]
 
     def test_a_flaky_case_is_a_word_of_its_own(self, tmp_path: Path) -> None:
-        """What fails and passes when it is run again is FLAKY: shown by that word, and a failed run."""
+        """A case that fails and then passes on a rerun is FLAKY: the output has that word, and the run fails."""
         done = items(tmp_path, *"--target planted --op sinh --rerun-failures 1 --samples all".split())
         assert done.returncode == 1, done.stdout
         assert "[sinh::float32::forward::as_sampled] FLAKY" in done.stdout
@@ -56,7 +57,7 @@ class TestItems:
 
     @pytest.mark.slow
     def test_shards(self, tmp_path: Path) -> None:
-        """Two shards collect what the whole does, each case once."""
+        """Two shards together collect every case once."""
         words = "--target cpu --op add --op sin --op cos --collect-only -q".split()
         found = [
             {line for line in items(tmp_path, *words, *more).stdout.splitlines() if "::as_sampled" in line}
@@ -79,7 +80,7 @@ class TestItems:
         [(["--op", "ad"], "did you mean"), (["--dtype", "float31"], "unknown dtype"), (["--samples", "0"], "neither")],
     )
     def test_bad_usage(self, tmp_path: Path, words: list[str], text: str) -> None:
-        """A name that nothing has is pytest's usage error, in one sentence."""
+        """An unknown name is a usage error of pytest, in one sentence."""
         done = items(tmp_path, "--target", "cpu", *words)
         assert done.returncode != 0
         assert text in done.stdout + done.stderr
@@ -87,7 +88,7 @@ class TestItems:
 
     @pytest.mark.parametrize(("stats", "code"), [({"skipped": [1]}, 2), ({"skipped": [1], "passed": [1]}, 0)])
     def test_nothing_compared_fails(self, stats: dict[str, list[int]], code: int) -> None:
-        """A run of skips only is a failed run."""
+        """A run with skips only fails."""
         reporter = SimpleNamespace(stats=stats, write_line=lambda *_, **__: None)
         plugins = SimpleNamespace(get_plugin=lambda _: reporter)
         config = SimpleNamespace(option=SimpleNamespace(case_timeout=1.0), pluginmanager=plugins)
@@ -97,10 +98,10 @@ class TestItems:
 
 
 class TestOtherSuites:
-    """Suites beside which the package is installed."""
+    """Other test suites in an environment with this package."""
 
     def test_their_options_are_theirs(self, tmp_path: Path) -> None:
-        """A conftest may define `--target` itself."""
+        """Another suite's conftest may define `--target`."""
         (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--target')\n")
         (tmp_path / "test_it.py").write_text("def test_it(pytestconfig): assert pytestconfig.option.target == 'x'\n")
         done = run(tmp_path, "--target", "x", str(tmp_path))

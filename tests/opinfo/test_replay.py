@@ -1,4 +1,4 @@
-"""One case or one sample again: the script, both answers, and one sentence for an id that nothing has."""
+"""Replay of one case or sample: the script, both answers, and one sentence for an unknown id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILED = ADD.replace(
 
 
 def ran(result: Result, seen: list | None = None):
-    """A `run` that gives this result."""
+    """A `run` function that returns this result."""
 
     def run(target, selections):
         import os
@@ -35,18 +35,18 @@ def ran(result: Result, seen: list | None = None):
 
 class TestReplay:
     def test_both_answers_and_the_script(self, capsys):
-        """In the form in which a program is shown; exit code 1."""
+        """A failing case prints its script and mismatch like a program, and the exit code is 1."""
         assert replay([ADD.id], "mine", ran(FAILED)) == 1
         said = capsys.readouterr().out
         assert said == '"""it"""\n# value of result in sample 3: expected 1, got ?[31m2\n'
 
     def test_what_agrees_says_so(self, capsys):
-        """Exit code 0."""
+        """An agreement gives one sentence and exit code 0."""
         assert replay([ADD.id], None, ran(ADD)) == 0
         assert capsys.readouterr().out == f"{ADD.id}: tiny agrees with torch CPU on all 7 samples\n"
 
     def test_one_sample(self, capsys):
-        """OpInfo itself is asked for that one alone, and for all again afterwards."""
+        """The OpInfo yields only the requested sample, and all samples again afterwards."""
         seen: list = []
         assert replay([f"{ADD.id}#3"], "mine", ran(ADD, seen)) == 0
         assert replay([ADD.id], "mine", ran(ADD, seen)) == 0
@@ -54,7 +54,7 @@ class TestReplay:
         assert "agrees with torch CPU on sample 3\n" in capsys.readouterr().out
 
     def test_a_result_file_names_the_target(self, tmp_path, capsys):
-        """And an id that it has not is refused with its neighbours."""
+        """A result file supplies the target; an id outside the file is rejected with similar ids."""
         path = tmp_path / "opinfo.json"
         model.save(Run("theirs", [FAILED]), path)
         seen: list = []
@@ -73,17 +73,17 @@ class TestReplay:
         ],
     )
     def test_what_is_no_id(self, word, message):
-        """One sentence with the nearest names."""
+        """A malformed id gives one sentence with the nearest names."""
         with pytest.raises(UsageError, match=message):
             selection_of(word, "")
 
     def test_nothing_compared(self):
-        """Is said, and is no agreement."""
+        """A skipped case is reported as such, never as an agreement."""
         with pytest.raises(UsageError, match="nothing was compared, since it is so"):
             replay([ADD.id], "mine", ran(ADD.replace(outcome=Outcome.SKIP, reason="it is so")))
 
     def test_end_to_end(self, command: Command) -> None:
-        """A planted fault is shown again by the command; a name that op_db has not is one sentence, exit code 2."""
+        """The command replays a planted fault. A name outside op_db gives one sentence and exit code 2."""
         done = command("--target", "planted", "--replay", "add::float32::forward::transposed#2")
         assert done.returncode == 1, done.stderr
         assert "return {'result': torch.add(a, b)}" in done.stdout

@@ -1,4 +1,4 @@
-"""The command: its workers, its files and its exit codes; bad usage and interruption lose nothing."""
+"""The opinfo command: workers, files, exit codes, bad usage, and interruption without lost results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .conftest import Command
 
 TORCH = "torch-" + ".".join(importlib.metadata.version("torch").split(".")[:2])
-"""The folder of baselines of the torch that is installed."""
+"""Folder of baselines for the installed torch."""
 
 
 def select(*catalog: plan.Entry, **chosen: Any) -> list[plan.Case]:
@@ -33,14 +33,14 @@ def select(*catalog: plan.Entry, **chosen: Any) -> list[plan.Case]:
 
 
 def journaled(command: Command) -> list[str]:
-    """The ops in the journal of a run that goes on, or was killed."""
+    """Ops in the journal of a running or killed run."""
     path = command.reports / "opinfo-progress.jsonl"
     lines = path.read_text().split("\n")[1:-1] if path.exists() else []
     return [model.result_from_json(json.loads(line)["result"]).name for line in lines]
 
 
 class TestExpectationsFile:
-    """Names in the file that nothing has are refused before anything runs: such an entry declared nothing."""
+    """Unknown names in the file are rejected before anything runs. Regression test: such an entry declared nothing."""
 
     @pytest.mark.parametrize(
         ("line", "message"),
@@ -50,11 +50,11 @@ class TestExpectationsFile:
                 'op = "sin"\nvariant = ["forwrad"]',
                 "line 1: entry 'sin': unknown variant 'forwrad'; did you mean forward",
             ),
-            ('op = "ops.aten.sni"', ""),  # beside op_db, and so not among what this run can name
+            ('op = "ops.aten.sni"', ""),  # outside op_db, so this run cannot check the name
         ],
     )
     def test_a_misspelt_name(self, line: str, message: str, tmp_path: Path) -> None:
-        """One sentence with the line and what is near."""
+        """The error names the line and similar names."""
         (tmp_path / "t.toml").write_text(f'[[expect]]\n{line}\nreason = "r"\n')
         catalog = [plan.Entry("sin", "", "unary", frozenset({"float32"}), frozenset(), frozenset({"forward"}))]
         with pytest.raises(errors.ReportError, match=re.escape(message)) if message else contextlib.nullcontext():
@@ -62,7 +62,7 @@ class TestExpectationsFile:
 
     @pytest.mark.slow
     def test_the_command_refuses_it(self, command: Command, tmp_path: Path) -> None:
-        """Exit code 2, and nothing is written."""
+        """The command exits with code 2 and writes nothing."""
         (tmp_path / "t.toml").write_text('[[expect]]\nop = "sni"\nreason = "r"\n')
         done = command("--target", "cpu", "--op", "sin", "--expectations", str(tmp_path / "t.toml"))
         assert (done.returncode, "no op matches 'sni'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
@@ -70,14 +70,14 @@ class TestExpectationsFile:
 
 
 class TestResume:
-    """A run that was killed, or stopped, goes on where it was."""
+    """A killed or stopped run continues with `--resume`."""
 
     OPS = ("sinh", "sin", "cosh", "acosh")
     WORDS = ("--target", "planted", *(word for op in OPS for word in ("--op", op)), "--samples", "2")
 
     @pytest.mark.slow
     def test_each_case_once(self, command: Command) -> None:
-        """After kill -9 `--resume` runs the cases that are left and no other again; `sinh` fails only once."""
+        """After kill -9, `--resume` runs the remaining cases only; `sinh` fails once and then passes."""
         process = subprocess.Popen(
             command.words(*self.WORDS), env=command.environment, cwd=command.folder, stdout=subprocess.DEVNULL
         )
@@ -105,7 +105,7 @@ class TestResume:
         assert not list(command.reports.glob("*.jsonl"))
 
     def test_a_damaged_journal(self, tmp_path: Path) -> None:
-        """It is one sentence, and the file stays."""
+        """A damaged journal gives one sentence, and the file stays unchanged."""
         (tmp_path / NAME).write_text("{\n")
         with pytest.raises(errors.ReportError, match="run without --resume"):
             Journal(tmp_path, {}, resume=True)
@@ -115,7 +115,7 @@ class TestResume:
         assert not (tmp_path / NAME).exists()
 
     def test_what_it_keeps(self, tmp_path: Path) -> None:
-        """The results and the time of the earlier parts, for a run of the same identity only."""
+        """The journal keeps results and elapsed time, for a run of the same identity only."""
         result = Result("x", "float32", "forward", "as_sampled", Outcome.PASS)
         with Journal(tmp_path, {"target": "cpu"}) as journal:
             journal.seconds = 100.0
@@ -132,7 +132,7 @@ class TestCommand:
     """The command, its workers, its files and its exit codes."""
 
     def test_crash_and_hang_end_to_end(self, command: Command) -> None:
-        """A crash and a hang are each that op's outcome and no other's, and the page shows foreign text as text."""
+        """A crash and a hang affect their own op only, and the page escapes text from the target."""
         outcomes = {"add": "FAIL", "sin": "PASS", "atan": "CRASH", "acosh": "TIMEOUT", "tan": "FAIL"}
         run, done = self.planted(command, outcomes, "--timeout", "5", "--compile-limit", "5")
         crash = next(r for r in run.results if r.name == "atan").failures[0]
@@ -146,7 +146,7 @@ class TestCommand:
     @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_every_death_end_to_end(self, command: Command) -> None:
-        """An exit and a memory explosion are crashes; what passes when it is run again is flaky."""
+        """An exit and excessive memory use are crashes; a case that passes on a rerun is flaky."""
         outcomes = {"asinh": "CRASH", "erf": "CRASH", "sinh": "FLAKY", "add": "FAIL", "sin": "PASS"}
         self.planted(command, outcomes, "--memory", "12", "--rerun-failures", "1")
 
@@ -162,8 +162,8 @@ class TestCommand:
 
     @pytest.mark.slow
     def test_failures_are_declared_knowingly(self, command: Command, tmp_path: Path) -> None:
-        """`--update-expectations` writes what fails, with reasons to be filled in; the next run is green and says so;
-        what passes again fails until it is taken out."""
+        """`--update-expectations` declares the failures, with reasons for the user to fill in. The next run is green
+        and counts unexplained declarations. A declared failure that passes fails the run until its entry is removed."""
         words = ("--target", "planted", "--op", "add", "--op", "sin", "--samples", "2")
         file = ("--expectations", str(tmp_path / "t.toml"))
         assert command(*words).returncode == 1
@@ -179,7 +179,7 @@ class TestCommand:
         assert command(*other).returncode == 0
 
     def test_nothing_unexpected(self, command: Command) -> None:
-        """Exit code 0, and every form of the report is there."""
+        """A run without unexpected results exits with 0 and writes every form of the report."""
         done = command.as_process("--target", "cpu", "--op", "sin", "--samples", "2")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 passed, 0 failed, 0 skipped"), done.stderr
         names = {path.name for path in command.reports.iterdir()}
@@ -200,7 +200,7 @@ class TestCommand:
         ],
     )
     def test_bad_usage(self, command: Command, arguments: list[str], text: str) -> None:
-        """One sentence that says what is wrong, exit code 2, nothing written."""
+        """Bad usage gives one sentence and exit code 2, and writes nothing."""
         done = command("--target", "cpu", *arguments)
         assert done.returncode == 2
         assert text in done.stderr
@@ -211,7 +211,7 @@ class TestCommand:
     def test_a_death_between_cases_is_nobodys(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A worker that dies after its case loses no result; the cases that are left go to new workers."""
+        """If a worker dies between cases, no result is lost, and new workers run the remaining cases."""
         from conformance.opinfo.isolation import Cases
         from conformance.run.messages import Limits
 
@@ -223,7 +223,8 @@ class TestCommand:
             assert [r.outcome for r in pool.run(rest)] == [Outcome.PASS] * 3
 
     def test_a_target_that_ends_its_process(self, command: Command) -> None:
-        """A target whose loading kills the process is one sentence, not a pool that starts workers for ever."""
+        """A target that kills the process while loading gives one sentence. The pool does not restart workers
+        endlessly."""
         done = command("--target", "dying")
         assert done.returncode == 2
         assert "ends the process that loads it" in done.stderr
@@ -243,7 +244,8 @@ class TestCommand:
         ],
     )
     def test_damaged_files(self, command: Command, tmp_path: Path, name: str, text: str, said: str) -> None:
-        """A damaged file is named before anything runs, exit code 2, and it is left as it was."""
+        """A damaged file gives exit code 2 and a sentence with its name before anything runs, and it stays
+        unchanged."""
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -255,14 +257,14 @@ class TestCommand:
         assert path.read_text() == text
 
     def test_no_room_for_results(self, tmp_path: Path) -> None:
-        """A disk that is full while results come in is one sentence."""
+        """A disk that becomes full during a run gives one sentence."""
         journal = Journal(tmp_path, {})
         journal.file = open("/dev/full", "w")  # noqa: SIM115 - closed by the journal
         with pytest.raises(errors.ReportError, match=r"jsonl cannot be written \(No space left on device\)"), journal:
             journal.add(Result("x", "float32", "forward", "as_sampled", Outcome.PASS))
 
     def test_a_regression_fails(self, command: Command) -> None:
-        """Against a baseline of fewer kernels the run fails; accepted knowingly it passes, and so does the next."""
+        """A case missing since the baseline fails the run; a run that does not select it passes."""
         words = ("--target", "planted", "--op", "sin", "--samples", "2")
         assert command(*words, "--update-baseline").returncode == 0
         path = command.reports / "baseline" / TORCH / "planted.json.gz"
@@ -276,13 +278,13 @@ class TestCommand:
         assert (narrower.returncode, "2 cases of the baseline were not asked for" in narrower.stdout) == (0, True)
 
     def test_unknown_op(self, command: Command) -> None:
-        """A misspelt op is refused with its neighbours once op_db is known."""
+        """An unknown op is rejected with similar names after op_db is loaded."""
         done = command("--target", "cpu", "--op", "soft_max")
         assert done.returncode == 2
         assert "did you mean" in done.stderr
 
     def test_unwritable_reports(self, command: Command, tmp_path: Path) -> None:
-        """A reports folder that is a file is said at once, before anything runs."""
+        """A reports folder that is a file is rejected before anything runs."""
         (tmp_path / "taken").write_text("")
         done = command("--target", "cpu", "--reports", str(tmp_path / "taken"))
         assert done.returncode == 2
@@ -290,8 +292,8 @@ class TestCommand:
 
     @pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_interrupt_keeps_results(self, command: Command, tmp_path: Path, first: signal.Signals, code: int) -> None:
-        """Ctrl-C or SIGTERM, however often: the exit code is the first's, and what was found is in the JSON and on the
-        page."""
+        """After Ctrl-C or SIGTERM, even repeated, the first signal decides the exit code, and the JSON and the page
+        have the results so far."""
         words = command.words("--target", "planted", "--op", "sin", "--op", "acosh")
         process = subprocess.Popen(
             words, env=command.environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -310,8 +312,8 @@ class TestCommand:
 
     @pytest.mark.slow
     def test_building_kernels_has_its_own_limit(self, command: Command) -> None:
-        """A device builds each kernel for longer than a case may take, which once was a hang; one that hangs when its
-        kernel is there, or while it is built, still is one, each after its own limit."""
+        """Compilation that takes longer than the case limit is not a TIMEOUT. Regression test: it was one. A hang after
+        or during compilation still is a TIMEOUT, each at its own limit."""
         words = ("--op", "sin", "--dtype", "float32", "--variant", "reference_inputs", "--timeout", "1")
         words += ("--samples", "12")
         built = command("--target", "class:building.Builds", *words)
@@ -323,7 +325,7 @@ class TestCommand:
             assert result.failures[0].actual == f"gave no answer {said}"
 
     def test_stop_at_first_failure(self, command: Command) -> None:
-        """The run ends with the first undeclared failure and says so; `--resume` goes on."""
+        """The run stops at the first undeclared failure and reports that; `--resume` continues."""
         words = ("--target", "planted", "--op", "add", "--op", "sub", "--op", "sin", "--samples", "2")
         done = command(*words, "--stop-at-first-failure")
         assert done.returncode == 1, done.stderr
@@ -334,7 +336,7 @@ class TestCommand:
         assert len(model.load(command.reports / "opinfo.json").results) == 3
 
     def test_nothing_compared_fails(self) -> None:
-        """A run whose cases were all skipped is a failed run, with an exit code of its own."""
+        """A run with skipped cases only, or with none, exits with 2."""
         skipped = Result("x", "float32", "out", "as_sampled", Outcome.SKIP, reason="nothing to give to out")
         assert Run("cpu", [skipped]).exit_code() == 2
         assert Run("cpu", []).exit_code() == 2
@@ -343,6 +345,6 @@ class TestCommand:
     @pytest.mark.timeout(600)
     @pytest.mark.parametrize("variant", names.VARIANTS)
     def test_cpu_against_itself(self, command: Command, variant: str) -> None:
-        """All of op_db agrees with itself: whatever fails here is a fault of the harness."""
+        """All of op_db agrees with itself on torch CPU; any failure here is a fault of the harness."""
         done = command("--target", "cpu", "--variant", variant, "--samples", "5", "-n", "2")
         assert done.returncode == 0, done.stdout[-3000:]

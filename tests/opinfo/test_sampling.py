@@ -1,4 +1,4 @@
-"""Sample inputs: where they lie, how they are laid out, and that they are OpInfo's own."""
+"""Sample inputs: their device and layout, and their equality with OpInfo's own samples."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def case(name: str, variant: str = "forward", samples: int | None = None) -> pla
 
 
 class TestSampling:
-    """Where inputs lie and how they are laid out."""
+    """Devices and layouts of inputs."""
 
     def test_indices_that_opinfo_keeps_stay(self, cpu: Any) -> None:
-        """The indices of tensor_split are made without a device, so they stay on the CPU; the input does not."""
+        """OpInfo creates the indices of tensor_split without a device argument, so they stay on the CPU; the input
+        moves."""
         from conformance.core.moving import moved
         from conformance.core.target import Target
         from conformance.opinfo.catalog import find
@@ -41,7 +42,8 @@ class TestSampling:
         assert (sent["input"].device.type, sent["args"][0].device.type) == ("meta", "cpu")
 
     def test_a_meta_tensor_among_wrong_inputs(self, cpu: Any) -> None:
-        """gradient's error inputs hold one, which cannot be sent anywhere: the harness itself failed."""
+        """A meta tensor among error inputs is no failure. Regression test: gradient's error inputs contain a meta
+        tensor, which cannot be moved, and the harness itself failed."""
         from conformance.opinfo.case import run_case
 
         result = run_case(case("gradient", variant="error_inputs", samples=20), cpu)
@@ -49,7 +51,7 @@ class TestSampling:
 
     @pytest.mark.parametrize("name", ["add", "nn.functional.dropout", "normal"])
     def test_samples_are_opinfos_own(self, cpu: Any, name: str) -> None:
-        """Seeding by ourselves draws what OpInfo's iterator draws when it seeds."""
+        """The harness seeds the generator itself and gets the samples that OpInfo's iterator gets with its own seed."""
         import torch
 
         from conformance.opinfo import catalog
@@ -62,7 +64,8 @@ class TestSampling:
 
     @pytest.mark.parametrize("variant", ["forward", "reference_inputs", "error_inputs"])
     def test_no_test_is_looked_for(self, cpu: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """OpInfo's iterators read the source of every frame of the stack for one, which took most of the time."""
+        """OpInfo's iterators do not inspect the stack. Regression test: they read the source of every frame to find a
+        test, which took most of the time."""
         import torch
 
         from conformance.opinfo.catalog import find
@@ -74,7 +77,7 @@ class TestSampling:
         assert next(iter(find(case("gather")).sample_inputs("cpu", torch.float32))) and looked
 
     def test_one_sample_by_its_index(self, command: Any) -> None:
-        """PYTORCH_OPINFO_SAMPLE_INPUT_INDEX runs that sample and no other."""
+        """PYTORCH_OPINFO_SAMPLE_INPUT_INDEX selects one sample."""
         code = (
             "import torch; from conformance.core.loading import load_target; load_target('cpu')\n"
             "from conformance.opinfo import catalog, plan; from conformance.opinfo.sampling import samples\n"

@@ -1,4 +1,4 @@
-"""Scripts of op_db's samples: standalone, in every variant; a planted difference is shown, and no other."""
+"""Standalone scripts of op_db samples, in every variant: each shows its planted difference and no other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def transform(function):
 
 
 class Honest(Target):
-    """Torch CPU, which a script calls through a transform that may lie."""
+    """Torch CPU whose script applies a transform with an optional fault."""
 
     name = "honest"
 
@@ -55,7 +55,7 @@ def case(name: str, variant: str, layout: str = "as_sampled") -> plan.Case:
 
 
 def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1) -> list[str]:
-    """The scripts of the first samples of an op."""
+    """Scripts of the first samples of an op."""
     import torch
 
     from conformance.opinfo import catalog, script
@@ -83,7 +83,7 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
 
 
 def printed(texts: list[str], tmp_path: Path) -> list[str]:
-    """What each of the scripts prints, all in one process that has never seen this package."""
+    """Output of each script, all run in one process that never imports this package."""
     for number, text in enumerate(texts):
         (tmp_path / f"script_{number:03}.py").write_text(text)
     runner = (
@@ -126,7 +126,7 @@ class TestStandalone:
     @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_every_variant_runs_alone(self, tmp_path: Path) -> None:
-        """Through a transform, which is applied to the call: what lies ends with 1, what does not with 0."""
+        """Scripts apply the transform to the call: a faulty transform exits with 1, a correct one with 0."""
         texts, shown = [], []
         for variant in names.VARIANTS:
             for lies in (False, True):
@@ -141,7 +141,8 @@ class TestStandalone:
 
     @pytest.mark.parametrize("layout", ["gaps", "expanded", "offset", "transposed"])
     def test_a_device_without_as_strided(self, layout: str, tmp_path: Path) -> None:
-        """The sample of a script was laid out by `as_strided` on any device, whatever the device lacks."""
+        """The script lays out its sample without `as_strided` if the device lacks it. Regression test: it used
+        `as_strided` on any device."""
         import torch
 
         from conformance.core.input_layout import unfolded
@@ -161,7 +162,8 @@ class TestStandalone:
             )
 
     def test_a_crash_is_written_down_without_torch(self) -> None:
-        """The process that owns the workers must not load it; every variant and layout compiles."""
+        """The process that owns the workers writes the script of a crash without loading torch; the script compiles for
+        every variant and layout."""
         code = (
             "import sys\nfrom conformance.core import names\nfrom conformance.opinfo.plan import Case\n"
             "from conformance.opinfo.sample_script import from_op_db\n"
@@ -175,7 +177,7 @@ class TestStandalone:
 
     @pytest.mark.slow
     def test_a_crash_in_every_variant_runs_alone(self, tmp_path: Path) -> None:
-        """What is written where only the sample's number is known, the tensors for out= included."""
+        """A script that identifies its sample only by index runs, including tensors for out=."""
         from conformance.opinfo.sample_script import from_op_db
 
         variants = dict.fromkeys(names.VARIANTS, "cumsum") | {"error_inputs": "gather"}

@@ -1,4 +1,4 @@
-"""Special values among op_db's samples: where they are placed, what is judged then, and that lies of each tier show."""
+"""Special values in op_db samples: their placement, their judgement, and detection of faults in each tier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class Liar(CpuTarget):
-    """Torch CPU, under a mode that spoils what functions of one name answer."""
+    """Torch CPU under a mode that changes the results of one function."""
 
     name = "liar"
     oracles = CpuTarget.oracles - {"kernels"}
@@ -32,12 +32,12 @@ class Liar(CpuTarget):
         self.mode = Spoils(name, spoil)
 
     def active(self) -> Any:
-        """The mode, around the call alone."""
+        """The mode, active during the call only."""
         return self.mode
 
 
 class Spoils(torch.overrides.TorchFunctionMode):
-    """Gives the results of one function to `spoil`, with its first argument."""
+    """Mode that passes the results of one function, with its first argument, to `spoil`."""
 
     def __init__(self, name: str, spoil: Any) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class TestPlaced:
     @pytest.mark.parametrize("tier", SPECIALS)
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_every_tier_of_floats(self, tier: str, dtype: torch.dtype) -> None:
-        """One element in three at least has a value of the tier, the layout and `requires_grad` stay, and so does the
-        tensor that was given."""
+        """At least 3 elements of 24 get a value of the tier. Layout and `requires_grad` stay, and the given tensor is
+        unchanged."""
         given = torch.arange(24.0).view(4, 6).t().to(dtype).requires_grad_()
         made = specials.placed({"input": given}, tier, dtype)["input"]
         assert (made.stride(), made.dtype, made.requires_grad) == (given.stride(), dtype, True)
@@ -78,7 +78,8 @@ class TestPlaced:
 
     @pytest.mark.parametrize("tier", SPECIALS)
     def test_every_tier_of_complex_numbers(self, tier: str) -> None:
-        """Real parts, imaginary parts and both become special, also of a lazily conjugated tensor; ties are of both."""
+        """Real parts, imaginary parts and both get special values, even in a lazily conjugated tensor. A tie has equal
+        elements in both parts."""
         given = torch.complex(torch.arange(60.0), -torch.arange(60.0)).conj()
         made = specials.placed({"input": given}, tier, torch.complex64)["input"]
         if tier == "specials_equal":
@@ -94,7 +95,7 @@ class TestPlaced:
         assert int((changed[0] | changed[1]).sum()) < 40 or tier == "specials_ties"
 
     def test_the_same_everywhere(self) -> None:
-        """What is placed follows from the tensor's position and size, and from no generator."""
+        """The values depend on the tensor's position and size, and on no random generator."""
         tree = {"input": torch.ones(8), "args": (torch.ones(8),)}
         one = specials.placed(tree, "specials_inf", torch.float32)
         random.seed(3), torch.manual_seed(3)
@@ -103,13 +104,14 @@ class TestPlaced:
         assert not torch.equal(one["input"], one["args"][0])
 
     def test_one_tensor_twice_stays_one(self) -> None:
-        """x * x is not x * y."""
+        """If two arguments are one tensor, they stay one: x * x is not x * y."""
         x = torch.ones(4)
         made = specials.placed({"input": x, "args": (x,)}, "specials_nan", torch.float32)
         assert made["input"] is made["args"][0]
 
     def test_indices_stay(self) -> None:
-        """Integer arguments are often indices: torch CPU read out of bounds, or every sample was refused."""
+        """Integer arguments are often indices and stay unchanged. Regression test: torch CPU read out of bounds, or
+        rejected every sample."""
         case = cases("gather", "specials_extremes", dtype="int64")[0]
         drawn = list(samples(catalog.find(case), case.variant, torch.int64, "as_sampled", 3))
         plain = list(samples(catalog.find(case), "forward", torch.int64, "as_sampled", 3))
@@ -117,13 +119,13 @@ class TestPlaced:
         assert torch.equal(drawn[0].args[1], plain[0].args[1])
 
     def test_what_must_be_sorted_stays(self) -> None:
-        """Boundaries that are not sorted have no right answer."""
+        """Unsorted boundaries have no correct answer, so they stay unchanged."""
         drawn = list(samples(catalog.find(cases("bucketize")[0]), "specials_nan", torch.float32, "as_sampled", 3))
         assert not any(bool(sample.args[0].isnan().any()) for sample in drawn)
         assert any(bool(sample.input.isnan().any()) for sample in drawn)
 
     def test_nothing_to_place(self) -> None:
-        """A factory has no tensor to place anything in: the case is skipped, and says why."""
+        """A factory has no tensor for special values: the case is skipped with that reason."""
         made = judged(CpuTarget(), "eye", "specials_nan")
         assert made.outcome is Outcome.SKIP
         assert "special values" in made.reason
@@ -145,13 +147,13 @@ LIES = {
 class TestJudged:
     @pytest.mark.parametrize("tier", SPECIALS)
     def test_a_lie_in_each_tier(self, tier: str) -> None:
-        """A device that is wrong about these values alone fails, and torch CPU agrees with itself."""
+        """A device that is wrong about these values only fails, and torch CPU agrees with itself."""
         op, spoil = LIES[tier]
         assert judged(CpuTarget(), op, tier).outcome is Outcome.PASS
         assert judged(Liar(op, spoil), op, tier).outcome is Outcome.FAIL
 
     def test_ties_of_an_unstable_sort(self) -> None:
-        """Any order of equal elements is right, and an index of another element is not."""
+        """Any order of equal elements is correct; an index of a different element is not."""
         swapped = Liar("argsort", lambda made, x: x.flip(-1).argsort().neg() + x.shape[-1] - 1)
         wrong = Liar("argsort", lambda made, x: made.flip(-1))
         assert undefined.TABLE["ties"]["argsort"] == 0
@@ -160,15 +162,15 @@ class TestJudged:
         assert run_case(case, wrong).outcome is Outcome.FAIL
 
     def test_a_nan_may_spread_and_not_vanish(self) -> None:
-        """Which elements of a transform a nan reaches is the algorithm's business; that it reaches some is not."""
+        """The algorithm decides which elements of a transform become nan, but a nan must reach at least one."""
         spread = Liar("fft_fft", lambda made, x: made * math.nan)
         assert judged(spread, "fft.fft", "specials_nan").outcome is Outcome.PASS
         lost = Liar("fft_fft", lambda made, x: torch.fft.fftn(x.nan_to_num(), made.shape))
         assert judged(lost, "fft.fft", "specials_nan").outcome is Outcome.FAIL
 
     def test_a_nan_has_no_order(self) -> None:
-        """Beside a nan torch CPU's most frequent element follows from how they lie: another of them is as good, and
-        what is none of them is wrong."""
+        """If the input has a nan, torch CPU's mode depends on the order of the elements. Any other element is accepted;
+        a value that is no element is wrong."""
         x = torch.tensor([2.0, math.nan, 1.0, 2.0])
         assert torch.mode(x).values != torch.mode(x[[0, 3, 1, 2]]).values
         [case] = plan.select(catalog.entries(), [Selection(("mode",), ("float32",), ("specials_nan",), samples=1)])
@@ -177,11 +179,11 @@ class TestJudged:
         invented = Liar("mode", lambda made, x: type(made)((made[0].nan_to_num(0.5), made[1])))
         assert run_case(case, invented).outcome is Outcome.FAIL
         ordered = Liar("mode", lambda made, x: type(made)((x[..., 0], made[1])))
-        assert run_case(case, ordered).outcome is Outcome.FAIL  # where no nan is
+        assert run_case(case, ordered).outcome is Outcome.FAIL  # a row without nan
 
     def test_what_cancels_in_a_convolution(self) -> None:
-        """One element of 27 was off by a rounding of the terms that cancel in it, as torch CPU is in another; results
-        of 16 bits are not acquitted for it."""
+        """The rounding of canceling terms in a convolution is accepted. Regression test: one element of 27 failed for
+        it, while torch CPU had the same error in another element. Results rounded to 16 bits still fail."""
 
         def nearer(made: Any, x: Any) -> Any:
             return made + 1.2e-5 * (made.abs() < 1)
@@ -194,7 +196,8 @@ class TestJudged:
         assert run_case(case, rounded).outcome is Outcome.FAIL
 
     def test_faults_of_torch_cpu(self) -> None:
-        """They are skipped with the reason, and not blamed on the device; what it gets right is a pass."""
+        """Known faults of torch CPU are skipped with a reason and not blamed on the device; a correct answer of the
+        device passes."""
         finite = Liar("var_mean", lambda made, x: tuple(one.nan_to_num(1.0) for one in made))
         made = judged(finite, "var_mean", "specials_inf")
         assert (made.failed, made.skipped > 0) == (0, True)
@@ -203,7 +206,7 @@ class TestJudged:
         assert "SIGSEGV" in dies.reason
 
     def test_every_glob_names_an_op(self) -> None:
-        """An entry of the table that matches nothing is a typo."""
+        """Every glob of the table matches an op; otherwise it is a typo."""
         table = undefined.TABLE
         globs = [*table["ties"], *table["zeros"]["but"], *table["spread"]["ops"], *table["lapack"]["ops"]]
         globs += [glob for fault in table["fault"] for glob in fault["ops"]]
@@ -217,7 +220,7 @@ class TestJudged:
 
 
 class Calm(Spoils):
-    """Gives a result where torch CPU calls a matrix singular."""
+    """Mode that returns a result where torch CPU reports a singular matrix."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -227,7 +230,7 @@ class Calm(Spoils):
 
 
 def hooked(change: Any) -> Any:
-    """Spoils the gradient of a function's first argument, and not its result."""
+    """Change the gradient of a function's first argument, and not its result."""
 
     def spoil(made: Any, x: Any) -> Any:
         if x.requires_grad:
@@ -239,7 +242,7 @@ def hooked(change: Any) -> Any:
 
 class TestGradients:
     def test_a_lie_in_a_gradient(self) -> None:
-        """A nan that does not reach the gradient is a finding of the variant for gradients alone."""
+        """A nan that does not reach the gradient fails the gradient variant only."""
         liar = Liar("exp", hooked(lambda grad: grad.nan_to_num(0.0)))
         assert judged(CpuTarget(), "exp", "specials_nan_backward").outcome is Outcome.PASS
         assert judged(liar, "exp", "specials_nan").outcome is Outcome.PASS
@@ -247,7 +250,7 @@ class TestGradients:
 
     @pytest.mark.parametrize("op", ["msort", "kthvalue", "median"])
     def test_gradients_of_equal_elements(self, op: str) -> None:
-        """Which of equal elements the gradient goes to is free, and how much reaches them all is not."""
+        """The gradient may go to any of several equal elements, but its total must be right."""
 
         def other(grad: torch.Tensor) -> torch.Tensor:
             return grad.flip(0) if grad.dim() == 1 else grad
@@ -261,8 +264,8 @@ class TestGradients:
 
     @pytest.mark.parametrize("op", undefined.TABLE["loops"]["gradient_at_nan"])
     def test_a_gradient_at_nan_that_follows_from_the_loop(self, op: str) -> None:
-        """torch CPU's gradient at a nan is another in a long tensor than in a short one, so it decides nothing; at
-        another element it does."""
+        """torch CPU's gradient at a nan depends on the length of the tensor, so it is not judged there; at other
+        elements it is."""
         function, seen = getattr(torch.nn.functional, op.rpartition(".")[2]), []
         for count in (1, 256):
             x = torch.full((count,), math.nan, requires_grad=True)
@@ -276,14 +279,16 @@ class TestGradients:
         assert judged(wrong, op, "specials_nan_backward").outcome is Outcome.FAIL
 
     def test_where_one_side_alone_calls_a_matrix_singular(self) -> None:
-        """The other has results, gradients and kernels that nothing can be compared with; these were findings."""
+        """If only one side reports a singular matrix, the other side's results, gradients and kernels are not compared.
+        Regression test: these were findings."""
         liar = Liar("cholesky", None)
         liar.mode = Calm("", None)
         assert judged(liar, "cholesky", "specials_equal").outcome is Outcome.PASS
         assert judged(liar, "cholesky", "specials_equal_backward").outcome is Outcome.PASS
 
     def test_names(self) -> None:
-        """`specials` stands for the function, `specials_backward` for the gradients; neither for the other."""
+        """`specials` selects the function variants and `specials_backward` the gradient variants; neither selects the
+        other."""
         assert plan.chosen("specials", VARIANTS, "variant") == [*SPECIALS]
         assert plan.chosen("specials_backward", VARIANTS, "variant") == [f"{tier}_backward" for tier in SPECIALS]
         assert "specials_nan_backward" in Blind().unsupported_variants
@@ -291,7 +296,7 @@ class TestGradients:
 
 
 class Blind(CpuTarget):
-    """Declares that it has no gradients."""
+    """Target that declares no gradients."""
 
     unsupported = frozenset({"backward"})
 

@@ -1,4 +1,4 @@
-"""Cases of op_db that fail on a compiler backend: those that also fail without it are PyTorch's own."""
+"""op_db cases that fail on a compiler backend and without it: bugs of PyTorch itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def failed(*failures: Failure, outcome: Outcome = Outcome.FAIL, failed: int = 1)
 
 
 class TestFailsAs:
-    """When a case fails in the same way in two runs."""
+    """Whether a case fails in the same way in two runs."""
 
     VALUE = Failure("value", "result", "[1.0]", "[2.0]", "1 of 1 elements differ", sample=1)
     ERROR = Failure("error", "the whole run", "no error", "RuntimeError", "sizes 3 and 4 do not match")
@@ -41,23 +41,23 @@ class TestFailsAs:
         ],
     )
     def test_each_answer_counts(self, other: Result, same: bool) -> None:
-        """The samples that fail, and of each oracle the tensor and both answers."""
+        """The comparison uses the failing samples and, for each oracle, the tensor and both answers."""
         assert failed(self.VALUE).fails_as(other) == same
 
     def test_numbers_in_an_error_do_not(self) -> None:
-        """Its types and its words do."""
+        """Numbers in error messages are ignored; error types and words are not."""
         one = failed(self.ERROR)
         other = Failure("error", "the whole run", "no error", "RuntimeError", "sizes 5 and 6 do not match")
         assert one.fails_as(failed(other))
         assert not one.fails_as(failed(Failure("error", "the whole run", "no error", "RuntimeError", "out of range")))
 
     def test_where_nothing_was_compared(self) -> None:
-        """No run says whose fault that is."""
+        """If nothing was compared, no run can excuse the case."""
         nothing = failed(Failure("skip", "the whole case", "a comparison", "none"))
         assert not nothing.fails_as(nothing)
 
     def test_they_are_not_declared(self) -> None:
-        """A command that declares failures leaves out PyTorch's own; an entry that covers one stays."""
+        """Updating expectations adds no entry for PyTorch's own failures, and keeps an entry that covers one."""
         excused = failed(self.VALUE).without_backend("compile:aot_eager", fails=False)
         assert (excused.outcome, excused.layer) == (Outcome.XFAIL, "compile:aot_eager")
         assert declared([], Run(SPEC, [excused]), "a reason") == ([], [])
@@ -68,7 +68,8 @@ class TestFailsAs:
 class TestRun:
     @pytest.mark.timeout(300)
     def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A dropout that drops nothing returns a copy through AOTAutograd; relu is the backend's own."""
+        """A dropout that drops nothing returns a copy through AOTAutograd, which excuses it; the relu failure is the
+        backend's own."""
         words = ["--target", SPEC, "--op", "nn.functional.relu", "--op", "nn.functional.dropout", "--samples", "8"]
         assert main([*words, "--dtype", "float32", "--reports", str(tmp_path)]) == 1
         said = capsys.readouterr().out
@@ -82,7 +83,8 @@ class TestRun:
 
     @pytest.mark.timeout(300)
     def test_they_fail_a_run_that_asks_for_it(self) -> None:
-        """And the layer is named all the same. A declared one is declared, whoever's it is."""
+        """With `fail_on_torch_bugs`, such a case fails, and the result still names the layer. A declared failure stays
+        declared, even if it is PyTorch's own."""
         selections = [Selection(("nn.functional.dropout",), samples=8)]
         (result,) = run(SPEC, selections=selections, fail_on_torch_bugs=True).results
         assert (result.outcome, result.layer) == (Outcome.FAIL, "compile:aot_eager")

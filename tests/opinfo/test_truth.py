@@ -1,4 +1,4 @@
-"""The answer in float64 as the judge of rounding: who is further off fails, and nothing else is judged by it."""
+"""Arbitration by float64: the side with the larger rounding error fails; other differences are not arbitrated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.opinfo.sampling import Sample
 
 
 class Rounding(Target):
-    """Torch CPU; what it computes can be told from what the reference computes."""
+    """Torch CPU with a flag that distinguishes its computations from those of the reference."""
 
     name = "rounding"
     here = False
@@ -35,7 +35,7 @@ class Rounding(Target):
 
 
 def off(cpu: float, device: float) -> Callable[[torch.dtype], float]:
-    """A factor that is wrong by so many tolerances on the CPU and on the device, and right in float64."""
+    """Factor with an error of this many tolerances on the CPU and on the device, and no error in float64."""
 
     def factor(dtype: torch.dtype) -> float:
         if dtype in (torch.float64, torch.complex128):
@@ -65,7 +65,7 @@ LARGE = torch.tensor([[1e3, -2e3, 0.0], [float("nan"), float("inf"), 5e3]])
 
 
 class TestArbiter:
-    """A difference of values beyond the tolerance."""
+    """Differences of values beyond the tolerance."""
 
     @pytest.mark.parametrize(
         ("cpu", "device", "dtype"),
@@ -80,21 +80,21 @@ class TestArbiter:
         ],
     )
     def test_the_cpu_is_further_off(self, judged: Any, cpu: float, device: float, dtype: str) -> None:
-        """The sample passes, and is counted as passed by float64."""
+        """The sample passes and counts as arbitrated."""
         result = judged(scaled(off(cpu, device)), LARGE.to(getattr(torch, dtype)), name=dtype)
         assert (result.outcome, result.samples, result.arbitrated) == (Outcome.PASS, 1, 1)
 
     @pytest.mark.parametrize(("cpu", "device"), [(0, 2), (0, -2), (0.4, -0.9), (-3, 2), (3, -1.1)])
     def test_the_device_is_further_off(self, judged: Any, cpu: float, device: float) -> None:
-        """By twice the tolerance, or within it where the CPU is nearer, or with a CPU that is as wrong: a failure that
-        says how far each is off, unless the CPU is exact."""
+        """The device fails if it is off by twice the tolerance, or is farther off than the CPU. The failure states both
+        errors, unless the CPU is exact."""
         result = judged(scaled(off(cpu, device)), LARGE)
         assert (result.outcome, result.oracles, result.arbitrated) == (Outcome.FAIL, ("value",), 0)
         said = "against the answer in float64, torch CPU is off by" in result.failures[0].detail
         assert said == bool(cpu)
 
     def test_one_wrong_element(self, judged: Any) -> None:
-        """A device that is right but for one element fails, however wrong the CPU is."""
+        """A device with one wrong element fails, whatever the error of the CPU."""
 
         def function(x: torch.Tensor) -> torch.Tensor:
             result = scaled(off(5, 0))(x)
@@ -105,13 +105,14 @@ class TestArbiter:
         assert judged(function, LARGE[0].clone()).outcome is Outcome.FAIL
 
     def test_what_agrees_is_not_judged(self, judged: Any) -> None:
-        """Within the tolerance of the CPU nothing is arbitrated, also where both are far from float64."""
+        """Values within the tolerance are not arbitrated, even if both sides are far from float64."""
         result = judged(scaled(off(7, 7)), LARGE)
         assert (result.outcome, result.arbitrated) == (Outcome.PASS, 0)
 
     @pytest.mark.parametrize(("layout", "dtype"), [("t", "float32"), ("t", "float16"), ("", "bfloat16")])
     def test_gradients(self, judged: Any, layout: str, dtype: str) -> None:
-        """The same cotangents reach the run in float64, so gradients are judged as values are; a wrong one fails."""
+        """The run in float64 gets the same cotangents, so gradients are arbitrated like values; a wrong gradient
+        fails."""
         values = (LARGE[:, :1].t() if layout else LARGE[0]).to(getattr(torch, dtype)).requires_grad_()
 
         def function(factor: Callable[[torch.dtype], float]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -128,7 +129,7 @@ class TestArbiter:
         assert (wrong.outcome, set(wrong.oracles)) == (Outcome.FAIL, {"value", "grad"})
 
     def test_in_place(self, judged: Any) -> None:
-        """What lies in the storage afterwards is judged with the value; a write outside the view is not."""
+        """The storage's content after the call is arbitrated with the value; a write outside the view is a failure."""
         base = torch.full((9,), 1e3)
         inplace = SimpleNamespace(factor=off(5, 0), beside=0.0)
 
@@ -144,7 +145,7 @@ class TestArbiter:
         assert (result.outcome, result.arbitrated) == (Outcome.FAIL, 0)
 
     def test_dtype_argument(self, judged: Any) -> None:
-        """A floating dtype among the arguments is widened too, an integer input stays."""
+        """A floating dtype argument is widened too; an integer input stays unchanged."""
         seen = []
 
         def function(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -156,15 +157,15 @@ class TestArbiter:
 
 
 class TestNoTruth:
-    """What float64 cannot judge stays a failure."""
+    """Failures that float64 cannot arbitrate."""
 
     def test_a_random_op(self, judged: Any) -> None:
-        """An answer that changes with the seed is no truth, even if the device hits it."""
+        """An answer that changes with the seed cannot arbitrate, even if the device agrees with it."""
         result = judged(lambda x: scaled(off(3, 0))(x) + 0 * torch.rand(3) + torch.rand(1).to(x.dtype), LARGE)
         assert (result.outcome, result.arbitrated) == (Outcome.FAIL, 0)
 
     def test_an_op_without_float64(self, judged: Any) -> None:
-        """An op that raises in float64 has no truth."""
+        """An op that raises in float64 has no float64 answer."""
 
         def function(x: torch.Tensor) -> torch.Tensor:
             if x.dtype is torch.float64:
@@ -179,12 +180,12 @@ class TestNoTruth:
         assert (result.outcome, result.arbitrated) == (Outcome.FAIL, 0)
 
     def test_float64_itself(self, judged: Any) -> None:
-        """In float64 the CPU is right."""
+        """In float64 the CPU is the reference."""
         result = judged(lambda x: x + (1 if Rounding.here else 0), LARGE.double(), name="float64")
         assert (result.outcome, result.arbitrated) == (Outcome.FAIL, 0)
 
     def test_other_oracles(self, judged: Any) -> None:
-        """Wrong strides fail beside values that float64 would pass."""
+        """Wrong strides fail, although float64 would accept the values."""
 
         def function(x: torch.Tensor) -> torch.Tensor:
             result = scaled(off(3, 0))(x)
@@ -196,10 +197,10 @@ class TestNoTruth:
 
 
 class TestOverflow:
-    """The truth is rounded to the dtype that was asked for before anything is compared with it."""
+    """The float64 answer is rounded to the requested dtype before the comparison."""
 
     def test_only_on_the_way(self, judged: Any) -> None:
-        """A CPU whose intermediate overflows is wrong where the answer fits in the dtype."""
+        """If only an intermediate of the CPU overflows and the answer fits in the dtype, the CPU is wrong."""
 
         def function(x: torch.Tensor) -> torch.Tensor:
             return x * x / x if not Rounding.here else x.clone()
@@ -208,7 +209,7 @@ class TestOverflow:
         assert (result.outcome, result.arbitrated) == (Outcome.PASS, 1)
 
     def test_of_the_answer(self, judged: Any) -> None:
-        """An answer that does not fit in the dtype is infinite, and a device that gives the largest number fails."""
+        """An answer outside the range of the dtype is infinite; a device that returns the largest number fails."""
 
         def function(x: torch.Tensor) -> torch.Tensor:
             return x * x if not Rounding.here else (x.double() * x).clamp(max=65504).to(x.dtype)
@@ -217,6 +218,6 @@ class TestOverflow:
         assert (result.outcome, result.arbitrated) == (Outcome.FAIL, 0)
 
     def test_an_infinity_of_the_device(self, judged: Any) -> None:
-        """A device whose own intermediate overflows fails."""
+        """A device whose intermediate overflows fails."""
         result = judged(lambda x: x * x / x if Rounding.here else x.clone(), torch.tensor([1e3]).half(), name="float16")
         assert (result.outcome, result.arbitrated) == (Outcome.FAIL, 0)

@@ -1,4 +1,4 @@
-"""`conformance init`: what a device lacks is told from what it does wrong, and each odd device is one sentence."""
+"""`conformance init`: missing operators inferred from trials, and one sentence for each unusable device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ODD = "device:cpu,import=odd_devices,call="
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, for a command in this process; planted modules are found, and `--env` lasts for the test."""
+    """The current folder for a command in this process. Planted modules are importable, and `--env` lasts for one
+    test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(PLANTED))
     before = dict(os.environ)
@@ -39,8 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 class TestTrials:
     def test_each_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Lacking is a not-implemented error alone; a wrong error, a crash and a hang are findings, and the next trial
-        runs all the same."""
+        """Only a not-implemented error means that an operator is missing. A wrong error, a crash and a hang are
+        findings, and the next trial still runs."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "class:planted.PlantedTarget"
         limits = Limits(unit=5, compiling=5, memory=4, grace=1)
@@ -55,8 +56,9 @@ class TestTrials:
         assert made["atan"].said == "killed its process with SIGSEGV" and "gave no answer in 5 s" in made["acosh"].said
 
     def test_the_operator_that_raises_is_to_blame(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A convolution failed on a device without `set_`, with an error that names no operator: the trial blamed
-        `set_`, the last operator that the harness itself had called."""
+        """The operator that raises is to blame. Regression test: on a device without `set_`, a convolution failed
+        with an error that names no operator. The trial blamed `set_`, the last operator that the harness itself had
+        called."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "device:foreign,import=foreign_device,call=without_convolution_and_set,without=set_"
         names = ("nn.functional.conv2d", "polar", "exp", "hash_tensor")
@@ -70,7 +72,7 @@ class TestTrials:
         }
 
     def test_an_operator_that_works_alone_is_not_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An error may name an operator that the device has: the trial fails, and nothing is declared."""
+        """An error may name an operator that works alone: the trial fails, and nothing is declared."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "class:planted.WrongNameTarget"
         with LocalPool(spec, Limits(unit=60), 1, of_opinfo.MODULES) as pool:
@@ -78,7 +80,7 @@ class TestTrials:
         assert (made.outcome, made.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in made.said
 
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
-        """A device of torch's own with a kernel that raises NotImplementedError: the tables say that it is there."""
+        """A built-in kernel that raises NotImplementedError is not missing, because the dispatcher's tables have it."""
         from conformance.core.attempt import without_kernel
         from conformance.core.loading import load_target
 
@@ -88,13 +90,14 @@ class TestTrials:
 
     @pytest.mark.slow
     def test_kernels_that_take_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What time did not suffice for is told as not tried, so that nothing is declared of it."""
+        """Trials that run out of time are reported as not tried, so that nothing is declared about them."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec, names = "class:slow_device.SlowTarget", ("neg", "abs", "clone", "add_", "mul_", "exp", "tanh")
         with LocalPool(spec, Limits(unit=60), 1, of_step.MODULES) as pool:
-            pool.ask(os.getpid)  # loaded
+            pool.ask(os.getpid)  # the target is loaded
             made = {t.name: t for t in trials(pool, spec, [of_step.task(spec, name) for name in names], 12)}
-            # An earlier trial that ends only now was taken for one of these, and ended the command with a KeyError.
+            # Regression test: a late result of an earlier trial was attributed to these trials and ended the command
+            # with a KeyError.
             (late,) = trials(pool, spec, [of_step.task(spec, "sum")], 60)
         assert made["neg"].outcome is Outcome.WORKS and made["neg"].seconds > 5
         assert made["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
@@ -102,12 +105,13 @@ class TestTrials:
 
     @pytest.mark.slow
     def test_every_step_has_a_program(self) -> None:
-        """A step without one could never be declared lacking."""
+        """A step without a program could never be declared lacking."""
         assert not [name for name in init.OPS if of_step.program_with(name, ("float32", "int64", "complex64")) is None]
 
 
 def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:
-    """25 minutes of trials were lost with the signal that ended them."""
+    """A stopped command writes a profile and declares nothing from its trials. Regression test: a signal lost 25
+    minutes of trials."""
     path = os.pathsep.join([str(PLANTED), str(ROOT)])
     words = [sys.executable, "-u", "-m", "conformance", "init", "--target", "class:slow_device.SlowTarget"]
     with subprocess.Popen(
@@ -124,7 +128,7 @@ def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:
 
 class TestFound:
     def test_one_entry_an_operator(self) -> None:
-        """What needs the same operator is in one entry; what fails or dies is in none."""
+        """Ops that need the same operator share one entry; failures and deaths have none."""
         found = init.Found("device:odd,import=m,call=f", trials={
             ("opinfos", "b"): Trial("b", Outcome.LACKING, "aten::x", "no", 50),
             ("opinfos", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
@@ -135,11 +139,11 @@ class TestFound:
         made = found.profile({"A": "1"}, 8, Path("p.toml"))
         assert made.lacking == (profiles.Missing("aten::x", ("a", "b"), ("a",), "no"),)
         assert made.spec == "device:odd,import=m,call=f" and made.environment == {"A": "1"}
-        assert made.seconds == 100  # twice what the slowest took
+        assert made.seconds == 100  # twice the seconds of the slowest trial
 
 
 class TestOddDevices:
-    """Each is one sentence or does no harm, and no file is written that says less than was asked for."""
+    """Each device gives one sentence or does no harm, and no incomplete profile is written."""
 
     @pytest.mark.parametrize(
         ("target", "more", "said"),
@@ -163,7 +167,7 @@ class TestOddDevices:
 
     @pytest.mark.parametrize("call", ["hangs_at_exit", "prints_all_the_time", "wants_a_variable"])
     def test_one_that_can(self, folder: Path, call: str, capfd: pytest.CaptureFixture[str]) -> None:
-        """What it prints is no answer of the command, what it waits for at its end keeps nobody waiting."""
+        """The command's output excludes the device's own, and a device that hangs at its exit delays nothing."""
         assert main(["--target", f"{ODD}{call}", "--env", "ODD_DEVICE=1", "--minutes", "0.01"]) == 0
         said = capfd.readouterr().out
         assert "what a device prints" not in said
@@ -178,7 +182,8 @@ class TestOddDevices:
             (("--target", "cpu", "--output", "there.toml"), "there.toml is there already; give --force"),
             (("--target", "cpu", "--output", "it.txt"), "must end in .toml"),
             (("--target", "there.toml"), "is a profile; give the target itself"),
-            # It was taken for a probe's answer: nothing was probed, and the profile named no features and dtypes.
+            # Regression test: this spec was treated as a probe's result: nothing was probed, and the profile listed no
+            # features and dtypes.
             (("--target", "device:cpu,without=set_"), "which init finds out: leave out without="),
             (("--target", "cpu", "--env", "A"), "--env A is not understood: write --env NAME=VALUE"),
             (("--target", "cpu", "--minutes", "0"), "--minutes must be above 0"),
@@ -187,7 +192,7 @@ class TestOddDevices:
     def test_bad_usage(
         self, folder: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """An old profile stays as it was."""
+        """An existing profile stays unchanged."""
         (folder / "there.toml").write_text("old")
         code, out = main(words), capsys.readouterr()
         assert (code, out.out) == (2, "") and said in out.err
@@ -198,7 +203,7 @@ class TestOddDevices:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_whole_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch CPU lacks nothing that torch CPU has."""
+    """torch CPU lacks no operator of torch CPU."""
     found = init.investigate("device:cpu", Limits(memory=8), 2, 800, Console(quiet=True))
     assert not found.of(Outcome.LACKING) and not found.of(Outcome.DIED) and not found.of(Outcome.FAILS)
     assert len(found.of(Outcome.WORKS)) > 850

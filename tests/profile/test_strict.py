@@ -1,4 +1,4 @@
-"""A run with a profile: what is lacking is one table and no failure, and what is declared lacking and works fails."""
+"""Runs with a profile: lacking operators are one table and no failure; a working operator declared lacking fails."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ steps = ["neg_", "neg"]
 
 @pytest.fixture
 def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A profile in the current folder, which the commands take by themselves."""
+    """Path of a profile in the current folder, which the commands use by default."""
     monkeypatch.syspath_prepend(str(PLANTED))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "conformance.toml"
 
 
 def test_what_is_lacking_is_counted_and_does_not_fail(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a case of its own exp failed; declared, it is a row of the table, with how often programs use it."""
+    """Undeclared, the case exp fails. Declared, it is a row of the table, with its frequency in programs."""
     assert opinfo(["--target", "class:planted.PlantedTarget", "--op", "exp", "--samples", "2"]) == 1
     profile.write_text(LACKS_EXP)
     assert opinfo(["--op", "exp", "--op", "log", "--samples", "2"]) == 0
@@ -66,7 +66,7 @@ def test_what_is_lacking_is_counted_and_does_not_fail(profile: Path, capsys: pyt
 
 @pytest.mark.slow
 def test_what_works_is_reported_by_op_db(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the line to delete; a run that compares nothing else says so, too."""
+    """The run names the line to delete, even if it compares no other case."""
     profile.write_text(WORKS)
     assert opinfo(["--op", "neg", "--op", "abs", "--samples", "1"]) == 1
     (found,) = [result for result in model.load("reports/opinfo.json").results if result.outcome == "XPASS"]
@@ -76,7 +76,7 @@ def test_what_works_is_reported_by_op_db(profile: Path, capsys: pytest.CaptureFi
 
 
 def test_what_works_is_reported_by_the_fuzzer(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The steps are not drawn, and programs that call the operator in another step are not run."""
+    """The declared steps are not drawn, and programs that call the operator in another step do not run."""
     profile.write_text(WORKS)
     assert fuzz(["--programs", "40"]) == 1
     made = model.load("reports/fuzz.json")
@@ -88,7 +88,8 @@ def test_what_works_is_reported_by_the_fuzzer(profile: Path, capsys: pytest.Capt
 
 
 def test_a_program_that_calls_it_otherwise_is_left_out(profile: Path) -> None:
-    """-a in another step than neg: decided from torch CPU's own calls, before anything runs on the target."""
+    """A program that calls the operator in another step does not run. torch CPU's own calls decide that, before
+    anything runs on the target."""
     profile.write_text(WORKS.replace("aten::neg", "aten::clone").replace('"neg_", "neg"', '"clone"'))
     fuzz(["--programs", "60", "--only", "copies"])
     drawn = model.load("reports/fuzz.json").drawn
@@ -96,8 +97,8 @@ def test_a_program_that_calls_it_otherwise_is_left_out(profile: Path) -> None:
 
 
 def test_only_dtypes_that_it_holds_are_drawn(profile: Path) -> None:
-    """Of inputs and conversions; masks, indices and some results (fft's are complex) have dtypes of their own, and such
-    programs are not run."""
+    """The dtypes restrict inputs and conversions. Masks, indices and some results, such as complex ones of fft, may
+    have other dtypes; such programs do not run."""
     profile.write_text('[target]\nkind = "cpu"\ndtypes = ["float32"]\n')
     fuzz(["--programs", "30"])
     drawn = model.load("reports/fuzz.json").drawn
@@ -112,19 +113,19 @@ SAID = {
     "dtype int16": "left out, and its values survive the way to the device and back: conformance.toml, line 4: "
     "add 'int16' to 'dtypes'",
 }
-"""What is said of `TestFeatures.FALSE`."""
+"""Reasons of the findings for `TestFeatures.FALSE`."""
 
 
 class TestFeatures:
-    """A profile that left out features and dtypes that torch CPU has was green, and nothing said that it judged less:
-    only operators were tried again."""
+    """A profile that excludes supported features or dtypes fails. Regression test: with such a profile of torch CPU,
+    the run was green and no output mentioned the reduced checks. Only operators were tried again."""
 
     FALSE = '[target]\nkind = "cpu"\nlacks = ["set_", "storages"]\ndtypes = [\n{}]\n'.format(
         "".join(f'"{name}",\n' for name in DTYPES if name != "int16")
     )
 
     def test_by_the_fuzzer(self, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The table of the probe is shown and kept, and says what follows from the profile, not from the device."""
+        """The probe's table is printed and saved, with the effects of the profile's entries marked."""
         profile.write_text(self.FALSE)
         assert fuzz(["--programs", "5"]) == 1
         made = model.load("reports/fuzz.json")
@@ -135,7 +136,7 @@ class TestFeatures:
         assert "What cpu has" in said and "inputs are made by as_strided" in said
 
     def test_by_op_db(self, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Also where the cases that run have nothing to do with it."""
+        """The result does not depend on the cases that run."""
         profile.write_text(self.FALSE)
         assert opinfo(["--op", "abs", "--samples", "1"]) == 1
         made = model.load("reports/opinfo.json")
@@ -143,7 +144,7 @@ class TestFeatures:
         assert made.environment["device: set_"] == "yes" and "What cpu has" in capsys.readouterr().out
 
     def test_a_true_profile_is_green(self, profile: Path) -> None:
-        """What the probe finds lacking, as `init` did, is no contradiction, nor a note."""
+        """A feature that the probe finds lacking, as `init` did, gives no contradiction and no note."""
         profile.write_text(
             '[target]\nname = "cpu"\nimport = "odd_devices"\ncall = "has_no_unfold"\nlacks = ["unfold"]\n'
         )
@@ -153,7 +154,8 @@ class TestFeatures:
         assert made.environment["device: unfold"].startswith("no: NotImplementedError")
 
     def test_what_is_lacking_and_undeclared(self, profile: Path) -> None:
-        """Is a note: it fails programs anyhow. What the target's own class says is declared, too."""
+        """An undeclared missing feature is a note, since programs fail anyway. Entries of the target's class count as
+        declared."""
         profile.write_text('[target]\nname = "cpu"\nlacks = ["set_"]\ndtypes = ["float32", "bool"]\n')
         rows = Row("set_", Answer.NO, "no"), Row("views", Answer.WRONG, "t"), Row("unfold", Answer.NO, "no")
         seen = Probe(rows, ("float32",), frozenset({"unfold"}))
@@ -168,7 +170,7 @@ class TestFeatures:
 
     @pytest.mark.parametrize("kind", ["meta", "functionalize"])
     def test_what_cannot_be_tried(self, profile: Path, kind: str) -> None:
-        """Is said, and is no failure."""
+        """A profile that cannot be tried gives a note and no failure."""
         profile.write_text(f'[target]\nkind = "{kind}"\nlacks = ["set_"]\n')
         seen = resolve("conformance.toml", Limits(), strict=60)[1]
         assert seen is not None and seen.unmade
@@ -178,20 +180,22 @@ class TestFeatures:
         )
 
     def test_shards_say_it_once(self) -> None:
-        """Every shard probes the device; that one result was in two of them ended the merge."""
+        """Every shard probes the device. Regression test: the same result in two shards ended the merge with an
+        error."""
         run = Run("cpu", [Result("feature set_", "", "lacking", "", model.Outcome.XPASS)])
         assert len(merge([run, run]).results) == 1
 
 
 def test_an_unknown_op_in_the_profile(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """op_db's names are known in a worker only; the sentence is the same."""
+    """Only a worker can check op_db's names; the sentence is the same."""
     profile.write_text(LACKS_EXP.replace('"exp"', '"expm"'))
     assert opinfo(["--op", "log"]) == 2
     assert "conformance.toml, line 7: unknown name 'expm' in 'opinfos'; did you mean" in capsys.readouterr().err
 
 
 def test_a_campaign_says_what_a_declaration_removes(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong declaration removed 604 of 626 entries of op_db in silence: the profile named nine of them."""
+    """A campaign prints the number of entries that a declaration removes. Regression test: a wrong declaration silently
+    removed 604 of 626 entries of op_db, although the profile named nine."""
     profile.write_text('[target]\nkind = "cpu"\n\n[[lacking]]\noperator = "aten::view"\nopinfos = ["view"]\n')
     assert fuzz(["--programs", "6", "--only", "op_db"]) == 0
     made = model.load("reports/fuzz.json")
@@ -203,8 +207,8 @@ def test_a_campaign_says_what_a_declaration_removes(profile: Path, capsys: pytes
 
 
 def test_one_page_for_one_target(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page lost a campaign on `device:cpu` when the user wrote a profile of the same device, since the spec had
-    changed. Result files hold the spec that ran, so a replay is as before."""
+    """One device with and without a profile has one page. Regression test: a profile of `device:cpu` changed the spec,
+    and the page lost the campaign. Result files keep the spec that ran, so replays are unchanged."""
     assert fuzz(["--target", "device:cpu", "--programs", "5"]) == 0
     profile.write_text('[target]\nkind = "device"\nname = "cpu"\n')
     assert opinfo(["--op", "abs", "--samples", "1"]) == 0
@@ -218,7 +222,7 @@ def test_one_page_for_one_target(profile: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_shards_are_joined() -> None:
-    """Cases add up, names are joined; the most missed comes first."""
+    """Case counts are added, and names are merged; the most frequent row comes first."""
     one = Run(
         "cpu",
         lacking=(
@@ -256,4 +260,4 @@ opinfos = ["exp"]
     with LocalPool(str(profile), Limits(), 1) as pool:
         needing = pool.ask(needing_of, str(profile))
     assert "aten::convolution" in needing
-    assert "aten::exp.out" in needing and "aten::exp" not in needing  # of this one the device has a kernel
+    assert "aten::exp.out" in needing and "aten::exp" not in needing  # the device has a kernel for this operator

@@ -1,4 +1,4 @@
-"""Who shares memory with whom is seen by writes where a device shows no storages."""
+"""Alias probes: writes that reveal shared memory on a device without visible storages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def program(*steps: Step, dtype: str = "float32") -> Program:
 
 
 def test_each_tensor_is_written():
-    """With another number; a mask is inverted; what overlaps itself or requires grad is left alone."""
+    """Each tensor gets a write with a different number, and a mask is inverted. Tensors that overlap themselves or
+    require grad are unchanged."""
     steps = (Step("detach", (A,), out=("b",)), Step("eq", (A, 0), out=("c",)), Step("expand", (A, 3, 2, 2), out=("d",)))
     added = with_alias_probes(program(*steps)).steps[3:]
     assert [(step.op, step.args) for step in added] == [
@@ -34,7 +35,7 @@ def test_each_tensor_is_written():
 
 
 def test_drawn_programs_keep_their_meaning():
-    """With the writes behind it, each still has an answer on torch CPU, and some tensor is written in nearly all."""
+    """Drawn programs with these writes still run on torch CPU, and nearly all contain at least one."""
     written = 0
     for number in range(60):
         drawn = Drawing().numbered(11, number)
@@ -46,8 +47,8 @@ def test_drawn_programs_keep_their_meaning():
 
 
 def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
-    """It was found only by programs that happened to write to one of the two later. Shrunk, it is `detach` and a
-    write."""
+    """Alias probes detect a `detach` that copies, and the shrunk program is `detach` and a write. Regression test: only
+    programs with a later write to one of the two tensors detected it."""
     (tmp_path / "hiding_target.py").write_text(
         textwrap.dedent("""
         import contextlib

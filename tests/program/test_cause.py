@@ -1,4 +1,4 @@
-"""Causes: the property and the op to blame, whichever write or reading shows it."""
+"""Causes: the property and the op to blame, whichever write or read shows the difference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program(*steps: Step) -> Program:
 
 
 def warns_otherwise(call: Call) -> Any:
-    """Another warning than torch's."""
+    """A warning with another text than torch's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = call.run()
@@ -35,7 +35,7 @@ def warns_otherwise(call: Call) -> Any:
 
 
 def cause(ops: str, act: Callable[[Call], Any], *steps: Step, level: str = DISPATCH) -> str:
-    """The cause that is found for a program on torch CPU with one fault."""
+    """The cause of a program's failure on torch CPU with one fault."""
     target = MutantTarget("zero_ clears the storage")
     target.mode = Planted(Fault(ops, act, "a test", level))
     made = program(*steps)
@@ -45,7 +45,7 @@ def cause(ops: str, act: Callable[[Call], Any], *steps: Step, level: str = DISPA
 
 
 class TestViewOrWrite:
-    """Of a view and a write that are wrong together."""
+    """The cause of a view and a write that are wrong together."""
 
     @pytest.mark.parametrize(
         "write",
@@ -58,7 +58,8 @@ class TestViewOrWrite:
         ids=lambda step: step.op,
     )
     def test_a_view_that_any_write_misses(self, write: Step) -> None:
-        """An `as_strided` through which the wrong cell is written was a finding for each of these writes."""
+        """If every write through a view is wrong, the view is the cause. Regression test: an `as_strided` that makes
+        writes reach the wrong cell was a finding for each of these writes."""
         assert cause(f"as_strided {WRITES}", writes_wrong_cell, SLICE, write) == "aliasing / as_strided"
 
     @pytest.mark.parametrize(
@@ -73,24 +74,24 @@ class TestViewOrWrite:
         assert cause(FAULTS[fault].ops, FAULTS[fault].act, SLICE, write) == f"value / {write.op}"
 
     def test_a_write_beside_its_tensor(self) -> None:
-        """What it was to write is right: the memory around it is wrong."""
+        """The write's target is right, but the memory around it is wrong."""
         fault = FAULTS["copy_ clobbers the gap"]
         write = Step("copy_", (tensor("b"), {"tensor": [7, 8], "dtype": "float32"}))
         assert cause(fault.ops, fault.act, SLICE, write) == "aliasing / copy_"
 
     def test_an_element_of_the_answer(self) -> None:
-        """Another warning is a wrong element of the list that the step answers: no other tensor is wrong."""
+        """Another warning is a wrong element of the step's answer; no tensor is wrong."""
         step = Step("warned", ("freedom", {"device": 0}))
         assert cause("var", warns_otherwise, step, level=FUNCTION) == "value / warned"
 
     def test_a_copy_where_a_view_is_due(self) -> None:
-        """It has another offset too, which is not what is worst of it."""
+        """The copy has another offset too, but aliasing is the more severe property."""
         fault = FAULTS["as_strided is stale"]
         assert cause(fault.ops, fault.act, SLICE) == "aliasing / as_strided"
 
 
 class TestComposites:
-    """Steps that use a feature within."""
+    """Steps that use another op internally."""
 
     FILLED = Step("empty_filled", ([2], [1], {"dtype": "int32"}, {"device": 0}, 1), out=("c",))
 
@@ -100,7 +101,7 @@ class TestComposites:
         ids=lambda step: step.op,
     )
     def test_the_plain_use_is_found(self, step: Step) -> None:
-        """Where it fails too."""
+        """The cause is the simple op if it fails alone too."""
         made = (
             program(Step("view", (tensor("a"), 2, 3), out=("c",)), step)
             if step.args[0] == tensor("c")
@@ -114,7 +115,8 @@ class TestComposites:
         assert plainer(made, verdict, lambda other: False) is None
 
     def test_a_step_that_does_not_use_it_is_its_own_cause(self) -> None:
-        """A gradient in which no `as_strided` is called is not laid to one that is wrong; nor what is no memory."""
+        """A step that does not call `as_strided` is not attributed to it, and neither is a difference that is not about
+        memory."""
         wrong = Mismatch("value", "b", "[1]", "[2]", "1 of 1")
         plain = program(Step("neg", (tensor("a"),), out=("b",)))
         assert plainer(plain, Verdict((wrong,), 1), lambda other: True) is None
@@ -124,7 +126,7 @@ class TestComposites:
 
 
 class TestErrors:
-    """The op that raised, where the text names it."""
+    """The cause of an error is the operator that its text names."""
 
     @pytest.mark.parametrize(
         ("expected", "actual", "text", "told"),
@@ -138,11 +140,11 @@ class TestErrors:
         ],
     )  # fmt: skip
     def test_by_its_text(self, expected: str, actual: str, text: str, told: str) -> None:
-        """Else the step's."""
+        """If the text names no operator, the step is the cause."""
         wrong = Mismatch("error", "step 1", expected, actual, text)
         assert str(cause_of(program(Step("neg", (tensor("a"),), out=("b",))), Verdict((wrong,), 1))) == told
 
     def test_at_the_move_of_the_inputs(self) -> None:
-        """Before any step, none is to blame."""
+        """An error at the move of the inputs blames no step."""
         wrong = Mismatch("error", "the whole run", "no error", "RuntimeError", "Could not run 'aten::empty'")
         assert str(cause_of(program(), Verdict((wrong,), 0))) == f"error / {MOVE}"

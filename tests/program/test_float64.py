@@ -1,4 +1,5 @@
-"""A program's answer in float64 as the judge of rounding: who rounds more fails, and nothing else is judged by it."""
+"""Arbitration of programs by float64: the side with the larger rounding error fails; other differences stay
+failures."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from conformance.program.steps.op import Step
 from conformance.program.verdict import judge_program
 
 CANCELS = [0.0, -8.0, -2.5]
-"""In bfloat16 torch CPU's logsumexp of these is off by four hundredths."""
+"""Inputs for which torch CPU's logsumexp in bfloat16 has an error of four hundredths."""
 
 
 class Instead(TorchDispatchMode):
-    """Computes one op in another way."""
+    """Mode that replaces one op."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Instead(TorchDispatchMode):
 
 
 class Other(Target):
-    """torch CPU, with one op computed in another way."""
+    """torch CPU with one op replaced."""
 
     name = "other"
 
@@ -73,24 +74,26 @@ class TestJudged:
         (Step("add", (t("b"), {"tensor": [1.0], "dtype": "bfloat16"}), out=("c",)),),
     ])  # fmt: skip
     def test_the_cpu_rounds_more(self, more: tuple[Step, ...]) -> None:
-        """What rounds once passes, and so does what follows from it: constants, dtypes and writes are widened, too."""
+        """A result that rounds once passes, and so do later results computed from it. Constants, dtypes and writes are
+        widened too."""
         verdict = judge_program(program(LOGSUMEXP, *more), Other("logsumexp", once))
         assert (verdict.mismatches, verdict.arbitrated) == ((), True)
 
     def test_beside_a_loop_over_something_else(self) -> None:
-        """A loop ran in float64 without the step that made what it works on, and that ended what float64 can say."""
+        """A loop over another tensor does not prevent arbitration. Regression test: the loop ran in float64 without the
+        step that creates its operand, which ended arbitration."""
         other = Step("neg", ({"tensor": [1.0, 2.0, 3.0], "dtype": "bfloat16"},), out=("z",))
         loop = Step("loop", (), body=(Step("augment", (t("z"), {"i": [1, 0]}, 1)),), times=2)
         verdict = judge_program(program(other, loop, LOGSUMEXP), Other("logsumexp", once))
         assert (verdict.mismatches, verdict.arbitrated) == ((), True)
 
     def test_what_agrees_is_not_judged(self) -> None:
-        """torch CPU itself is right, by no other answer."""
+        """torch CPU against itself needs no arbitration."""
         verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", torch.logsumexp))
         assert (verdict.passed, verdict.arbitrated) == (True, False)
 
     def test_a_later_fault_is_the_first_bad_step(self) -> None:
-        """A step that only rounds less is not what is wrong."""
+        """A step that only rounds less is not the first bad step."""
 
         class Tripling(Other):
             @contextlib.contextmanager
@@ -103,7 +106,7 @@ class TestJudged:
 
 
 def further(units: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """An exponential that is so many units in the last place of float32 further from 0."""
+    """An exponential with an error of this number of float32 units in the last place, away from 0."""
     return lambda x: (x.double().exp() * (1 + units * 2**-23)).to(x.dtype)
 
 
@@ -119,29 +122,31 @@ AMPLIFIED = {
 
 
 class TestAmplified:
-    """A unit in the last place of an earlier result explains what a later step makes of it."""
+    """A later step may amplify a unit in the last place of an earlier result."""
 
     @pytest.mark.parametrize("case", AMPLIFIED)
     def test_a_unit_in_the_last_place_is_no_finding(self, case: str) -> None:
-        """exp(exp(4.0)) was one, where the first was right within 0.56 units and the CPU's within 0.44."""
+        """An amplified unit in the last place passes. Regression test: exp(exp(4.0)) was a finding, although the inner
+        result was within 0.56 units and the CPU's within 0.44."""
         *steps, value = AMPLIFIED[case]
         amplified = program(EXP, *steps, values=[value], dtype="float32")  # type: ignore[arg-type]
         for units in (-0.9, 0.9):
             assert judge_program(amplified, Other("exp", further(units))).passed, units
 
     def test_more_is(self) -> None:
-        """So is what the tolerance grants the first step alone."""
+        """A larger error is a finding, even if the tolerance accepts it in the first step."""
         steep = program(EXP, AMPLIFIED["a steep function"][0], values=[4.0], dtype="float32")  # type: ignore[arg-type]
         assert not judge_program(steep, Other("exp", further(8))).passed
 
     def test_a_wrong_last_step_is(self) -> None:
-        """Nothing comes after it that could make a rounding large."""
+        """No step follows that could amplify a rounding error."""
         jump = program(EXP, *AMPLIFIED["a jump"][:-1], values=[1.0], dtype="float32")  # type: ignore[arg-type]
         assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) - 2)).passed
         assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) + 0.5)).passed
 
     def test_a_jump_from_where_both_stand_is(self) -> None:
-        """round(log(exp(2.5))) of 3 was excused by log, whose result both sides show as 2.5."""
+        """A jump is a finding if both sides start from the same printed value. Regression test: round(log(exp(2.5))) of
+        3 was excused because of log, although its result is 2.5 on both sides."""
         steps = (Step("log", (t("b"),), out=("c",)), Step("round.edge", (t("c"),), out=("d",)))
         jump = program(EXP, *steps, values=[2.5], dtype="float32")
         away = Other("round", lambda x: torch.where(x.frac().abs() == 0.5, x + 0.5 * x.sign(), x.round()))
@@ -149,23 +154,23 @@ class TestAmplified:
 
 
 class TestFails:
-    """What float64 cannot excuse."""
+    """Differences that float64 does not excuse."""
 
     def test_the_target_rounds_more(self) -> None:
-        """The target is further from float64 than the CPU, which is off itself."""
+        """The target is further from float64 than the CPU, whose answer is inexact too."""
         verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *given: torch.logsumexp(*given) * 1.1))
         assert [m.oracle for m in verdict.mismatches] == ["value"]
         assert "float64" in verdict.mismatches[0].detail
 
     def test_as_far_on_the_other_side(self) -> None:
-        """Being no further off than the CPU is not enough: the tolerance must hold."""
+        """An error no larger than the CPU's is not enough: the target must be within the tolerance of float64."""
         cpu = torch.logsumexp(torch.tensor(CANCELS).bfloat16(), 0)
         right = once(torch.tensor(CANCELS).bfloat16(), [0])
         verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *given: (2 * right - cpu).reshape(1)))
         assert not verdict.passed
 
     def test_a_number_that_was_only_moved(self) -> None:
-        """-0.0 is not 0.0 where bits must agree, although float64 sees no difference."""
+        """-0.0 differs from 0.0 if bits must agree, although float64 shows no difference."""
         flip = Step("flip", (t("a"), [0]), out=("b",))
         verdict = judge_program(
             program(flip, values=[0.0, 1.0]), Other("flip", lambda x, dims: -torch.flip(-x, dims) + 0.0)
@@ -177,7 +182,7 @@ class TestFails:
         assert [m.oracle for m in verdict.mismatches] == ["value"]
 
     def test_a_write_outside_the_view(self) -> None:
-        """Beside a result that rounds less, a write where none belongs is still seen."""
+        """A write outside the view fails, even if the result rounds less."""
 
         def writes(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
             result = once(x, dim, keepdim)
@@ -188,15 +193,16 @@ class TestFails:
         assert not verdict.passed
 
     def test_a_program_that_decides_by_a_rounded_value(self) -> None:
-        """Where float64 goes another way there is no answer: 0.0825 is more than 0.08, and 0.079 is not."""
+        """If a comparison gives another result in float64, its value cannot be arbitrated: 0.0825 is more than 0.08,
+        and 0.079 is not."""
         decides = program(LOGSUMEXP, Step("gt", (t("b"), 0.08), out=("c",)))
         assert "b" in truth_of(decides)[1].tensors and "c" not in truth_of(decides)[1].tensors
         verdict = judge_program(decides, Other("logsumexp", once))
         assert {m.where for m in verdict.mismatches} == {"b", "c"}
 
     def test_a_program_that_reads_bits(self) -> None:
-        """Bits of a float are others in float64: what is made from them has no answer there, what was made before has.
-        (A campaign reported a logsumexp that rounds less than the CPU's since something else was viewed as int8 later.)
+        """Float bits differ in float64, so results from them cannot be arbitrated, but earlier results can. Regression
+        test: a correct logsumexp failed, because a later step viewed another tensor as int8.
         """
         bits = Step("view.dtype", (t("b"), {"dtype": "int16"}), out=("c",))
         assert set(truth_of(program(LOGSUMEXP, bits))[1].tensors) == {"a", "b"}
@@ -207,7 +213,7 @@ class TestFails:
         assert judge_program(program(LOGSUMEXP, *later), Other("logsumexp", once)).bad_step == 3
 
     def test_a_value_that_was_written_later(self) -> None:
-        """What float64 said of a tensor before somebody wrote to it excuses nothing afterwards."""
+        """The float64 value of a tensor before a write excuses no difference after it."""
 
         class Lost(Other):
             @contextlib.contextmanager
@@ -220,12 +226,13 @@ class TestFails:
         assert verdict.bad_step == 3
 
     def test_a_conversion_that_is_none_in_float64(self) -> None:
-        """A float32 that becomes a float64 is a copy, and in float64 the same tensor: what is written is another."""
+        """A conversion of float32 to float64 is a copy, but in float64 it returns the same tensor, so a write to it has
+        another effect."""
         to = Step("to", (t("a"), {"dtype": "float64"}), out=("b",))
         assert set(truth_of(program(to, Step("fill_", (t("b"), 3)), dtype="float32"))[1].tensors) == {"a"}
 
     def test_metadata(self) -> None:
-        """Nothing but values is a matter of rounding."""
+        """Only values can be arbitrated."""
 
         def strange(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
             return once(x, dim, keepdim).expand(2)[1:]
@@ -236,7 +243,7 @@ class TestFails:
 
 class TestTruth:
     def test_is_wide_and_leaves_the_default_dtype(self) -> None:
-        """All that floats is float64, what integers become too; afterwards new tensors are as before."""
+        """All floats are float64, including results of integers; afterwards the default dtype is restored."""
         steps = (Step("div", (t("a"), 2), out=("b",)), LOGSUMEXP)
         seen = truth_of(
             program(
@@ -251,7 +258,7 @@ class TestTruth:
         assert set(truth_of(program(*steps[:1]))[1].tensors) == {"a", "b"}
 
     def test_gradients(self) -> None:
-        """A gradient is seen in float64 too."""
+        """Gradients are computed in float64 too."""
         square = Step("mul", (t("a"), t("a")), out=("b",))
         backward = Step("backward", (t("b"), {"tensor": [1.0, 2.0], "dtype": "float32"}))
         seen = truth_of(program(square, backward, values=[1.5, 2.0], dtype="float32", grad=True))[1]
@@ -259,7 +266,7 @@ class TestTruth:
         assert seen.grads["a"].dtype is torch.float64
 
     def test_planted_rounding_agrees_with_the_shadow(self) -> None:
-        """The CPU's own run is not touched by the one in float64."""
+        """The run in float64 does not change the CPU's own run."""
         before = reference(program(LOGSUMEXP)).observation.tensors["b"].value
         truth_of(program(LOGSUMEXP))
         assert torch.equal(before, reference(program(LOGSUMEXP)).observation.tensors["b"].value)

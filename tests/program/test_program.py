@@ -1,4 +1,4 @@
-"""A program is data: it survives JSON, runs on a target, prints as a script, and bad data is one clear sentence."""
+"""Programs as data: JSON, running on a target, scripts, and one sentence for invalid data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cpu() -> Target:
 
 class TestJson:
     def test_round_trip(self):
-        """What is written is read back equal."""
+        """A program survives a round trip through JSON."""
         loop = Step("loop", body=(Step("setitem", (t("a"), {"i": [1, 0]}, {"i": [2, 1]})),), times=2)
         written = program(loop, Step("view.error", (t("a"), [7]), raises="RuntimeError"))
         assert Program.from_json(json.loads(dump(written))).to_json() == written.to_json()
@@ -81,7 +81,7 @@ class TestJson:
                 {"inputs": [{"name": "a", "storage": 0, "dtype": "float32", "size": [2, 1], "stride": [1]}]},
                 "2 dimensions and 1 strides",
             ),
-            # The following ended in a traceback: a name that cannot be looked up, arguments that a rule looks at.
+            # The following ended in a traceback: a name of another type, arguments that a rule inspects.
             ({"steps": [{"op": "t", "args": [{"t": ["x"]}]}]}, r"uses \['x'\], which is not defined"),
             ({"steps": [{"op": "neg_"}]}, "has 0 arguments and needs 1"),
             ({"steps": [{"op": "setitem", "args": [{"t": "a"}, 0]}]}, "has 2 arguments and needs 3"),
@@ -105,7 +105,7 @@ class TestJson:
                 },
                 "give true or false",
             ),
-            # These were read, and did not end, meant another program each time, or made a script that is no Python.
+            # These were accepted, but did not end, had another meaning in each run, or gave an invalid script.
             ({"steps": [{"op": "loop", "times": 10**9, "body": []}]}, "runs 1000000000 times: give at most 1000"),
             ({"steps": [{"op": "loop", "times": 2, "body": [{"op": "loop", "times": 2}]}]}, "a loop within a loop"),
             ({"steps": [{"op": "t", "args": [{"t": "a"}], "body": [{"op": "t"}]}]}, "only a loop has one"),
@@ -126,7 +126,7 @@ class TestJson:
         ],
     )
     def test_bad_data_is_one_sentence(self, change, message, tmp_path):
-        """Whatever is wrong, the file is named and the sentence says what."""
+        """The sentence names the file and the error."""
         path = tmp_path / "bad.json"
         path.write_text(json.dumps({**TRANSPOSE_AND_WRITE.to_json(), **change}))
         with pytest.raises(ProgramError, match=message) as caught:
@@ -136,14 +136,14 @@ class TestJson:
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "3", '"x"', "\x00"])
     def test_what_is_no_program_is_one_sentence(self, text, tmp_path):
-        """Truncated and foreign files too."""
+        """Truncated files and files of other formats give one sentence too."""
         path = tmp_path / "bad.json"
         path.write_text(text)
         with pytest.raises(ProgramError, match="bad"):
             read_program(path)
 
     def test_a_constant_that_its_dtype_cannot_hold(self):
-        """One sentence with the step's number: torch's refusal was a traceback."""
+        """The sentence has the step's number. Regression test: torch's error was a traceback."""
         large = program(Step("add_", (t("a"), {"tensor": 10**9, "dtype": "uint8"})))
         with pytest.raises(ProgramError, match="step 1: value cannot be converted to type uint8"):
             reference(large)
@@ -151,14 +151,14 @@ class TestJson:
 
 class TestRun:
     def test_lazy_observes_the_end_and_eager_every_step(self, cpu):
-        """One observation, or one a step."""
+        """A lazy run has one observation, and an eager run has one per step."""
         assert len(Executor(cpu).run(ProgramSubject(TRANSPOSE_AND_WRITE)).observations) == 1
         first, second = Executor(cpu).run(ProgramSubject(TRANSPOSE_AND_WRITE), each=True).observations
         assert first.tensors["b"].value.tolist() == [[0, 3], [1, 4], [2, 5]]
         assert second.tensors["a"].value.tolist() == [[7, 7, 7], [7, 7, 7]]
 
     def test_inputs_may_share_a_storage(self, cpu):
-        """A write to one input is seen through the other."""
+        """A write to one input changes the other."""
         shared = Program(
             (Storage("float32", 4),),
             (Input("a", 0, "float32", (4,), (1,)), Input("b", 0, "int32", (2,), (1,), 2)),
@@ -169,7 +169,7 @@ class TestRun:
         assert seen.tensors["b"].alias == "a"
 
     def test_a_declared_error_is_an_answer(self, cpu):
-        """The run goes on after an error that the program declares."""
+        """The run continues after an error that the program declares."""
         seen = Executor(cpu).run(
             ProgramSubject(program(Step("view.error", (t("a"), [7]), raises="RuntimeError"), Step("zero_", (t("a"),))))
         )
@@ -179,7 +179,7 @@ class TestRun:
         assert not seen.observations[0].tensors["a"].value.any()
 
     def test_an_error_that_is_not_declared_ends_the_run(self, cpu):
-        """The outcome says which step failed and how."""
+        """The outcome has the failed step and its error."""
         outcome = Executor(cpu).run(
             ProgramSubject(program(Step("zero_", (t("a"),)), Step("view.error", (t("a"), [7]))))
         )
@@ -188,7 +188,8 @@ class TestRun:
 
     @pytest.mark.tiny
     def test_what_earlier_programs_taught_is_forgotten(self):
-        """A number that changed from call to call is data: a program's kernels depended on which ran before it."""
+        """A number that changes between calls is data. Regression test: a program's kernels depended on the programs
+        before it."""
         tiny = load_target("tiny")
 
         def copies(number: float) -> int:
@@ -199,7 +200,7 @@ class TestRun:
         assert {copies(number) for number in (0.25, 0.5, 0.75, 1.25, 1.5)} == {1}
 
     def test_values_are_exact_in_every_dtype(self):
-        """Seeded values are the same numbers in each dtype that holds them."""
+        """Seeded values are the same numbers in each dtype that can represent them."""
         for dtype in ("float32", "bfloat16", "uint8", "bool", "complex64", "int8"):
             one, two = (Storage(dtype, 5, {"seed": 3}).make() for _ in range(2))
             assert torch.equal(one, two)
@@ -207,7 +208,7 @@ class TestRun:
 
 class TestVerdict:
     def test_the_first_bad_step_is_named(self):
-        """A lazy failure is replayed, observing after each step."""
+        """A failure of a lazy run is located by a replay that observes after each step."""
         steps = (
             Step("zero_", (t("a"),)),
             Step("getitem", (t("a"), 1), out=("b",)),
@@ -218,7 +219,7 @@ class TestVerdict:
         assert verdict.bad_step == 3
 
     def test_cpu_agrees_with_itself(self):
-        """The harness against itself is green, kernels included."""
+        """The harness against itself passes, kernel counts included."""
 
         class Counting(CpuTarget):
             oracles = frozenset(ORACLES)
@@ -228,7 +229,7 @@ class TestVerdict:
         assert verdict.kernels == verdict.allowed
 
     def test_not_implemented_is_never_a_pass(self):
-        """Where CPU raises RuntimeError, a missing op is still a failure."""
+        """If the CPU raises RuntimeError, an unsupported op still fails."""
 
         def missing(call: object) -> None:
             raise NotImplementedError("no such op")
@@ -243,7 +244,7 @@ class TestVerdict:
 
 
 class Negative(Target):
-    """Every tensor arrives negated."""
+    """Target that negates every tensor in the move."""
 
     name = "negative"
 
@@ -261,7 +262,8 @@ class TestScript:
         assert "no difference here" in shown.stdout
 
     def test_it_opens_with_what_is_wrong_and_where(self):
-        """What differs, the first wrong step, and behind the marker how to see it again."""
+        """The script starts with the difference and the first wrong step; the part after the marker has the command to
+        repeat it."""
         text = script(
             TRANSPOSE_AND_WRITE,
             load_target("cpu"),
@@ -275,7 +277,7 @@ class TestScript:
         assert behind[1:3] == ["# FAIL in 3 programs: value / fill_ / permuted", "# Again: a command"]
 
     def test_definitions_travel_along(self):
-        """A function that torch does not have is in the script."""
+        """The script contains functions that torch does not have."""
         text = script(program(Step("swap_rows_", (t("a"), 0, 1))), load_target("cpu"))
         assert "def swap_rows_(tensor, i, j)" in text
         assert "swap_rows_(a, 0, 1)" in text
@@ -288,8 +290,8 @@ class TestScript:
 
     @pytest.mark.parametrize(("factor", "marked"), [(1.001, True), (1.0000001, False)])
     def test_what_a_script_prints_of_a_wrong_target(self, factor, marked, tmp_path, standalone):
-        """Both answers of what differs, and where its elements lie on either side. A rounding within the tolerance was
-        marked, and the picture was a comment."""
+        """The script prints both answers and the layouts of both sides. Regression test: a rounding within the
+        tolerance was marked, and the picture was a comment."""
 
         class Wrong(Target):
             name, transforms_program = "wrong", True
@@ -324,8 +326,8 @@ where the elements of b lie at the end:
 
     @pytest.mark.parametrize("make", [lambda: MutantTarget("transpose is stale"), Negative])
     def test_a_script_that_cannot_show_it_says_so(self, make, capsys):
-        """A planted fault or a target's own moves are not in the script, which printed nothing and left its reader to
-        wonder."""
+        """A planted fault or a target's own move is not in the script, so it reports no difference. Regression test: it
+        printed nothing."""
         target = make()
         written = program(Step("t", (t("a"),), out=("b",)), Step("add_", (t("b"), 1)))
         verdict = judge_program(written, target)
@@ -350,7 +352,7 @@ where the elements of b lie at the end:
         ],
     )
     def test_indices_read_as_python(self, index, text):
-        """An index is printed as a person would write it, and means the same."""
+        """An index is printed in ordinary Python with the same meaning."""
         assert render_index(index) == text
         decode(index, {}, torch.device("cpu"))
 
@@ -358,7 +360,7 @@ where the elements of b lie at the end:
 class TestArguments:
     @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "complex64"])
     def test_special_integers_are_extremes(self, dtype):
-        """Among small numbers lie the least and the largest of the dtype, where sums wrap."""
+        """The values include small numbers and the minimum and maximum of the dtype, so that sums wrap around."""
         made = Storage(dtype, 60, {"special": 3}).make()
         if dtype in ("bool", "complex64"):
             assert made.abs().max() <= 8 if made.is_complex() else made.any()
@@ -368,25 +370,25 @@ class TestArguments:
             assert made.unique().numel() > 5
 
     def test_special_numbers_survive(self):
-        """nan and the infinities are JSON too."""
+        """nan and the infinities can be written in JSON."""
         value = decode({"number": "nan"}, {}, torch.device("cpu"))
         assert value != value
         assert render({"number": "inf"}) == "float('inf')"
 
     @pytest.mark.parametrize("bad", [{"no": 1}, {"slice": 3}, {"tensor": [1], "dtype": "x"}, {"t": "q"}])
     def test_what_is_not_understood_is_a_step_error(self, bad):
-        """Each names the argument."""
+        """The error names the argument."""
         with pytest.raises(StepError):
             decode(bad, {}, torch.device("cpu"))
 
 
 class TestTable:
     def test_every_call_exists(self):
-        """Each row's name is something that torch, or the definitions, can call."""
+        """Each row's name is callable in torch or in the definitions."""
         assert all(callable(op.draw) and op.family for op in OPS.values())
         assert len({op.name for op in OPS.values()}) == len(OPS)
 
     def test_faults_name_ops_that_exist(self):
-        """Each fault spoils aten ops that there are."""
+        """Each fault names existing aten ops."""
         for fault in FAULTS.values():
             assert all(hasattr(torch.ops.aten, name) for name in fault.ops.split())

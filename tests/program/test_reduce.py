@@ -1,4 +1,4 @@
-"""Reducing also makes values plain, within its budget, and what is wrong stays what was wrong."""
+"""Reduction: it also simplifies values, within its budget, and keeps the failure's signature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def values_of(program):
 
 
 def test_a_step_gives_all_results_that_it_names():
-    """A split shrank to one into fewer parts than it had names for, and its script failed on the CPU."""
+    """A step keeps as many results as it has names. Regression test: a reduced split had fewer parts than names, and
+    its script failed on the CPU."""
     split = Step("split", (tensor("a"), 2), out=("b", "c"))
     program = Program((Storage("float32", 4),), (Input("a", 0, "float32", (4,), (1,)),), (split,))
     assert settle(program) == program
@@ -49,14 +50,16 @@ PLACES = {"tensor": [0], "dtype": "int64"}
     ],
 )
 def test_a_write_of_op_db_becomes_an_addition(step):
-    """A write that is lost whatever it computes is one finding; it was one for each of 17 functions."""
+    """A write of op_db becomes `add_` if that fails too. Regression test: a write that is lost, whatever it computes,
+    was a separate finding for each of 17 functions."""
     small = reduce_program(holding([0], size=1).with_steps((step,)), lambda one: len(one.steps) == 1)
     assert small.steps == (Step("add_", (tensor("a"), 0)),)
 
 
 @pytest.mark.parametrize("call", [("zero_", ()), ("cumsum_", (0,)), ("masked_fill_", (tensor("a"), 2))])
 def test_any_write_becomes_an_addition(call):
-    """Strides that a write makes dense under torch.compile were a finding for each write, and for each op after it."""
+    """Any write becomes `add_` if that fails too. Regression test: strides that a write makes dense under torch.compile
+    were a finding for each write, and for each op after it."""
     name, args = call
     small = reduce_program(holding([0], size=1).with_steps((Step(name, (tensor("a"), *args)),)), one_step)
     assert small.steps == (Step("add_", (tensor("a"), 0)),)
@@ -66,7 +69,7 @@ def test_any_write_becomes_an_addition(call):
     ("name", "args"), [("abs", ()), ("cumsum", (0,)), ("index_select", (0, PLACES)), ("add", (2,))]
 )
 def test_any_result_becomes_a_negation(name, args):
-    """As above; what only this op gets wrong stays with it."""
+    """A result becomes a negation unless only its own op fails."""
     whole = holding([0], size=1).with_steps((Step(name, (tensor("a"), *args), out=("b",)),))
     assert reduce_program(whole, one_step).steps == (Step("neg", (tensor("a"),), out=("b",)),)
     small = reduce_program(whole, lambda one: [step.op for step in one.steps] == [name])
@@ -78,7 +81,8 @@ def one_step(program):
 
 
 def test_a_new_tensor_keeps_its_device():
-    """Without it, the tensor lies on the CPU, and a finding about devices became one about two of them."""
+    """Reduction keeps the device argument of a new tensor. Regression test: without the device argument, the new tensor
+    was on the CPU, and a finding about one device became one about two."""
     made = Step("full.state", ([2], 1.5), {"device": {"device": 0}}, out=("b",))
     small = reduce_program(holding([0]).with_steps((made,)), lambda one: len(one.steps) == 1)
     assert small.steps == (Step("full.state", ([], 0), {"device": {"device": 0}}, out=("b",)),)
@@ -97,13 +101,14 @@ class TestValues:
         ],
     )
     def test_they_are_as_plain_as_can_be(self, fails, values):
-        """Zeros where values do not matter, else ones, else a range, else only what must stay is other than zero."""
+        """Values become zeros if they do not matter, otherwise ones, otherwise a range, otherwise zeros with only the
+        required values kept."""
         inf = {"number": "inf"}
         program = holding([3, inf, -2.5, 1])
         assert values_of(reduce_program(program, lambda one: fails(values_of(one)))) == values
 
     def test_zeros_are_the_plainest(self):
-        """Nothing is proposed in their place, and only zeros in place of ones, so that reducing ends."""
+        """Zeros have no simpler candidate, and ones have only zeros, so reduction terminates."""
         assert list(plainer_values(holding([0, 0, 0, 0]))) == []
         assert [one.storages[0].values for one in plainer_values(holding([1, 1, 1, 1]))] == [[0, 0, 0, 0]]
         proposed = [one.storages[0].values for one in plainer_values(holding("arange"))]
@@ -111,13 +116,13 @@ class TestValues:
 
     @pytest.mark.parametrize("dtype", ["bool", "uint8", "complex64", "bfloat16"])
     def test_every_dtype_has_them(self, dtype):
-        """What is proposed can be read again."""
+        """The candidates survive a round trip through JSON."""
         for one in plainer_values(holding({"seed": 3}, dtype)):
             assert Program.from_json(one.to_json()) == one
             make_inputs(one)
 
     def test_the_budget_holds(self):
-        """However many cells there are."""
+        """The number of trials is limited, whatever the number of cells."""
         asked = []
         reduce_program(holding({"seed": 1}, size=200), lambda one: bool(asked.append(one)), 50)
         assert len(asked) == 50
@@ -127,7 +132,8 @@ class TestValues:
         ["slice drops the offset", "transpose is stale", "as_strided_ leaves stale strides", "mask is off by one"],
     )
     def test_the_signature_stays(self, fault):
-        """A planted fault has the same one with and without plain values, and the same program is reached twice."""
+        """A planted fault has the same signature with and without simple values, and two reductions give the same
+        program."""
         mutant = load_target(f"mutant:{fault}")
         program, verdict = next(
             (drawn, verdict)

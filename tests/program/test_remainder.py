@@ -1,4 +1,4 @@
-"""The steps behind a wrong step keep their meaning when they become a program of their own."""
+"""Remainders: the steps after a wrong step, as a separate program with the same meaning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values(made: Program, name: str) -> list:
 
 
 class TestState:
-    """The remainder begins with torch CPU's tensors as they are behind the wrong step."""
+    """The remainder starts with torch CPU's tensors after the wrong step."""
 
     WHOLE = program(
         Step("t", (tensor("a"),), out=("b",)),
@@ -48,7 +48,7 @@ class TestState:
             assert values(rest.program, "a") == values(self.WHOLE, "a")
 
     def test_drawn_programs_mean_the_same_from_every_state(self):
-        """A remainder from the state keeps all results; it is data like any other program."""
+        """A remainder keeps all results, and survives a round trip through JSON like any other program."""
         compared = 0
         for number in range(60):
             whole = Drawing(without=("op_db", "autograd", "state")).numbered(5, number)
@@ -67,7 +67,7 @@ class TestState:
         assert compared > 200
 
     def test_bits_that_no_number_has_are_kept(self):
-        """A nan with a payload is written down as bytes."""
+        """A nan with a payload is stored as bytes."""
         payload = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32).item()
         storage = Storage("int32", 1, [0x7FC00001])
         one = Input("a", 0, "float32", (1,), (1,))
@@ -80,7 +80,7 @@ class TestState:
 
 
 class TestWithoutTheStep:
-    """A tensor of an autograd graph cannot be an input: then the whole program runs again without the wrong step."""
+    """A tensor of an autograd graph cannot be an input, so the whole program runs again without the wrong step."""
 
     LEAF = Input("a", 0, "float32", (2, 3), (3, 1), requires_grad=True)
 

@@ -1,5 +1,4 @@
-"""Programs' scripts: the bug is on the first screen, which runs alone and shows both answers, and the exit code tells
-whether the difference is there."""
+"""Scripts of programs: the bug on the first screen, standalone, both answers, and the exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def transform(function):
 
 
 class Scripted(Target):
-    """Torch CPU with any script of its own."""
+    """Torch CPU with a configurable script."""
 
     name = "scripted"
 
@@ -52,8 +51,8 @@ class Scripted(Target):
 
 
 def own_lines(text: str) -> int:
-    """The lines of a script's own part without the functions that it takes along: those that steps define, and the
-    one that calls steps which raise, with what they import."""
+    """Number of lines of a script's own part, without its functions. These are definitions of steps and the helper for
+    steps that raise, with their imports."""
     first, *kept = own_part(text).split("\n\n")
     kept = [first, *itertools.dropwhile(lambda part: not _own(part), kept)]
     return sum(len(part.splitlines()) + 1 for part in kept) - 1
@@ -64,8 +63,8 @@ def _own(part: str) -> bool:
 
 
 def printed(text: str) -> list[str]:
-    """What the own part of a script prints of each side, without the rest of the script; a target that breaks even the
-    calls, as one that splits into too few parts, ends it."""
+    """Output of the own part of a script for each side, without the rest of the script. A faulty target may end it with
+    an error, such as a split into too few parts."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
         try:
             exec(compile(own_part(text), "script", "exec"), {"__name__": "__main__"})  # noqa: S102 - rendered here
@@ -75,7 +74,7 @@ def printed(text: str) -> list[str]:
 
 
 def exit_code(text: str) -> int:
-    """With which code a script ends."""
+    """Exit code of a script."""
     try:
         printed(text.replace(MARKER, ""))
     except SystemExit as end:
@@ -85,7 +84,7 @@ def exit_code(text: str) -> int:
 
 class TestFirstScreen:
     def test_three_steps_are_25_lines(self):
-        """With two inputs, two findings, notes and a step that is wrong: the inputs, the calls, one print."""
+        """A program with two inputs, two findings, notes and a wrong step has the inputs, the calls and one print."""
         program = Program(
             (Storage("float32", 6), Storage("int64", 4)),
             (Input("a", 0, "float32", (2, 3), (3, 1)), Input("b", 1, "int64", (2, 2), (1, 2))),
@@ -127,8 +126,8 @@ class TestFirstScreen:
 
     @pytest.mark.parametrize("spec", ["device:some,import=some_backend", "compile:aot_eager", "functionalize", "fake"])
     def test_drawn_programs_of_three_steps_are_25_lines(self, spec):
-        """Before anything is shrunk, whatever they do, whichever answer is printed; what a step needs that torch does
-        not have comes on top. An entry of op_db may take ten tensors, and is shrunk to one call."""
+        """The limit holds before shrinking, for any program and answer; functions that torch does not have come on top.
+        An op_db entry may take ten tensors, and is shrunk to one call."""
         target = describe_target(spec)
         for number in range(100):
             program = Drawing(steps=(3, 3), without=("op_db",)).numbered(17, number)
@@ -139,7 +138,8 @@ class TestFirstScreen:
             assert lines - bodies - states <= 25, own_part(script(program, target, [wrong]))
 
     def test_a_death_is_told(self):
-        """A crash's script opened with "A program of view and in-place steps."."""
+        """The script of a crash starts with the crash. Regression test: it started with "A program of view and in-place
+        steps."."""
         finding = replace(ended("CRASH", 0, 0, numbered(0), 1), said="killed its process with SIGSEGV")
         text = script(finding.program, load_target("cpu"), (), (), finding.step, finding.death())
         said = f"CRASH at {finding.op}: the device killed its process with SIGSEGV (signal 11)"
@@ -147,27 +147,27 @@ class TestFirstScreen:
         assert Finding.from_json(finding.to_json()) == finding
 
     def test_what_is_carried_is_one_text(self):
-        """Whatever the program: a second kind of comparison would be another judge."""
+        """The comparison code is the same in every script, so that there is only one judge."""
         texts = {script(Drawing().numbered(3, number), load_target("cpu")).partition(MARKER)[2] for number in range(5)}
         assert len(texts) == 1
 
     def test_what_is_judged_is_named(self):
-        """Strides that mean something are judged where the others are not; kernels cannot be counted."""
+        """Significant strides are judged if the others are not; a script cannot count kernels."""
         assert judged({"value", "significant_stride", "kernels"}) == {"oracles": "['value', 'significant_stride']"}
 
 
 @functools.cache
 def numbered(number: int) -> Program:
-    """A drawn program: most faults need some dozens of the same ones."""
+    """A drawn program; most faults need the same few dozen."""
     return Drawing().numbered(0, number)
 
 
 class TestShows:
-    """The own part alone, run in this process, prints two different answers where the target is wrong."""
+    """The own part alone, run in this process, prints two different answers if the target is wrong."""
 
     @pytest.mark.parametrize("fault", sorted(FAULTS))
     def test_a_planted_fault(self, fault):
-        """Each fault of the selftest, in the first program that shows it, shrunk a little."""
+        """Each fault of the selftest, in the first program that shows it, slightly shrunk."""
         mutant = load_target(f"mutant:{fault}")
         program, verdict = next(
             (drawn, verdict)
@@ -184,7 +184,7 @@ class TestShows:
         verdict = judge_program(small, mutant)
         planted = (
             "from conformance.selftest.faults import FAULTS\nfrom conformance.selftest.mutants import Planted\n"
-            # A storage of the next run may lie where one of the last run did, whose writes were counted.
+            # A storage of the next run may have the address of one of the last run, whose writes were counted.
             "class Forgetting(Planted):\n    def __enter__(self): self.memory.clear(); return super().__enter__()\n"
             f"DEVICE, MODE = 'cpu', Forgetting(FAULTS[{fault!r}])"
         )
@@ -197,7 +197,7 @@ class TestShows:
         ["ValueDevice", "StrideDevice", "ValueTransform", "StrideTransform", "RaisingTransform", "IdleTransform"],
     )
     def test_a_lying_target(self, liar):
-        """The targets that the executor is tested with, by scripts of their own."""
+        """Faulty targets of the executor's tests, with their own scripts."""
         target = getattr(liars, liar)()
         program = Program(
             (Storage("float32", 6),),
@@ -211,7 +211,7 @@ class TestShows:
         assert exit_code(text) == 1
 
     def test_a_registered_compiler(self):
-        """Through `torch.compile`, as users have it."""
+        """A registered backend runs through `torch.compile`, as in user code."""
         target = load_target("compile:off_by_one,import=tests.planted.liars")
         program = Program(
             (Storage("float32", 6),),
@@ -223,14 +223,14 @@ class TestShows:
         assert exit_code(text) == 1
 
     def differs(self, text):
-        """Two sides with different answers."""
+        """Check that the two sides print different answers."""
         sides = printed(text)
         assert len(sides) == 2, (sides, own_part(text))
         assert sides[0] != sides[1], (sides, own_part(text))
 
     @pytest.mark.parametrize("oracle", ["value", "dtype", "shape", "stride", "storage_offset", "version", "storage"])
     def test_every_answer_is_an_expression(self, oracle):
-        """Also of a large tensor, of which the element that differs is printed."""
+        """Every answer is one expression, even for a large tensor, for which it is the differing element."""
         program = Program(
             (Storage("float32", 100),),
             (Input("a", 0, "float32", (10, 10), (10, 1)),),
@@ -249,8 +249,8 @@ class TestAlone:
     @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_drawn_programs(self, tmp_path):
-        """Thirty of them in a process that never sees this package: it ends with 1 where a difference is planted, and
-        with 0 where none is."""
+        """Thirty scripts run in a process without this package: each exits with 1 if a difference is planted, and with
+        0 otherwise."""
         shown = []
         for number in range(30):
             lies = number % 2 == 1

@@ -1,4 +1,4 @@
-"""What is no program, since torch promises nothing of it, and what of a program is exact."""
+"""Steps that PyTorch does not define, which the shadow rejects, and the exact results of a program."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class TestReference:
         ],
     )
     def test_what_has_no_meaning_is_refused(self, steps, options, message):
-        """Undefined behaviour and wrong declarations are no programs."""
+        """Undefined behaviour and wrong declarations are rejected."""
         with pytest.raises(ProgramError, match=message):
             reference(program(*steps, **options))
 
     def test_moved_bits_are_exact_and_computed_values_are_not(self):
-        """Only what was never computed must agree bit by bit."""
+        """Only results of pure data movement must agree bit by bit."""
         steps = (Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)))
         assert reference(program(*steps)).exact == {"a", "b"}
 
     def test_rounded_values_may_not_become_integers(self):
-        """After exp, a conversion to int64 would turn on a rounding error."""
+        """After exp, a conversion to int64 would depend on a rounding error."""
         shadow = Shadow(program())
         assert shadow.offer(Step("exp", (t("a"),), out=("b",))) is not None
         assert not shadow.converts(shadow.env["b"], torch.int64)
         assert shadow.converts(shadow.env["a"], torch.int64)
 
     def test_a_bug_of_torch_is_no_answer(self):
-        """torch CPU fails an internal assertion here: no device must raise what it raises."""
+        """torch CPU fails an internal assertion here, and no device must raise the same error."""
         gappy = Program((Storage("bfloat16", 3),), (Input("a", 0, "bfloat16", (3, 1), (1, 0)),))
         one = {"tensor": [[0.0], [1.0]], "dtype": "bfloat16"}
         index = {"tensor": [1, 2], "dtype": "int64"}
@@ -74,7 +74,7 @@ class TestReference:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_data_of_the_same_kind(self, seed):
-        """`.data =` between an inference tensor and another: torch takes it on the CPU, and on no other device."""
+        """torch accepts `.data =` between an inference tensor and another on the CPU, and on no other device."""
         shadow = Shadow(program())
         shadow.offer(Step("neg", (t("a"),), out=("b",), under=("inference_mode",)))
         step = OPS["set_data"].draw(Situation(random.Random(seed).randint, shadow, ("float32",)))
@@ -84,7 +84,8 @@ class TestReference:
         assert step is None or sorted(step.names()) == ["a", "c"]
 
     def test_the_default_device_is_not_another_threads(self):
-        """A new tensor lies on the CPU there, and a finding about a device became one about two."""
+        """The state does not reach another thread, so a new tensor would be on the CPU. Regression test: a finding
+        about one device became one about two."""
         shadow = Shadow(program())
         placed = Step("full.here", ([2], 1.5), under=("default_device", "thread"))
         assert shadow.offer(placed) is None
@@ -92,8 +93,9 @@ class TestReference:
         assert shadow.offer(replace(placed, under=("default_device",))) is not None
 
     def test_a_backward_that_raises_midway_frees_what_it_freed(self):
-        """A later backward through the freed part raises as well. The drawing took it for one that passes, since the
-        steps before had been run anew: of 71,379 programs one could not be replayed, and two not be drawn."""
+        """A later backward through the freed part of the graph raises too. Regression test: drawing assumed that it
+        passes, because it had run the earlier steps again. Of 71,379 programs, one could not be replayed, and two could
+        not be drawn."""
         shadow = Shadow(program(size=(1,), stride=(1,), cells=1, grad=True))
         one = {"tensor": [1.0], "dtype": "float32"}
         steps = (
@@ -119,21 +121,22 @@ class TestReference:
 
     @pytest.mark.parametrize(("stride", "kept"), [(1, True), (2, False)])
     def test_calls_that_ignore_the_strides_of_out_are_not_made(self, stride, kept):
-        """gelu writes nothing into `out` with gaps, and avg_pool3d past its end: at the drawing of 4 of 19,362 programs
-        the worker died."""
+        """gelu writes nothing into `out` with gaps, and avg_pool3d writes past its end. Regression test: the worker
+        died while drawing 4 of 19,362 programs."""
         shadow = Shadow(program(size=(2,), stride=(stride,), cells=3))
         step = Step("op_db.out:nn.functional.gelu", ({"tensor": [1.0, 2.0], "dtype": "float32"},), {"out": t("a")})
         assert (shadow.offer(step) is not None) == kept
 
     def test_overlap_that_torch_rejects_becomes_a_declared_error(self):
-        """A write through stride 0 is a program: it must raise."""
+        """A write through stride 0 is a program with a declared error."""
         shadow = Shadow(program(size=(2, 3), stride=(0, 1)))
         step = shadow.offer(Step("add_", (t("a"), 1)))
         assert step is not None
         assert step.raises == "RuntimeError"
 
     def test_a_step_that_ran_before_it_was_turned_down(self):
-        """It leaves nothing behind, no count of its write either, for which a backward raised in the drawing only."""
+        """A rejected step has no effect, not even on the version counter. Regression test: the counter stayed changed,
+        so a backward raised while drawing only."""
         shadow = Shadow(program(cells=6, dtype="int32"))
         shadow.offer(Step("view.dtype", (t("a"), {"dtype": "float32"}), out=("b",)))
         shadow.offer(Step("fill_", (t("b"), 2.0)))
@@ -158,13 +161,13 @@ class TestReference:
         ],
     )
     def test_a_rounded_value_in_a_dtype_that_rounds_less(self, steps, kept):
-        """One unit in the last place of a half is a thousand tolerances of a float32: it is not compared as one."""
+        """One unit in the last place of a half is a thousand tolerances of a float32, so the conversion is rejected."""
         shadow = Shadow(program(cells=6, dtype="float16"))
         assert shadow.offer(steps[0]) is not None
         assert (shadow.offer(steps[1]) is not None) == kept
 
     def test_a_refused_call_that_had_written(self):
-        """torch CPU copies rows until it meets an index out of range; what it leaves in `out` is nobody's promise."""
+        """torch CPU copies rows until it reaches an index out of range; the remaining content of `out` is undefined."""
         shadow = Shadow(program(size=(2, 3)))
         rows, index = {"tensor": [[7.0, 8.0, 9.0]], "dtype": "float32"}, {"tensor": [0, 1], "dtype": "int64"}
         before = shadow.env["a"].clone()
@@ -183,7 +186,7 @@ class TestReference:
         ],
     )
     def test_memory_beside_a_result(self, step, kept):
-        """The sum of a loss lies in the storage of the losses; a view past it gave anything on torch 2.15."""
+        """The sum of a loss is in the storage of the losses; on torch 2.15, a view past it read arbitrary memory."""
         shadow = Shadow(program())
         loss = Step("op_db:nn.functional.smooth_l1_loss", (t("a"), t("a")), {"reduction": "sum"}, ("b",))
         assert shadow.offer(loss) is not None
@@ -199,7 +202,7 @@ def given(values: list[float], dtype: str = "float32") -> dict[str, object]:
 
 
 class TestByChance:
-    """What torch CPU answers by chance: each was a finding on a device that was right."""
+    """Calls with an arbitrary answer on torch CPU. Regression test: each was a finding on a correct device."""
 
     @pytest.mark.parametrize(
         ("step", "options", "kept"),
@@ -217,12 +220,12 @@ class TestByChance:
         ],
     )
     def test_calls(self, step, options, kept):
-        """A search in what is not sorted; a write to a copy that overlaps itself."""
+        """A search in unsorted values, and a write to a copy that overlaps itself."""
         assert (Shadow(program(**options)).offer(step) is not None) == kept
 
     def test_a_gradient_without_memory(self):
-        """Where leaves overlap themselves, that of sgn is zeros without memory: to read its storage ended the worker,
-        which looked like a crash of the device."""
+        """For overlapping leaves, the gradient of sgn is zeros without memory. Regression test: reading its storage
+        ended the worker, which looked like a crash of the device."""
         ones = {"tensor": [[1.0] * 3] * 3, "dtype": "float32"}
         steps = (Step("op_db:sgn", (t("a"),), out=("b",)), Step("backward", (t("b"), ones)))
         seen = reference(program(*steps, size=(3, 3), stride=(2, 2), cells=9, grad=True)).observation
@@ -230,7 +233,7 @@ class TestByChance:
 
     @pytest.mark.parametrize("stride", [1, 2])
     def test_batch_norm_of_strided_images(self, stride):
-        """With out= it does not compute the mean of a strided input, and takes what is in memory."""
+        """With out=, batch norm does not compute the mean of a strided input and uses uninitialized memory."""
         one = [given([1.0]) for _ in range(4)]
         outs = {"out": {"tuple": [t("b"), t("c"), t("d")]}}
         inputs = [Input("a", 0, "float32", (2, 1), (stride, 1), 0), Input("b", 1, "float32", (2, 1), (1, 1), 0)]
@@ -241,8 +244,8 @@ class TestByChance:
 
     @pytest.mark.parametrize(("dtype", "kept"), [("float32", True), ("float64", False)])
     def test_out_of_a_dtype_that_rounds_less(self, dtype, kept):
-        """The polynomial of float32 is computed in float32, whatever it is written to, and cannot be judged by the
-        tolerance of float64."""
+        """A float32 polynomial is computed in float32, whatever the dtype of `out`, so the tolerance of float64 does
+        not apply."""
         made = Program(
             (Storage("float32", 3), Storage(dtype, 3)),
             (Input("a", 0, "float32", (3,), (1,), 0), Input("b", 1, dtype, (3,), (1,), 0)),

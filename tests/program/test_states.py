@@ -1,4 +1,5 @@
-"""A step under a state: the state takes effect, is set back whatever happens, prints as it runs, and shrinks away."""
+"""Steps under a state: the state takes effect, is always restored, prints as it runs, and can be removed by
+reduction."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def program(*steps: Step, dtype: str = "float32", grad: bool = False) -> Program
 
 
 def settings() -> list[object]:
-    """All that is global and that a state changes."""
+    """All global settings that a state changes."""
     subnormal = torch.full((), 2.0**-130) * 1.0
     found = [*definitions.global_state(), torch.get_default_device().type, bool(subnormal.item())]
     with torch.overrides._enable_torch_function():
@@ -43,7 +44,7 @@ def settings() -> list[object]:
 class TestWithin:
     @pytest.mark.parametrize("name", STATES)
     def test_what_was_is_set_back(self, name):
-        """After the call, and after one that raises, which raises what it raised outside."""
+        """Settings are restored after the call, and after one that raises, with its own exception."""
         before = settings()
         within((name,), "cpu", lambda: torch.ones(2))
         assert settings() == before
@@ -52,7 +53,7 @@ class TestWithin:
         assert settings() == before
 
     def test_what_was_is_set_back_after_ctrl_c(self):
-        """A KeyboardInterrupt is no Exception, and leaves every context all the same."""
+        """A KeyboardInterrupt, which is no Exception, also leaves every context."""
 
         def stopped():
             raise KeyboardInterrupt
@@ -79,33 +80,33 @@ class TestWithin:
         ],
     )
     def test_the_call_is_made_in_the_state(self, name, call, answer):
-        """A state that was not entered finds nothing."""
+        """The call has another result inside the state than outside."""
         assert within((name,), "cpu", call) == answer
         assert call() != answer or name == "no_grad"
 
     def test_threads_are_as_many_as_it_says(self):
-        """Whatever the process began with."""
+        """The number of threads is set, whatever the process started with."""
         assert [within((name,), "cpu", torch.get_num_threads) for name in ("threads:1", "threads:2")] == [1, 2]
 
     def test_a_call_in_a_thread_has_the_states_of_that_thread(self):
-        """Grad mode is one thread's, the default dtype every thread's."""
+        """Grad mode belongs to one thread, and the default dtype to all threads."""
         assert within(("no_grad", "thread"), "cpu", torch.is_grad_enabled)
         assert within(("default_dtype:float64", "thread"), "cpu", torch.get_default_dtype) is torch.float64
 
     def test_the_default_device_is_the_program_s(self):
-        """New tensors without a device lie where the target computes."""
+        """New tensors without a device argument are on the target's device."""
         assert within(("default_device",), torch.device("meta"), lambda: torch.ones(2)).is_meta
 
 
 class TestData:
     def test_a_step_without_states_is_written_as_before(self):
-        """Programs, corpora and baselines of kernels go by the JSON of a program."""
+        """Programs, corpora and kernel baselines depend on the JSON of a program."""
         step = Step("neg", (A,), out=("b",))
         assert step.to_json() == {"op": "neg", "args": [A], "out": ["b"]}
         assert Step.from_json(step.to_json()) == step
 
     def test_states_survive_json(self):
-        """Like all else of a step."""
+        """States survive a round trip through JSON."""
         step = Step("neg", (A,), out=("b",), under=("no_grad", "thread"))
         assert Step.from_json(step.to_json()) == step
 
@@ -118,14 +119,14 @@ class TestData:
         ],
     )
     def test_bad_states_are_one_sentence(self, under, message):
-        """What cannot be printed is not run."""
+        """States that cannot be printed are rejected."""
         data = program(Step("neg", (A,), out=("b",))).to_json()
         data["steps"][0]["under"] = under
         with pytest.raises(ProgramError, match=message):
             Program.from_json(data)
 
     def test_a_loop_is_no_one_call(self):
-        """A function that is given a call cannot be given a loop."""
+        """A state that takes one call cannot contain a loop."""
         inner = Step("setitem", (A, {"i": [1, 0]}, 1))
         loop = Step("loop", body=(inner,), times=2, under=("thread",))
         with pytest.raises(ProgramError, match="step 1 is a loop under a state that takes one call"):
@@ -133,7 +134,7 @@ class TestData:
         program(Step("loop", body=(inner,), times=2, under=("no_grad",))).check()
 
     def test_a_step_that_needs_a_state_means_nothing_without(self):
-        """Empty memory holds anything, unless deterministic algorithms fill it."""
+        """Uninitialized memory is undefined, unless deterministic algorithms fill it."""
         empty = Step("empty.state", ([2],), {"dtype": {"dtype": "int8"}, "device": {"device": 0}}, ("b",))
         with pytest.raises(ProgramError, match="no defined meaning: without the state that it needs"):
             reference(program(empty))
@@ -141,14 +142,14 @@ class TestData:
         assert reference(program(under)).observation.tensors["b"].value.tolist() == [127, 127]
 
     def test_autocast_promises_products_only(self):
-        """Which other ops compute in which dtype is each device's own choice."""
+        """For other ops, each device chooses the dtype under autocast."""
         with pytest.raises(ProgramError, match="a state that promises nothing of the step"):
             reference(program(Step("exp", (A,), out=("b",), under=("autocast:bfloat16",))))
 
 
 class TestScript:
     def test_states_are_lines_of_python(self):
-        """A `with`, or a function around the call; a statement becomes a function."""
+        """A state is a `with` statement, or a function around the call; a statement becomes a function."""
         made = source(
             program(
                 Step("neg", (A,), out=("b",), under=("default_dtype:float64", "no_grad")),
@@ -163,7 +164,8 @@ class TestScript:
         assert "    answer_4 = attempt(lambda: in_thread(lambda: a.item()))\n" in made
 
     def test_a_program_means_the_same_as_one_function(self):
-        """What is printed is what ran: of forty drawn programs every one that nobody's looking changes."""
+        """The source as one function gives the results of the step-by-step run, for each of forty drawn programs that
+        observation does not change."""
         compared = 0
         for number in range(40):
             drawn = Drawing().numbered(3, STATE_EVERY * number + STATE_AT)
@@ -176,7 +178,7 @@ class TestScript:
         assert compared > 15
 
     def test_a_script_needs_torch_only(self, standalone):
-        """It carries what enters its states, with what that imports."""
+        """The script contains the code that enters its states, with its imports."""
         given = program(
             Step("true_divide.state", (A, 2), out=("b",), under=("default_dtype:float64", "thread")),
             Step("pickled_together", (A, A), out=("c", "d"), under=("function_mode",)),
@@ -203,27 +205,27 @@ class TestJudging:
         ],
     )  # fmt: skip
     def test_float64_is_asked_outside_of_what_narrows(self, step):
-        """The better reference computes in float64 whatever the default dtype or autocast say."""
+        """The reference computes in float64, whatever the default dtype or autocast."""
         narrow, wide = truth_of(program(step, dtype="int64" if "divide" in step.op else "float32"))
         assert narrow.tensors["b"].dtype in (torch.float16, torch.bfloat16)
         assert wide.tensors["b"].dtype is torch.float64
 
     def test_whether_autograd_will_record_is_seen(self):
-        """An inference tensor looks like any other but for that."""
+        """An inference tensor differs in this fact only."""
         made = reference(program(Step("neg", (A,), out=("b",), under=("inference_mode",)))).observation.tensors
         assert ["inference" in made[name].contiguity for name in "ab"] == [False, True]
 
     def test_counting_changes_nothing(self):
-        """Aten ops were counted in the run that was observed: under that mode such a view does not require grad, and a
-        program that was right looked wrong, but only where it ran with others."""
+        """Counting aten ops does not change an observed run. Regression test: under the counting mode, such a view did
+        not require grad, and a correct program failed, but only when it ran with others."""
         view = program(Step("broadcast_to", (A, [2, 3]), out=("b",), under=("inference_mode",)), grad=True)
         plain, counted = (reference(view, count=count).observation for count in (False, True))
         assert plain.tensors["b"].requires_grad
         assert counted.tensors["b"].requires_grad
-        assert (plain.kernels, counted.kernels) == (None, 2)  # the input there, and the result of both back
+        assert (plain.kernels, counted.kernels) == (None, 2)  # the input to the device, and the results of both back
 
     def test_compilers_get_what_goes_into_a_graph(self):
-        """The rest is for devices."""
+        """Compilers get only the states that a graph can record; the others are for devices."""
         target = describe_target("aot_eager")
         recorded = Step("neg", (A,), out=("b",), under=("no_grad",))
         assert unsupported_reason(program(recorded), target) == ""
@@ -231,7 +233,7 @@ class TestJudging:
         assert unsupported_reason(program(threaded), target) == "under thread"
 
     def test_a_target_may_leave_a_state_out(self):
-        """With its argument or without."""
+        """A target may exclude a state with or without its argument."""
         target = describe_target("cpu")
         given = program(Step("neg", (A,), out=("b",), under=("threads:2",)))
         for name in ("threads", "threads:2"):
@@ -239,7 +241,7 @@ class TestJudging:
             assert unsupported_reason(given, target) == "under threads:2"
 
     def test_a_stale_answer_is_found_in_the_program_that_taught_it(self):
-        """Under another default dtype and then as usual."""
+        """The program runs the op under another default dtype, and then under the usual one."""
         twice = program(
             Step("true_divide.state", (A, 2), out=("b",), under=("default_dtype:float64",)),
             Step("true_divide.state", (A, 2), out=("c",)),
@@ -251,7 +253,7 @@ class TestJudging:
 
 class TestReduce:
     def test_states_that_do_not_matter_go(self):
-        """Of three states the one that shows the fault stays."""
+        """Of three states, only the one that shows the fault remains."""
         target = load_target("mutant:a write in a transform is lost")
         given = program(
             Step("neg", (A,), out=("b",), under=("default_dtype:float64", "thread")),
@@ -263,21 +265,21 @@ class TestReduce:
 
 @pytest.fixture(scope="module")
 def drawn_with_states():
-    """Four times as many programs that change states as there are topics; none is drawn while tests are collected."""
+    """Four programs that change states for each topic; drawn here rather than at test collection."""
     return [Drawing().numbered(0, number) for number in range(STATE_AT, STATE_EVERY * 84, STATE_EVERY)]
 
 
 class TestDrawing:
     @pytest.mark.parametrize("blocks", [8, pytest.param(84, marks=pytest.mark.slow)])
     def test_one_program_in_eight_changes_states(self, blocks):
-        """And no other: the programs between them are what they were before there were states."""
+        """No other program does, so the programs between them are those of a generator without states."""
         for number in range(STATE_EVERY * blocks):
             drawn = Drawing().numbered(0, number)
             stateful = any(s.under or OPS[s.op].family == "state" for s in drawn.steps)
             assert stateful <= (number % STATE_EVERY == STATE_AT)
 
     def test_each_state_is_reached(self, drawn_with_states):
-        """These programs make calls under every state, and again outside of it."""
+        """These programs make calls under every state, and again outside it."""
         repeated = {
             name
             for drawn in drawn_with_states
@@ -293,12 +295,12 @@ class TestDrawing:
         assert {op.name for op in OPS.values() if op.family == "state"} - drawn == set()
 
     def test_each_is_restored_by_the_end(self, drawn_with_states):
-        """Such a program ends by asking what is global, mostly: a device that leaves it changed is found."""
+        """Most of these programs end with a query of global state, which detects a device that leaves it changed."""
         ends = [one.steps[-1].op for one in drawn_with_states]
         assert ends.count("global_state") > len(ends) / 2
 
     def test_without_the_family_no_states_are_drawn(self):
-        """A target that leaves it out is asked nothing of it."""
+        """A target that excludes the family gets no states."""
         plain = Drawing(without=("state",)).numbered(0, STATE_AT)
         assert not any(step.under for step in plain.steps)
 
@@ -309,12 +311,12 @@ class TestDrawing:
             assert judge_program(drawn, target).passed
 
     def test_states_stand_as_they_can_be_printed(self):
-        """Contexts first, each once."""
+        """Contexts come first, and each state occurs once."""
         assert ordered(("thread", "no_grad", "no_grad")) == ("no_grad", "thread")
 
 
 class LeavesGradOff(type(describe_target("cpu"))):
-    """Torch CPU after whose calls autograd records nothing."""
+    """Torch CPU that leaves gradient recording disabled after its calls."""
 
     def active(self):
         torch.set_grad_enabled(False)
@@ -322,7 +324,7 @@ class LeavesGradOff(type(describe_target("cpu"))):
 
 
 def test_a_setting_that_is_not_set_back_is_found():
-    """The question at the end tells."""
+    """The query of global state at the end detects it."""
     before = torch.is_grad_enabled()
     try:
         running = RunningProgram(program(Step("global_state")))

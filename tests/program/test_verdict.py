@@ -1,4 +1,4 @@
-"""Groups: one for each cause, whatever a program goes on to do, and whichever step meets it."""
+"""Groups of failures: one per cause, whatever steps follow, and whichever step shows it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Faulty(MutantTarget):
 
 
 class TwoFaults(Faulty):
-    """`fill_` writes another number, and `abs` makes another dtype: a later step's fault, of an earlier oracle."""
+    """`fill_` writes another number, and `abs` returns another dtype: the later step has the earlier oracle."""
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
@@ -57,8 +57,8 @@ FILL, ABS = Step("fill_", (tensor("a"), 7)), Step("abs", (tensor("a"),), out=("b
 
 class TestSignature:
     def test_it_is_of_the_first_bad_step(self):
-        """A group had the oracle of one fault and the step of another: the final observation's first oracle, and the
-        first step after which anything was wrong."""
+        """The signature is that of the first bad step. Regression test: it combined the first oracle of the final
+        observation with the first bad step, which belonged to another fault."""
         verdict = judge_program(program(FILL, ABS), TwoFaults())
         assert [one.oracle for one in verdict.mismatches][:2] == ["dtype", "value"]
         assert verdict.bad_step == 1
@@ -66,7 +66,7 @@ class TestSignature:
         assert group(TwoFaults(), ABS) == "dtype / abs / contiguous"
 
     def test_an_error_that_is_not_raised_comes_before_what_it_leads_to(self):
-        """A write that must raise, and is done instead, is wrong in its values too."""
+        """A write that must raise, and does not, also has wrong values."""
 
         def lets_through(call: Call) -> object:
             torch.ops.aten.zero_(call.first[0] if call.first.dim() else call.first)
@@ -83,7 +83,8 @@ class TestSignature:
         assert str(signature(expanded, verdict)).startswith("error / no error: unsupported operation more than one")
 
     def test_one_text_is_one_group_whichever_step_meets_it(self):
-        """An error of two families was two groups."""
+        """Equal error texts are one group, whatever the step. Regression test: one error in two families was two
+        groups."""
 
         def fails(call: Call) -> object:
             raise ValueError(f"size mismatch, can't reshape ({call.first.numel()}) -> (1,)")
@@ -92,7 +93,7 @@ class TestSignature:
         assert group(target, FILL) == group(target, ABS) == "error / ValueError: size mismatch can t reshape"
 
     def test_an_error_without_a_text_keeps_the_family(self):
-        """There is nothing else to tell it by."""
+        """Without a text, the family distinguishes errors."""
 
         def fails(call: Call) -> object:
             raise AssertionError
@@ -113,13 +114,13 @@ class TestSignature:
         ],
     )
     def test_a_text_keeps_the_names_of_operators(self, text, words):
-        """Two missing operators are two findings; numbers and other names tell nothing."""
+        """Two missing operators are two findings; numbers and other names are removed."""
         assert gist(text) == words
 
 
 class TestShrinking:
     def test_what_comes_after_the_first_bad_step_goes_first(self, monkeypatch):
-        """The first fault is what is shrunk to, though the oracle of the second has precedence."""
+        """Shrinking keeps the first fault, although the second has an oracle of higher precedence."""
         monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: TwoFaults())
         made = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
         verdict = judge_program(made, TwoFaults())
@@ -138,7 +139,8 @@ class TestShrinking:
         ],
     )
     def test_what_any_arithmetic_shows_is_one_finding(self, op, spoilt, left, monkeypatch):
-        """A write that is lost whatever it computes was a group for each op; what only `neg_` loses stays."""
+        """A write that is lost, whatever it computes, becomes one group. Regression test: it was one for each op. A
+        loss in `neg_` only stays separate."""
         monkeypatch.setattr(
             "conformance.fuzzing.worker.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
         )
@@ -152,7 +154,7 @@ class TestShrinking:
         assert small.group.startswith(f"value / {left} / ")
 
     def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
-        """Of two errors of one type, the one that was found is kept: the shrunk program must not say another text."""
+        """Shrinking keeps the text of the original error, even if another error has the same type."""
 
         def fails(call: Call) -> object:
             raise RuntimeError("no such memory" if call.first.storage_offset() else "no such kernel")
@@ -169,10 +171,11 @@ class TestShrinking:
 
 
 class TestStepByStep:
-    """Expressions that a lazy device has right as a whole are also computed step by step."""
+    """Expressions that a lazy device computes correctly as a whole are also computed step by step."""
 
     def test_a_step_that_is_wrong_only_by_itself(self):
-        """A device whose kernel of one step alone is wrong, and whose fused kernel is not, once passed."""
+        """The eager run detects a wrong kernel of a single step. Regression test: a device passed if its kernel for a
+        single step was wrong and its fused kernel was right."""
 
         class Lazy(CpuTarget):
             lazy, oracles, looks = True, CpuTarget.oracles - {"kernels"}, 0
@@ -198,20 +201,21 @@ class TestStepByStep:
 
 
 class TestVanished:
-    """A failure that is gone when the program is run again, as the last of its own beginnings, is not a found step."""
+    """A failure that disappears in a second run of the program, or of its prefixes, has no first bad step."""
 
     PROGRAM = program(FILL, Step("add_", (tensor("a"), 1)))
     SAVED = Finding(FAIL, 0, 0, "as drawn", program(FILL, *PROGRAM.steps), (Mismatch("value", "a", "8", "9", ""),))
 
     @staticmethod
     def target() -> Faulty:
-        """`add_` is wrong in its first, fourth, ... run: in the whole program, and in none of the runs that look for
+        """`add_` is wrong in its first, fourth, ... run: in the whole program, but in none of the runs that search for
         the first bad step."""
         counted = itertools.cycle((2, 1, 1))
         return Faulty().plant("add_", lambda call: call.having(1, next(counted)))
 
     def test_its_finding_is_flaky(self, monkeypatch):
-        """Of a device whose memory is never written, what was in it decided, and the finding had no step."""
+        """A failure that disappears is FLAKY. Regression test: on a device whose memory is never written, its old
+        content decided, and the finding had no step."""
         target = self.target()
         monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: target)
         verdict = judge_program(self.PROGRAM, target)
@@ -224,7 +228,7 @@ class TestVanished:
         )  # since the second run is wrong, as the first was
 
     def test_a_smaller_program_of_it_is_not_kept(self, monkeypatch):
-        """The finding stays as it was drawn, with the step that it had."""
+        """The finding stays unshrunk, with its original step."""
         target = self.target()
         monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: target)
         assert shrink("lost", self.SAVED, 0) == self.SAVED

@@ -1,4 +1,4 @@
-"""A run in which every text from outside is hostile."""
+"""A run with hostile text in every field from outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.report.runs import HOSTILE, result, run
 
 @pytest.fixture
 def hostile() -> Run:
-    """A run in which every text that comes from outside is hostile."""
+    """A run with hostile text in every field from outside."""
     failure = Failure(
         "value", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE, HOSTILE, True),), "",
         {"expected": {"size": [2, 2], "stride": [2, 1], "offset": 0}},

@@ -1,4 +1,4 @@
-"""Made runs and cases that the tests of reports share."""
+"""Sample runs and results for the report tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def failed(op: str = "add", oracle: str = "value", **changes: Any) -> Result:
 
 
 def over(kernels: int) -> Result:
-    """A case that is declared to run too many kernels, and is right otherwise."""
+    """A case declared to run too many kernels, and otherwise right."""
     return failed(oracle="kernels").replace(outcome=Outcome.XFAIL, kernels=kernels)
 
 
@@ -30,7 +30,7 @@ def run(*results: Result, **changes: Any) -> Run:
 
 
 def found(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: str = "", **more: Any) -> Result:
-    """A finding, undeclared, of one program unless `count` says otherwise."""
+    """An undeclared finding, of one program unless `count` gives another number."""
     oracle, step, *rest = [*signature.split(" / "), "", ""][:4]
     finding = Finding(signature, kind, oracle=oracle, step=step, layout=rest[0], **{"program": 7, "steps": 2, **more})
     outcome = {"MEMORY": Outcome.CRASH, "INVALID": Outcome.FAIL}.get(kind) or Outcome(kind)
@@ -39,13 +39,13 @@ def found(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: s
 
 
 def campaign(*findings: Result, drawn: Drawn | None = None, **changes: Any) -> Run:
-    """A campaign on the target of `run`, 300 programs of seed 0."""
+    """A campaign on the target of `run`, with 300 programs of seed 0."""
     totals = drawn or Drawn((0,), 300)
     return Run(**{"target": "tiny", "results": list(findings), "drawn": totals, **changes})
 
 
 def fuzz_json(*findings: Result, **changes: Any) -> dict[str, Any]:
-    """What the fuzzer writes: a finding in 26 of 300 programs, unless others are given."""
+    """A campaign's result file; the default finding occurs in 26 of 300 programs."""
     cells = {
         ("writes", "gaps", "bool"): 3,
         ("writes", "contiguous", "float32"): 37,

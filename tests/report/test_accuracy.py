@@ -1,4 +1,4 @@
-"""The table of measured errors: on the run's own page, on the page of a run beside it, and in the job summary."""
+"""Tables of measured errors: on the page of their run, on the page of an op_db run, and in the job summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measured() -> Run:
 
 class TestWrite:
     def test_forms(self, tmp_path: Path, measured: Run) -> None:
-        """The forms of a run of accuracy have its name; its page and its summary have the table, the worst first."""
+        """The files of an accuracy run have its name. The page and the summary have the table, largest error first."""
         text = write(measured, tmp_path, None)
         names = {path.name for path in tmp_path.iterdir()} - {"history.sqlite"}
         forms = ("json", "xml", "ctrf.json", "html")
@@ -38,8 +38,7 @@ class TestWrite:
         assert model.load(tmp_path / "accuracy.json").measured[0].accuracy == measured.measured[0].accuracy
 
     def test_beside_a_run(self, tmp_path: Path, measured: Run) -> None:
-        """The page of a run of op_db shows what was measured of its target, and nothing of another; a damaged file is
-        a note."""
+        """The page of an op_db run shows the measured errors of its own target only; a damaged file becomes a note."""
         write(measured, tmp_path, None)
         write(run(result()), tmp_path, None)
         page = tmp_path / "conformance.html"

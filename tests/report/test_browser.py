@@ -1,6 +1,6 @@
-"""The report's page in a real browser: what a reader does with it, and that hostile text does nothing.
+"""The report's page in a real browser: interaction, appearance, and hostile text.
 
-Skipped with a reason where no Chromium can be had; `nox -s tests` tries to install Debian's.
+Skipped with a reason if no Chromium is available; `nox -s tests` tries to install Debian's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open a page; at the end, nothing may have been fetched, and no error may have been logged."""
+    """Open a page; at the end, check that it made no request and logged no error."""
     seen: list[str] = []
     contexts = []
 
@@ -90,7 +90,7 @@ class TestReading:
     """Filters, details, links, keys and copying."""
 
     def test_a_click_on_the_map_filters(self, opened: Callable[..., Any]) -> None:
-        """A cell of the heat map leaves its cases, and the state is in the address."""
+        """A click on a cell of the heat map shows its cases, and the address contains the state."""
         page = opened(html.render(run(passed(), failed(), passed("sin", family="unary"))))
         page.locator(".tiles li", has_text="unary").locator("a").click()
         assert rows(page) == 1
@@ -99,7 +99,7 @@ class TestReading:
         assert rows(page) == 3
 
     def test_search_and_outcome(self, opened: Callable[..., Any]) -> None:
-        """Typing and the outcome buttons narrow the table together."""
+        """The search text and the outcome buttons filter the table together."""
         page = opened(html.render(run(passed(), failed(), failed("matmul"))))
         page.click("#outcomes button:has-text('FAIL')")
         assert rows(page) == 2
@@ -107,7 +107,7 @@ class TestReading:
         page.wait_for_selector("#count:has-text('1 of 3 cases')")
 
     def test_compiled_and_host(self, opened: Callable[..., Any]) -> None:
-        """Samples by what reached the compiler, and calls on the CPU by design, filter and sort."""
+        """Samples by extent of compilation, and host operators, can be filtered and sorted."""
         counts: dict[str, Any] = {"native": 3, "decomposed": 0, "fallback": 0}
         whole = passed("whole", compiled=3, partly_compiled=0, not_compiled=0, host=2, hosts={"item": 2}, **counts)
         some = passed("some", compiled=1, partly_compiled=1, not_compiled=1, host=0, **counts)
@@ -129,7 +129,7 @@ class TestReading:
         assert bar.get_attribute("title") == "1 samples compiled, 1 partly compiled, 1 not compiled"
 
     def test_sort(self, opened: Callable[..., Any]) -> None:
-        """A column's head sorts, and sorts back."""
+        """A click on a column's head sorts, and a second click reverses the order."""
         page = opened(html.render(run(*(passed(op, seconds=n) for n, op in enumerate(("a", "b", "c"))))))
         head = page.locator("#table thead th", has_text="ms").locator("button")
         names = "[...document.querySelectorAll('#table td.name')].map(cell => cell.textContent).join('')"
@@ -139,7 +139,8 @@ class TestReading:
         assert page.evaluate(names) == "abc"
 
     def test_a_failure_unfolds(self, opened: Callable[..., Any]) -> None:
-        """Both answers, the values that differ, both storages as pictures, the script and the command that reruns."""
+        """The details have both answers, the differing values, pictures of both storages, the script and the rerun
+        command."""
         page = opened(html.render(run(failed(), passed())))
         page.click("#table tr.row")
         detail = page.locator("tr.detail")
@@ -151,7 +152,7 @@ class TestReading:
         assert box["width"] > 5
 
     def test_copy(self, opened: Callable[..., Any]) -> None:
-        """The button puts the script on the clipboard."""
+        """The button copies the script to the clipboard."""
         page = opened(html.render(run(failed(script="print('copy me')"))))
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.click("#table tr.row")
@@ -161,7 +162,7 @@ class TestReading:
         assert page.evaluate("navigator.clipboard.readText()") == "print('copy me')"
 
     def test_a_link_opens_its_case(self, opened: Callable[..., Any]) -> None:
-        """A fragment shows one case, unfolded; a second one, followed on the page, shows another."""
+        """A fragment opens the page with one case expanded; changing it on the page shows another case."""
         page = opened(html.render(run(failed(), failed("other"))), "#case=" + quote(failed().id, safe=""))
         assert rows(page) == 1
         assert page.locator("tr.detail").count() == 1
@@ -169,7 +170,7 @@ class TestReading:
         page.wait_for_selector("#table td.name:has-text('other')")
 
     def test_keys(self, opened: Callable[..., Any]) -> None:
-        """j and k move, Enter unfolds, / goes to the search, Escape clears."""
+        """j and k move, Enter expands, / focuses the search, Escape clears."""
         page = opened(html.render(run(failed(), passed(), passed("sin"))))
         for key in ("j", "j", "k", "Enter"):
             page.keyboard.press(key)
@@ -183,7 +184,7 @@ class TestReading:
         assert rows(page) == 3
 
     def test_kernel_bars(self, opened: Callable[..., Any]) -> None:
-        """The bar is marked at the baseline's count and at the number of ops that the CPU ran."""
+        """The bar has marks at the baseline's count and at the number of CPU ops."""
         made = run(passed(kernels=3, eager=6), passed("more", kernels=3, eager=2))
         page = opened(html.render(made, run(passed(kernels=4))))
         page.click(".totals a[href='#kernels=over']")
@@ -198,7 +199,7 @@ class TestReading:
         assert bar.locator("b.before").count() == bar.locator("b.eager").count() == 1
 
     def test_trends_and_fuzzing_are_drawn(self, opened: Callable[..., Any]) -> None:
-        """The lines have a size, the coverage map its counts, a finding its script."""
+        """Trend lines have a size, the coverage map has its counts, and a finding has its script."""
         page = opened(html.render(run(passed()), None, FUZZ, TRENDS))
         boxes = [line.bounding_box() for line in page.locator(".spark polyline").all()]
         assert [box["width"] > 100 for box in boxes] == [True, True]
@@ -212,7 +213,7 @@ class TestReading:
         assert page.locator("#fuzz pre").first.inner_text() == "print('a finding')"
 
     def test_a_campaign_alone(self, opened: Callable[..., Any]) -> None:
-        """Its script is copied, its colours change, and its headline leads to the findings."""
+        """On a campaign's page, the script can be copied, the theme changes, and the headline links to the findings."""
         page = opened(html.render(FUZZ))
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.click(".verdict.bad a")
@@ -225,10 +226,10 @@ class TestReading:
 
 
 class TestLooks:
-    """Sizes and schemes."""
+    """Screen sizes and color schemes."""
 
     def test_dark(self, opened: Callable[..., Any]) -> None:
-        """The reader's scheme is followed, and a button changes it."""
+        """The page follows the reader's color scheme, and a button changes it."""
         page = opened(html.render(run(passed())), **screenshot.LOOKS["dark"])
         colour = "getComputedStyle(document.body).backgroundColor"
         dark = page.evaluate(colour)
@@ -237,7 +238,7 @@ class TestLooks:
         assert [sum(map(int, value[4:-1].split(","))) > 384 for value in (dark, light)] == [False, True]
 
     def test_phone(self, opened: Callable[..., Any]) -> None:
-        """Nothing is wider than the screen, folded or not."""
+        """No element is wider than the screen, folded or expanded."""
         many = [passed(f"nn.functional.{'long' * 12}{n}", dtype=d) for n in range(3) for d in ("float32", "int64")]
         text = html.render(run(failed(text="9" * 400), *many), run(passed("gone")), FUZZ, TRENDS)
         page = opened(text, **screenshot.LOOKS["phone"])
@@ -248,7 +249,7 @@ class TestLooks:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     def test_print(self, opened: Callable[..., Any]) -> None:
-        """On paper there are the rows and no controls."""
+        """The printed page has all rows and no controls."""
         page = opened(html.render(run(*(passed(f"op{n}") for n in range(400)))))
         page.emulate_media(media="print")
         assert not page.locator("#filters").is_visible()
@@ -257,7 +258,7 @@ class TestLooks:
         assert rows(page) == 400
 
     def test_ten_thousand_rows(self, opened: Callable[..., Any]) -> None:
-        """Only the rows near the screen are elements; a search takes no time; scrolling shows the rest."""
+        """Only rows near the screen are elements. A search is fast, and scrolling adds the other rows."""
         page = opened(html.render(run(*(passed(f"op{n}") for n in range(10_000)))))
         assert page.locator("#count").inner_text() == "10,000 cases"
         assert 100 <= rows(page) < 1_000
@@ -272,7 +273,7 @@ class TestLooks:
         page.locator("#table tr.row").nth(before).wait_for(state="attached")
 
     def test_a_jump_over_the_table_arrives(self, opened: Callable[..., Any]) -> None:
-        """A link to a section under thousands of rows shows that section: the table does not push it away."""
+        """A link to a section below thousands of rows shows that section, and the table does not push it away."""
         page = opened(html.render(run(*(passed(f"op{n}") for n in range(3_000))), None, FUZZ, TRENDS))
         page.click("nav >> text=Trends")
         page.wait_for_timeout(800)
@@ -280,10 +281,10 @@ class TestLooks:
 
 
 class TestHostile:
-    """Text from outside does nothing."""
+    """Hostile text from outside has no effect."""
 
     def test_nothing_runs(self, opened: Callable[..., Any]) -> None:
-        """An op, an exception, a script and a finding full of markup and escapes are shown as text."""
+        """An op, an exception, a script and a finding full of markup and escapes appear as text."""
         bad = failed(HOSTILE, HOSTILE, HOSTILE, family=HOSTILE, reason=HOSTILE, fallbacks={HOSTILE: 1}, fallback=1)
         made = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
         wrong = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
@@ -298,7 +299,7 @@ class TestHostile:
         assert "\x1b" not in page.content()
 
     def test_a_megabyte_of_text(self, opened: Callable[..., Any]) -> None:
-        """It is cut, and the page stays small and quick."""
+        """Long text is truncated, and the page stays small and fast."""
         text = html.render(run(failed(text="<b>" * 350_000, script="x" * 1_000_000)))
         assert len(text) < 500_000
         begin = time.monotonic()

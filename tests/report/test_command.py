@@ -1,4 +1,4 @@
-"""`python -m conformance.report`, two runs that write into one folder, and disks without room."""
+"""`python -m conformance.report`, two runs that write into one folder, and full disks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ for number in range(6):
 
 
 class TestOneFolder:
-    """What is written where another run writes, or where there is no room."""
+    """Writes by two runs into one folder, and writes without disk space."""
 
     def test_two_runs_at_once(self, tmp_path: Path) -> None:
-        """Whoever is last, all forms are of one and the same run."""
+        """All files are of the same run, whichever process writes last."""
         words = [[sys.executable, "-c", WRITER, str(tmp_path), name] for name in ("first", "second")]
         for process in [subprocess.Popen(each) for each in words]:
             assert process.wait(100) == 0
@@ -45,11 +45,11 @@ class TestOneFolder:
         assert {p.name for p in tmp_path.iterdir() if p.name.startswith(".")} == set()
 
     def test_no_room(self, tmp_path: Path) -> None:
-        """A disk without room is one sentence and exit code 2, and the old page stays as it was."""
+        """A full disk gives one sentence and exit code 2, and the old page stays unchanged."""
         model.save(run(result()), tmp_path / "opinfo.json")
         (tmp_path / "conformance.html").write_text("old")
         words = [sys.executable, "-m", "conformance.report", "html", str(tmp_path / "opinfo.json")]
-        # A limit on the size of files stands for a disk of that size.
+        # A limit on file sizes simulates a disk of that size.
         limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
         done = subprocess.run(words, capture_output=True, text=True, preexec_fn=limit, timeout=100, check=False)
         assert done.returncode == 2
@@ -62,7 +62,7 @@ class TestCommand:
     """`python -m conformance.report`."""
 
     def test_diff(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A regression is printed and is exit code 1; no change is 0."""
+        """A regression is printed and gives exit code 1; no change gives 0."""
         model.save(run(result()), tmp_path / "a.json")
         model.save(run(failed()), tmp_path / "b.json")
         a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
@@ -71,7 +71,7 @@ class TestCommand:
         assert command.main(["diff", a, a]) == 0
 
     def test_html_and_summary(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The page is written beside the run; the summary is printed."""
+        """`html` writes the page next to the run; `summary` prints the summary."""
         model.save(run(result()), tmp_path / "a.json")
         assert command.main(["html", str(tmp_path / "a.json")]) == 0
         assert (tmp_path / "conformance.html").read_text().startswith("<!doctype html>")
@@ -79,7 +79,7 @@ class TestCommand:
         assert "1 passed" in capsys.readouterr().out
 
     def test_merge(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Shards become one report with every form."""
+        """Shards become one report in every form."""
         for name, each in (("a", result("a")), ("b", failed("b"))):
             model.save(run(each), tmp_path / f"{name}.json")
         words = ["merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--reports", str(tmp_path / "out")]
@@ -90,7 +90,7 @@ class TestCommand:
     def test_merged_shards_are_compared(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """With the target's baseline; a regression that is in it fails the join."""
+        """The merged run is compared with the target's baseline, and a regression gives exit code 1."""
         monkeypatch.chdir(tmp_path)
         model.save(run(result(kernels=3), result("gone")), command.baseline_for("tiny"))
         model.save(run(result(kernels=3)), tmp_path / "a.json")
@@ -99,12 +99,12 @@ class TestCommand:
         assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
 
     def test_bad_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A file that is not there is one sentence and exit code 2."""
+        """A missing file gives one sentence and exit code 2."""
         assert command.main(["html", str(tmp_path / "none.json")]) == 2
         assert "does not exist" in capsys.readouterr().err
 
     def test_a_reader_that_leaves(self, tmp_path: Path) -> None:
-        """What pipes into a program that has ended, as `head` may, ends without a traceback."""
+        """A command that pipes into a finished program, such as `head`, ends without a traceback."""
         model.save(run(result()), tmp_path / "a.json")
         words = f"{sys.executable} -m conformance.report diff a.json a.json | true"
         path = str(Path(__file__).parent.parent.parent)
@@ -116,16 +116,16 @@ class TestCommand:
 
 
 class TestFuzzing:
-    """A fuzz campaign, beside a run and alone."""
+    """A fuzz campaign, with a run and alone."""
 
     def put(self, folder: Path, **changes: Any) -> str:
-        """A campaign in the folder; returns its path."""
+        """Write a campaign into the folder; return its path."""
         folder.mkdir(exist_ok=True)
         (folder / "fuzz.json").write_text(json.dumps(fuzz_json(**changes)))
         return str(folder / "fuzz.json")
 
     def test_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """It has a page beside it and a summary; `html` once refused it."""
+        """A campaign alone gets a page and a summary. Regression test: `html` rejected it."""
         path = self.put(tmp_path)
         assert command.main(["html", path]) == 0
         assert capsys.readouterr().out == f"{tmp_path / 'fuzz.html'}\n"
@@ -134,7 +134,7 @@ class TestFuzzing:
         assert "26 of 300 drawn programs fail" in capsys.readouterr().out
 
     def test_beside_a_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Page and summary tell it, as do those that a run writes itself."""
+        """The page and the summary of a run include the campaign in the same folder."""
         self.put(tmp_path)
         command.write(run(result()), tmp_path, None)
         words = "26 of 300 drawn programs fail"
@@ -146,8 +146,8 @@ class TestFuzzing:
         assert words in capsys.readouterr().out
 
     def test_of_another_target(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A neighbour is left out, and the page says so; one that is asked for is refused. It was once shown as if it
-        were of the run's target."""
+        """A campaign of another target in the folder is omitted with a note on the page; an explicit one is rejected.
+        Regression test: it was shown as if it were of the run's target."""
         other = self.put(tmp_path, target="mutant:x")
         command.write(run(result()), tmp_path, None)
         page = (tmp_path / "conformance.html").read_text()
@@ -160,14 +160,14 @@ class TestFuzzing:
         assert "'mutant:x'" in capsys.readouterr().err
 
     def test_several_are_joined(self, tmp_path: Path) -> None:
-        """Those of the shards of one run."""
+        """`--fuzz` joins the campaigns of the shards of one run."""
         both = [self.put(tmp_path / "a"), self.put(tmp_path / "b")]
         model.save(run(result()), tmp_path / "a.json")
         assert command.main(["html", str(tmp_path / "a.json"), "--fuzz", *both]) == 0
         assert "52 of 600 drawn programs fail: 1 distinct cause" in (tmp_path / "conformance.html").read_text()
 
     def test_merged(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The campaigns of the shards are in the joined report and its exit code, except one that cannot be read."""
+        """The merged report and its exit code include the shards' campaigns, except an unreadable one."""
         shards = []
         for name in ("a", "b", "c"):
             self.put(tmp_path / name, results=fuzz_json()["results"] if name == "b" else [])
@@ -185,7 +185,7 @@ class TestFuzzing:
 
     @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"kind": "fuzz"}', '{"kind": "fuzz", "schema": 1}'])
     def test_bad_input(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-        """One sentence and exit code 2, whether it is the file asked for, named, or beside the run."""
+        """A bad file gives one sentence and exit code 2, as the main file, as an option, or in the run's folder."""
         model.save(run(result()), tmp_path / "opinfo.json")
         bad = tmp_path / "fuzz.json"
         bad.write_text(text)
@@ -198,7 +198,7 @@ class TestFuzzing:
         assert not [*tmp_path.glob("*.html")]
 
     def test_a_campaign_has_no_campaign_beside_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """What only a run of op_db has is refused rather than ignored; an earlier campaign is a baseline."""
+        """Options for runs of op_db are rejected for a campaign; an earlier campaign is a baseline."""
         path = self.put(tmp_path)
         assert command.main(["html", path, "--fuzz", path]) == 2
         assert "needs a run of op_db" in capsys.readouterr().err
@@ -207,7 +207,7 @@ class TestFuzzing:
         assert command.main(["diff", path, path]) == 0
 
     def test_campaigns_alone_are_merged(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """All forms of the joined campaign are written, and its exit code is by the one rule."""
+        """`merge` writes all files of the joined campaign, and the usual rule decides its exit code."""
         both = [self.put(tmp_path / name) for name in ("a", "b")]
         assert command.main(["merge", *both, "--reports", str(tmp_path / "out")]) == 1
         assert capsys.readouterr().out.splitlines()[-1] == "548 passed, 52 failed, 0 skipped"
@@ -219,7 +219,7 @@ class TestFuzzing:
         assert command.main(["merge", nothing, "--reports", str(tmp_path / "out")]) == 2
 
     def test_damaged_results_do_not_lose_the_run(self, tmp_path: Path) -> None:
-        """The page is written without them, and says so."""
+        """The page is written without the damaged results and has a note about them."""
         (tmp_path / "fuzz.json").write_text("{")
         command.write(run(result()), tmp_path, None)
         assert "fuzz.json, line 1: not valid JSON" in (tmp_path / "conformance.html").read_text()

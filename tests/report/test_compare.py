@@ -1,4 +1,4 @@
-"""What changed between two runs is named, and nothing else is."""
+"""Differences between two runs: each is named, and no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.report.runs import campaign, failed, found, over, result, run
 
 
 class TestCompare:
-    """What changed between two runs."""
+    """Changes between two runs."""
 
     @pytest.mark.parametrize(
         ("before", "after", "kind"),
@@ -34,12 +34,12 @@ class TestCompare:
         ],
     )
     def test_kind(self, before: Result | None, after: Result, kind: str) -> None:
-        """Each change has its kind, and is counted once."""
+        """Each change has its kind and is counted once."""
         difference = compare.diff(run(*([before] if before else [])), run(after))
         assert {k: len(v) for k, v in difference.changes.items()} == {kind: 1}
 
     def test_no_change(self) -> None:
-        """The same run has no changes."""
+        """Equal runs have no changes."""
         both = run(result(kernels=3), result("sub"))
         assert compare.diff(both, both).changes == {}
 
@@ -48,7 +48,7 @@ class TestCompare:
         assert compare.diff(run(result(kernels=3)), run(result(kernels=9, samples=5))).changes == {}
 
     def test_gone(self) -> None:
-        """A case that a whole run misses is gone; one that a partial run did not ask for is only counted."""
+        """A case missing from a full run is gone; one that a partial run did not select is only counted."""
         ops = [result(f"op{i}") for i in range(20)]
         assert compare.diff(run(*ops), run(*ops[1:])).count("gone") == 1
         narrower = run(ops[0])
@@ -57,7 +57,7 @@ class TestCompare:
         assert (partial.count("gone"), partial.not_run) == (0, 19)
 
     def test_the_whole_run_is_slower(self) -> None:
-        """Time is compared as a multiple of each run's calibration loop: a machine half as fast is no change."""
+        """Times are multiples of each run's calibration loop, so a machine half as fast is no change."""
         before = run(result(seconds=100.0), calibration=0.01)
         assert compare.diff(before, run(result(seconds=200.0), calibration=0.02)).changes == {}
         slow = compare.diff(before, run(result(seconds=500.0), calibration=0.01))
@@ -66,7 +66,8 @@ class TestCompare:
         assert "time: 5.00 of the baseline's" in slow.facts[0]
 
     def test_an_empty_cache_is_no_regression(self) -> None:
-        """A run that has to schedule what the baseline's found on disk took three times as long, and failed."""
+        """If a case schedules more than in the baseline, its time is not compared. Regression test: a run with an empty
+        schedule cache took three times as long as the baseline, and failed."""
         before = run(result(seconds=100.0, scheduled=0), result("warm", seconds=100.0, scheduled=3), calibration=0.01)
         cold = run(result(seconds=900.0, scheduled=5), result("warm", seconds=110.0, scheduled=3), calibration=0.01)
         found = compare.diff(before, cold)
@@ -77,20 +78,20 @@ class TestCompare:
         assert compare.diff(before, slow).count("time up") == 1
 
     def test_one_slower_case_is_no_regression(self) -> None:
-        """What a compiler's cache may explain is shown only."""
+        """A slow case that a compiler's cache may explain is shown, but is no regression."""
         others = [result(f"op{i}", seconds=1.0) for i in range(100)]
         before = run(result(seconds=2.0), *others, calibration=0.01)
         found = compare.diff(before, run(result(seconds=20.0), *others, calibration=0.01))
         assert (list(found.changes), found.regressions) == (["slower"], 0)
 
     def test_fallback_share(self) -> None:
-        """The share of calls on the CPU is said before and after, over what both passed."""
+        """The share of calls on the CPU, before and after, covers cases that passed in both runs."""
         pairs = [(result(native=9, decomposed=0, fallback=1), result(native=10, decomposed=0, fallback=0))]
         found = compare.diff(run(*(a for a, _ in pairs)), run(*(b for _, b in pairs)))
         assert found.facts == ["CPU fallbacks: 10.00% of the calls before, 0.00% now"]
 
     def test_kernel_budgets(self) -> None:
-        """A workload that takes more kernels or copies, or is no longer counted, is a regression; fewer is not."""
+        """A workload with more kernels or copies, or without a count, is a regression; a decrease is not."""
         before = run(result(), budgets={"mlp": {"kernels": 3, "copies_in": 2}, "cnn": {"kernels": 9}, "gone": {}})
         after = run(result(), budgets={"mlp": {"kernels": 4, "copies_in": 1}, "cnn": {"kernels": 9}})
         found = compare.diff(before, after)
@@ -100,10 +101,10 @@ class TestCompare:
 
 
 class TestFindings:
-    """What changed between two campaigns."""
+    """Changes between two campaigns."""
 
     def test_new_fixed_and_known(self) -> None:
-        """Findings are joined by their signature."""
+        """Findings are matched by signature."""
         before, after = campaign(found("old"), found("both")), campaign(found("both"), found("new"))
         kinds = {kind: [one.id for one in changes] for kind, changes in compare.diff(before, after).changes.items()}
         assert kinds == {
@@ -116,7 +117,7 @@ class TestFindings:
         "drawn", [Drawn((0,), 299), Drawn((1,), 300), Drawn((0,), 300, options="--steps 1..2"), Drawn((0,), 0)]
     )
     def test_what_was_not_drawn_is_not_fixed(self, drawn: Drawn) -> None:
-        """A finding that another seed, fewer programs or another drawing does not show may be there still."""
+        """A finding missing under another seed, fewer programs or another drawing may still exist."""
         difference = compare.diff(campaign(found("old")), campaign(drawn=drawn))
         assert (difference.changes, difference.not_run) == ({}, 1)
         assert compare.diff(campaign(found("old")), campaign(drawn=Drawn((0, 1), 600))).count("fixed") == 1

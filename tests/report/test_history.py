@@ -1,4 +1,4 @@
-"""The history of runs: that no row is lost or half written, and that trends are over runs of one kind only."""
+"""The history of runs: no row is lost or half written, and trends cover runs of one kind only."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def rows(path: Path) -> int:
 
 
 class TestAppend:
-    """One row a run."""
+    """Each run adds one row."""
 
     def test_two_writers(self, tmp_path: Path) -> None:
-        """Two processes that write at once, into a file that neither has made, lose nothing."""
+        """Two processes that write simultaneously into a new file lose no row."""
         path = tmp_path / "history.sqlite"
         writers = [writer(path, 25) for _ in range(2)]
         for each in writers:
@@ -61,8 +61,7 @@ class TestAppend:
         assert rows(path) == 50
 
     def test_killed_writer(self, tmp_path: Path) -> None:
-        """After kill -9 in the middle of writing the file is whole: every row that was acknowledged, and one more at
-        most."""
+        """After kill -9 during writes, the file is intact, with every acknowledged row and at most one more."""
         path = tmp_path / "history.sqlite"
         victim = writer(path, 100_000)
         assert victim.stdout is not None
@@ -75,7 +74,7 @@ class TestAppend:
         assert rows(path) in (acknowledged + 1, acknowledged + 2)
 
     def test_damaged_file_is_left(self, tmp_path: Path) -> None:
-        """A file that is no database is named in one sentence and keeps its bytes."""
+        """A file that is no database gives one sentence and keeps its bytes."""
         path = tmp_path / "history.sqlite"
         path.write_bytes(b"no database " * 100)
         for act in (lambda: history.check(path), lambda: history.append(path, run())):
@@ -84,7 +83,7 @@ class TestAppend:
         assert path.read_bytes() == b"no database " * 100
 
     def test_newer_schema_is_left(self, tmp_path: Path) -> None:
-        """A history of another version is refused."""
+        """A history with a newer schema is rejected."""
         path = tmp_path / "history.sqlite"
         history.append(path, run())
         file = sqlite3.connect(path)
@@ -95,10 +94,10 @@ class TestAppend:
 
 
 class TestTrends:
-    """Lines over the runs."""
+    """Trend lines over the runs."""
 
     def test_only_runs_of_one_kind(self, tmp_path: Path) -> None:
-        """Runs that asked for other cases, and other targets, are not on the line."""
+        """Runs with other cases or another target are not on the line."""
         path = tmp_path / "history.sqlite"
         for each in (run(3), run(9, "few ops"), run(5)):
             history.append(path, each)
@@ -106,7 +105,7 @@ class TestTrends:
         assert history.trends(path, run(selection="few ops")) == []
 
     def test_direction(self, tmp_path: Path) -> None:
-        """More passes are better, more kernels are worse; what was not counted has no line."""
+        """More passes are better, and more kernels are worse; counts that were not recorded have no line."""
         path = tmp_path / "history.sqlite"
         for each in (run(1, kernels=4), run(2, kernels=4)):
             history.append(path, each)
@@ -124,21 +123,21 @@ class TestReport:
     """The history in the report."""
 
     def test_drawn_from_the_second_run(self, tmp_path: Path) -> None:
-        """Two runs make a line; the page of the first has none."""
+        """A trend line needs two runs; the page of the first has none."""
         command.write(run(1), tmp_path, None)
         assert "<polyline" not in (tmp_path / "conformance.html").read_text()
         command.write(run(2), tmp_path, None)
         assert "<polyline" in (tmp_path / "conformance.html").read_text()
 
     def test_interrupted_runs_are_not_counted(self, tmp_path: Path) -> None:
-        """A run that was interrupted would draw a fall that is none."""
+        """An interrupted run would show a false decrease, so it adds no row."""
         interrupted = run(1)
         interrupted.complete = False
         command.write(interrupted, tmp_path, None)
         assert not (tmp_path / "history.sqlite").exists()
 
     def test_damage_does_not_lose_the_run(self, tmp_path: Path) -> None:
-        """A history that broke while the run went on leaves a note on the page."""
+        """A history that became damaged during the run is a note on the page."""
         (tmp_path / "history.sqlite").write_bytes(b"x" * 4096)
         command.write(run(1), tmp_path, None)
         assert "Without history" in (tmp_path / "conformance.html").read_text()

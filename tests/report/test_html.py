@@ -1,4 +1,4 @@
-"""The page: what it says, and that text from outside stays text."""
+"""The page: its content, and escaping of text from outside."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestHtml:
     """The page."""
 
     def test_hostile_text_is_inert(self, hostile: Run) -> None:
-        """Op names, exceptions, reasons and environments add no element, and no control character survives."""
+        """Op names, exceptions, reasons and environments add no element, and no control character remains."""
         bad = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE, first_wrong_step=HOSTILE)
         bad = bad.replace(reason=HOSTILE, failures=(*bad.failures, *hostile.results[0].failures))
         drawn = Drawn(
@@ -66,26 +66,26 @@ class TestHtml:
             assert not set(text) & {"\x1b", "\x00", "\u202e"}
 
     def test_self_contained(self) -> None:
-        """Nothing is fetched: no source, no stylesheet link, and a policy that forbids it."""
+        """The page fetches nothing: it has no source and no stylesheet link, and its policy forbids requests."""
         text = html.render(run(result()))
         assert not {"link", "img", "iframe"} & set(Page(text).tags)
         assert "default-src 'none'" in text
         assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
 
     def test_data_is_what_was_found(self) -> None:
-        """The rows that the browser reads are the results, worst first."""
+        """The rows for the browser are the results, worst first."""
         data = json.loads(Page(html.render(run(result("good"), failed("bad")))).scripts[0])
         names = [data["names"][row[0]] for row in data["rows"]]
         assert names == ["bad", "good"]
         assert list(data["details"]) == ["0"]
 
     def test_changes_come_first(self) -> None:
-        """With a baseline, its section is before the map and the cases."""
+        """With a baseline, the section of changes precedes the map and the cases."""
         text = html.render(run(failed()), run(result()))
         assert text.index('id="changes"') < text.index('id="map"') < text.index('id="cases"')
 
     def test_compiled_samples(self) -> None:
-        """A target that compiles has its samples in three counts; one that does not has none."""
+        """A compiling target has three counts of samples; other targets have none."""
         text = html.render(run(result("a", compiled=2, partly_compiled=1, not_compiled=4), result("b")))
         data = json.loads(Page(text).scripts[0])
         assert [row[-3:] for row in data["rows"]] == [[2, 1, 4], [None, None, None]]
@@ -93,30 +93,31 @@ class TestHtml:
         assert "not compiled" not in Page(html.render(run(result()))).text
 
     def test_calls_on_the_cpu_by_design(self) -> None:
-        """They are told beside fallbacks, and do not count as such."""
+        """Host operators are listed next to fallbacks and do not count as fallbacks."""
         made = run(result("a", fallback=0, host=3, hosts={"item": 3}), result("b", fallback=0, host=0))
         page = Page(html.render(made))
         assert "2 of 2 passes needed no CPU fallback; 1 of them ran calls on the CPU by design" in page.text
         assert json.loads(page.scripts[0])["details"]["0"]["hosts"] == [["item", 3]]
 
     def test_heat_map_counts(self) -> None:
-        """A cell counts its cases, and a column is named by what varies."""
+        """A cell counts its cases, and the varying part names the column."""
         heat = html.heat_map([result("a"), failed("b"), result("c", dtype="int64")])
         assert heat["columns"] == ["float32", "int64"]
         cell = heat["rows"][0]["cells"][0]
         assert (cell["passed"], cell["total"], cell["step"]) == (1, 2, "2")
 
     def test_details_have_a_budget(self) -> None:
-        """Very many long failures do not make a page that no browser opens."""
+        """Many long failures do not make the page too large for a browser."""
         long = [dataclasses.replace(failed(f"op{i}"), failures=(Failure("value", "w", "e", "a", script="x" * 50_000),)) for i in range(400)]  # fmt: skip  # noqa: E501
         assert len(html.render(run(*long))) < 5_000_000
 
 
 class TestFuzzing:
-    """What the page says of a fuzz campaign, beside a run and alone."""
+    """A fuzz campaign on the page, with a run and alone."""
 
     def test_the_headline_tells_findings(self) -> None:
-        """A run without a fault and a campaign with findings: the page was once green, and said that all is well."""
+        """The headline includes the campaign's findings. Regression test: with a faultless run, the page was green and
+        reported that all is well."""
         page = Page(html.render(run(result()), None, campaign(found("a", count=26))))
         assert page.verdicts == ["verdict bad", "verdict good"]
         assert page.text.index("26 of 300 drawn programs fail: 1 distinct cause.") < page.text.index("All 1 cases")
@@ -124,18 +125,18 @@ class TestFuzzing:
         assert "1 passed" in page.title
 
     def test_the_headline_when_all_is_well(self) -> None:
-        """Both halves say so."""
+        """Both verdicts are good."""
         page = Page(html.render(run(result()), None, campaign()))
         assert page.verdicts == ["verdict good", "verdict good"]
         assert "No finding in 300 drawn programs." in page.text
         assert page.title == "tiny: 1 passed, 0 failed, 0 skipped"
 
     def test_a_failed_run_is_first(self) -> None:
-        """Whichever half is worse leads."""
+        """The worse half comes first."""
         assert Page(html.render(run(failed()), None, campaign())).verdicts == ["verdict bad", "verdict good"]
 
     def test_a_campaign_alone(self) -> None:
-        """It has a page of its own, with its headline and how to run it again."""
+        """A campaign has its own page, with its headline and the command to run it again."""
         page = Page(html.render(campaign(found("a"), command="python -m conformance.fuzz --seed 9")))
         assert page.verdicts == ["verdict bad"]
         assert page.title == "tiny: 1 of 300 drawn programs fail: 1 distinct cause."
@@ -146,7 +147,7 @@ class TestFuzzing:
         assert Page(html.render(campaign())).verdicts == ["verdict good"]
 
     def test_findings_tell_their_weight_and_whose_they_are(self) -> None:
-        """How many programs, what differs, and what becomes of the program on related targets."""
+        """A finding shows its number of programs, the difference, and the outcome on sibling targets."""
         wrong = found("value / copy_", count=25, elsewhere={"tiny:clang": "agrees"}, script="print()")
         text = Page(html.render(campaign(wrong, found("crash / add_", "CRASH")))).text
         assert "FAIL a should be 1 and is 2 value / copy_, 25 programs" in text
@@ -157,7 +158,8 @@ class TestFuzzing:
         assert text.index("crash / add_") < text.index("value / copy_")
 
     def test_a_finding_opens_with_its_program(self) -> None:
-        """The sentence and the program in plain torch; the whole script, which carries the comparison, comes last."""
+        """A finding starts with the sentence and the program in plain torch; the whole script, with the comparison,
+        comes last."""
         script = f"print('a program')\n\n{MARKER}\nprint('a comparison')"
         page = html.render(campaign(found("value / relu.edge / window", script=script)))
         text = Page(page).text
@@ -168,7 +170,7 @@ class TestFuzzing:
         assert places == sorted(places)
 
     def test_known_findings(self) -> None:
-        """They are listed with their reason and the file, and the headline is green."""
+        """Known findings are listed with their reason and file, and the headline is green."""
         known = found().replace(outcome=Outcome.XFAIL, reason="a reason")
         page = Page(html.render(campaign(known, expectations="tiny.toml")))
         assert page.verdicts == ["verdict good"]
@@ -176,14 +178,14 @@ class TestFuzzing:
         assert "FAIL a should be 1 and is 2 value / copy_ / gaps, 1 program, known a reason" in page.text
 
     def test_changes_of_findings(self) -> None:
-        """With an earlier campaign as baseline the page says what is new and what is fixed."""
+        """With an earlier campaign as baseline, the page lists new and fixed findings."""
         text = Page(html.render(campaign(found("new")), campaign(found("old")))).text
         assert "1 new failures" in text
         assert "1 fixed" in text
         assert "program::old" in text
 
     def test_what_was_not_run_has_its_reasons(self) -> None:
-        """Steps that were turned down, and programs that the target leaves out, most first."""
+        """Rejected steps and unsupported programs are listed with their reasons, most frequent first."""
         avoided = {"one": 1, "write through overlapping memory": 30}
         made = campaign(drawn=Drawn((0,), 300, avoided=avoided, unsupported={"autograd": 4}))
         text = Page(html.render(made)).text
@@ -191,7 +193,7 @@ class TestFuzzing:
         assert "Programs not run, since the target leaves out 1 reason autograd 4" in text
 
     def test_coverage_shows_what_was_not_reached(self) -> None:
-        """Every family, layout class and dtype that there is has its row or column. They once were those reached."""
+        """Every family, layout class and dtype has its row or column. Regression test: only those reached had one."""
         view = html.campaign_view(COVERED)
         assert f'<th scope="col" title="{LAYOUTS["gaps"]}"><span>gaps</span>' in html.render(COVERED)
         assert view["layouts"] == ("contiguous", "gaps", "empty")
@@ -203,20 +205,20 @@ class TestFuzzing:
         assert "do not name them" not in text
 
     def test_coverage_without_axes(self) -> None:
-        """Where the results do not name what there is, the page says that the table may lack rows."""
+        """If the results do not list the families, layouts and dtypes, the page says that the table may lack rows."""
         made = campaign(drawn=dataclasses.replace(DRAWN, families=(), layouts=(), dtypes=()))
         assert html.campaign_view(made)["layouts"] == ("contiguous", "gaps")
         assert "do not name them" in Page(html.render(made)).text
 
     def test_coverage_states_no_share(self) -> None:
-        """No "of" so many cells, since some of them cannot exist: once "6 of 110"."""
+        """Coverage has no total, because some cells cannot exist. Regression test: the page read "6 of 110"."""
         text = Page(html.render(COVERED)).text
         assert "writes 3 cells reached" in text
         assert " of 18" not in text
         assert " of 9" not in text
 
     def test_kernels_are_told_where_they_are_counted(self) -> None:
-        """A target that does not count them has none, rather than 0."""
+        """A target that does not count kernels has no kernel fact, rather than 0."""
         assert "kernels" not in html.campaign_view(campaign())["facts"]
         assert html.campaign_view(campaign(drawn=Drawn(kernels=3, kernels_allowed=5)))["facts"]["kernels"] == "3"
 

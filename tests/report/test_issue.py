@@ -1,4 +1,4 @@
-"""A finding as an issue: title, script, both answers, environment; text from outside starts nothing in it."""
+"""A finding as an issue: title, script, both answers, environment; text from outside is escaped."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SCRIPT = f'"""value of a"""\nimport torch\n\n{MARKER}\n\ndef compare(): ...\n'
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """torch takes seconds to say what it runs on; one test below asks it."""
+    """Replace torch's environment report, which takes seconds; one test below uses the real one."""
     monkeypatch.setattr(issue, "environment", lambda: "PyTorch version: 0")
 
 
 def saved(folder, **changes):
-    """A finding as the fuzzer saves one, with its script."""
+    """A finding file of the fuzzer, with its script."""
     answer = {"oracle": "value", "where": "a", "expected": "[1.0]", "actual": "[2.0]", "detail": "1 of 1"}
     data = {
         "kind": "FAIL",
@@ -43,7 +43,7 @@ def saved(folder, **changes):
 class TestIssue:
     @pytest.mark.parametrize("spelling", ["issue", "--issue"])
     def test_of_a_program(self, spelling, tmp_path, capsys):
-        """The script's own part alone, and both answers."""
+        """The issue has the script's own part only, and both answers."""
         assert main([spelling, str(saved(tmp_path))]) == 0
         said = capsys.readouterr().out
         assert said.startswith(
@@ -55,7 +55,7 @@ class TestIssue:
         assert said.endswith("## Versions\n\n```\nPyTorch version: 0\n```\n")
 
     def test_of_a_case(self, tmp_path, capsys):
-        """By its id in a result file, also with a sample's number."""
+        """A case is selected by its id in a result file, optionally with a sample's number."""
         failures = (Failure("value", "result", "1", "2", "off", 3, "torch.add(Tensor[2] float32, 1)", SCRIPT),)
         failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=failures)
         model.save(Run("mine", [failed]), tmp_path / "run.json")
@@ -70,7 +70,8 @@ class TestIssue:
         assert "did you mean add::float32::forward::as_sampled?" in capsys.readouterr().err
 
     def test_what_a_probe_found_lacking_is_no_part_of_a_name(self, tmp_path, capsys):
-        """Titles read `device:x,import=m,without=as_strided: ...`, or `without=nothing`."""
+        """A probe's list of missing features is no part of a target's name. Regression test: titles read
+        `device:x,import=m,without=as_strided: ...`, or `without=nothing`."""
         main(["issue", str(saved(tmp_path, target="device:x,import=m,without=as_strided"))])
         said = capsys.readouterr().out
         assert said.startswith(
@@ -84,7 +85,8 @@ class TestIssue:
         assert "without" not in capsys.readouterr().out
 
     def test_aliasing(self, tmp_path, capsys):
-        """Both answers read `torch CPU: b / mine: a`, the names of tensors."""
+        """An aliasing difference is described in words. Regression test: both answers read `torch CPU: b / mine: a`,
+        the names of tensors."""
         answer = {"oracle": "alias", "where": "b", "expected": "a", "actual": "b", "detail": "the first tensor seen"}
         main(["issue", str(saved(tmp_path, mismatches=[answer]))])
         said = capsys.readouterr().out
@@ -99,7 +101,8 @@ class TestIssue:
         ],
     )
     def test_a_crash(self, said, ended, tmp_path, capsys):
-        """Both answers read `an answer` and `CRASH`, of `a program of 1 steps`, without the signal."""
+        """A crash names its signal or exit code. Regression test: the answers read `an answer` and `CRASH`, of `a
+        program of 1 steps`, without the signal."""
         step = {"op": "neg", "args": [{"t": "a"}]}
         main(["issue", str(saved(tmp_path, kind="CRASH", mismatches=[], said=said, program={"steps": [step]}))])
         text = capsys.readouterr().out
@@ -109,7 +112,8 @@ class TestIssue:
 
     @pytest.mark.parametrize("spec", ["device:x,import=rich.console,call=f", "class:rich.console.Console"])
     def test_the_versions_name_the_backend(self, spec, tmp_path, capsys):
-        """collect_env knows torch's own packages only, and so no version of the device was told."""
+        """The versions include the backend's package. Regression test: they lacked it, because collect_env lists
+        torch's own packages only."""
         main(["issue", str(saved(tmp_path, target=spec))])
         said = capsys.readouterr().out
         assert f"PyTorch version: 0\nrich: {importlib.metadata.version('rich')}\n```" in said
@@ -117,7 +121,8 @@ class TestIssue:
         assert capsys.readouterr().out.endswith("PyTorch version: 0\n```\n")
 
     def test_text_from_outside_starts_nothing(self, tmp_path, capsys):
-        """No fence is ended, no tag opened, nobody mentioned, no terminal escape passed on: it is all code."""
+        """Text from outside is always code: it cannot close a fence, open a tag, mention a user or emit a terminal
+        escape."""
         evil = {
             "oracle": "error",
             "where": "a",
@@ -137,7 +142,8 @@ class TestIssue:
         assert "\n````\ntorch CPU: x\nmine: ```\n<script>" in said
 
     def test_no_path_of_the_home_is_told(self, tmp_path, capsys, monkeypatch):
-        """Neither of an answer nor of torch's environment; errors of compilers name files."""
+        """Home folders are removed from answers and from torch's environment, since errors of compilers contain file
+        names."""
         monkeypatch.setenv("HOME", "/home/somebody")
         monkeypatch.setattr(issue, "environment", lambda: "PyTorch version: 0 in /home/somebody/env")
         answer = {"oracle": "error", "where": "a", "expected": "x", "actual": "no /home/somebody/x.so", "detail": ""}
@@ -147,7 +153,7 @@ class TestIssue:
         assert "mine: no ~/x.so" in said
 
     def test_what_is_no_finding(self, tmp_path, capsys):
-        """One sentence, exit code 2."""
+        """A file without a finding gives one sentence and exit code 2."""
         (tmp_path / "two.json").write_text("{}")
         for path in (tmp_path / "two.json", tmp_path / "none.json"):
             assert main(["issue", str(path)]) == 2
@@ -155,7 +161,7 @@ class TestIssue:
 
     @pytest.mark.slow
     def test_torch_is_asked_in_a_process_of_its_own(self, tmp_path):
-        """The versions are there, and this package's report has not loaded torch."""
+        """A new process collects the versions, and the report command itself does not load torch."""
         code = (
             "import sys\nfrom conformance.report.__main__ import main\n"
             f"main(['issue', {str(saved(tmp_path))!r}])\nassert 'torch' not in sys.modules"

@@ -1,4 +1,4 @@
-"""The forms for machines: JUnit, CTRF, Markdown and annotations; text from outside stays text."""
+"""Machine-readable reports: JUnit, CTRF, Markdown and annotations, with text from outside escaped."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TestMachine:
     """JUnit, Markdown and annotations."""
 
     def test_junit_is_xml(self, hostile: Run) -> None:
-        """Whatever a target says, the file parses, and counts are right."""
+        """The file parses, whatever text the target produces, and the counts are right."""
         suite = ElementTree.fromstring(machine.junit(hostile)).find("testsuite")
         assert suite is not None
         assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
         assert suite.find("testcase/failure") is not None
 
     def test_markdown_is_inert(self, hostile: Run) -> None:
-        """No markup, control character or table break of a target's reaches the summary."""
+        """No markup, control character or table break from a target reaches the summary."""
         text = machine.markdown(hostile, None)
         assert "<img" not in text
         assert "\x1b" not in text
@@ -41,13 +41,14 @@ class TestMachine:
         assert [line.count("|") for line in text.splitlines() if line.startswith("| `")] == [8, 5]
 
     def test_markdown_fits(self) -> None:
-        """The summary of very many failures stays under GitHub's limit and says what is left out."""
+        """The summary of many failures stays under GitHub's limit and counts the omitted ones."""
         text = machine.markdown(run(*(failed(f"{i}" * 300) for i in range(9_000))), None)
         assert len(text.encode()) < 1 << 20
         assert "more failures are in the HTML report" in text
 
     def test_what_is_lacking(self) -> None:
-        """The table of the page is in the summary too, its names as text; it was a sentence with two counts."""
+        """The summary has the table of missing operators, with names escaped. Regression test: it was a sentence with
+        two counts."""
         rows = (Lacking("aten::a|b", 3, (), 4, 10, 0.25, ("a", "b")), Lacking("aten::c", 0, ("roll", "flip"), 0, 10))
         text = machine.markdown(run(result(), lacking=rows), None)
         assert "| `aten::a b` | 2 | 3 |  | 4 of 10 programs, 25.0% of calls |" in text
@@ -56,7 +57,8 @@ class TestMachine:
         assert "2 more operators are lacking." in machine.markdown(run(result(), lacking=many), None)
 
     def test_a_campaign(self) -> None:
-        """Each finding is a test, and so are all programs without one; the worst comes first, also in the summary."""
+        """Each finding is a test, and all programs without a finding are one more test; the worst comes first, also in
+        the summary."""
         known = found("value / b", count=5).replace(outcome=Outcome.XFAIL, reason="a reason")
         made = campaign(found("stride / a", count=3), known, found("crash / c", "CRASH"), expectations="t.toml")
         suite = ElementTree.fromstring(machine.junit(made)).find("testsuite")
@@ -76,13 +78,13 @@ class TestMachine:
         assert len(machine.error_lines(made)) == 2
 
     def test_a_campaign_that_compared_nothing(self) -> None:
-        """Its one test is skipped, never passed."""
+        """A campaign that compared nothing is one skipped test, never a passed one."""
         made = campaign(drawn=Drawn((0,), 3, unsupported={"autograd": 3}))
         assert '<skipped message="SKIP: no drawn program' in machine.junit(made)
         assert "**Nothing was compared.**" in machine.markdown(made, None)
 
     def test_annotations_are_one_line(self, hostile: Run) -> None:
-        """A line break in a message starts no command of its own."""
+        """A line break in a message cannot start another workflow command."""
         (line,) = machine.error_lines(hostile)
         assert "\n" not in line
         assert "\x1b" not in line
@@ -97,7 +99,7 @@ SCHEMAS = {
 
 @pytest.mark.parametrize("name", SCHEMAS)
 class TestSchemas:
-    """The JSON that is written fits its schema."""
+    """The written JSON is valid against its schema."""
 
     def every(self, hostile: Run) -> Run:
         """A run with every outcome and every field."""
@@ -115,12 +117,12 @@ class TestSchemas:
         return made
 
     def test_fits(self, name: str, hostile: Run) -> None:
-        """Whatever was found."""
+        """A run with any content is valid."""
         path, dumps = SCHEMAS[name]
         jsonschema.Draft7Validator(json.loads(path.read_text())).validate(json.loads(dumps(self.every(hostile))))
 
     def test_every_field_is_documented(self, name: str, hostile: Run) -> None:
-        """A name that the schema has not, at any depth, does not fit it."""
+        """An unknown name, at any depth, is invalid."""
         path, dumps = SCHEMAS[name]
         validator = jsonschema.Draft7Validator(json.loads(path.read_text()))
         results = {"ours": lambda data: data["results"], "ctrf": lambda data: data["results"]["tests"]}[name]
@@ -133,11 +135,11 @@ class TestSchemas:
 
 WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": Drawn, "lacking": Lacking,
            "accuracy": Accuracy, "footprint": Footprint}  # fmt: skip
-"""The dataclasses of a result file, by the definition of the schema that describes them."""
+"""Dataclasses of a result file, by the schema definition that describes them."""
 
 
 class TestFields:
-    """Each field of a dataclass that is written is a property of the schema, and each property is a field."""
+    """The fields of each written dataclass and the properties of its schema are the same."""
 
     SCHEMA = json.loads(SCHEMAS["ours"][0].read_text())
 
@@ -147,7 +149,7 @@ class TestFields:
         assert self.SCHEMA["definitions"][name]["properties"].keys() == fields
 
     def test_a_run_has_the_fields_of_its_dataclass(self) -> None:
-        """The version, the kind and the totals come from the writer."""
+        """The writer adds the version, the kind and the totals."""
         fields = {field.name for field in dataclasses.fields(Run)}
         assert self.SCHEMA["properties"].keys() == fields | {"schema", "kind", "totals"}
 
@@ -166,7 +168,8 @@ class TestCtrf:
         assert not set("".join(test.get("message", "") for test in tests)) & {"\x1b", "\u202e"}
 
     def test_flaky_and_declared(self) -> None:
-        """What passed on a rerun only is a flaky failure; a known failure has the status "other", with its reason."""
+        """A case that passed on a rerun only is a flaky failure. A known failure has the status "other" and its
+        reason."""
         given = run(result("a", outcome=Outcome.FLAKY, reason="r"), result("b", outcome=Outcome.XFAIL, reason="known"))
         given.expectations = "f.toml"
         flaky, declared = json.loads(machine.ctrf(given))["results"]["tests"]

@@ -1,4 +1,4 @@
-"""The model of a run survives the disk, and budgets of kernels are looked up in it."""
+"""The model of a run: files, exit codes, merging, and kernel budgets."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class TestModel:
 
     @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
     def test_round_trip(self, tmp_path: Path, hostile: Run, name: str) -> None:
-        """What is saved is loaded, plain or compressed."""
+        """A saved run loads equal, plain or compressed."""
         model.save(hostile, tmp_path / name)
         assert model.load(tmp_path / name) == hostile
 
     def test_a_result_is_small(self) -> None:
-        """Fields lie in slots: a dictionary of more than twenty names costs each of 100,000 results a kilobyte."""
+        """Results use slots: a dictionary of more than twenty names costs a kilobyte for each of 100,000 results."""
         assert vars(result()) == {}
 
     def test_one_result_a_line(self) -> None:
-        """A text tool can compare two files."""
+        """Each result is one line, so that a text tool can compare two files."""
         lines = model.dumps(run(result("add"), result("sub"))).splitlines()
         assert sum(line.startswith('{"op"') for line in lines) == 2
 
     def test_new_counts_survive(self) -> None:
-        """What was compiled and what ran on the host is read again; without them the fields are absent."""
+        """Counts of compiled samples and host operators survive a round trip; without them the fields are absent."""
         made = run(result(compiled=3, partly_compiled=0, not_compiled=1, host=2, hosts={"item": 2}))
         assert model.run_from_json(model.run_to_json(made), "f") == made
         assert not {"compiled", "host", "hosts", "finding"} & set(model.result_to_json(result()))
@@ -63,14 +63,14 @@ class TestModel:
         ],
     )
     def test_damaged_files_are_named(self, tmp_path: Path, text: str, message: str) -> None:
-        """A file that is no run is refused in one sentence with its name."""
+        """A file that is no run is rejected in one sentence with its name."""
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(ReportError, match=message) as raised:
             model.load(tmp_path / "run.json")
         assert "run.json" in str(raised.value)
 
     def test_a_cut_file_is_named(self, tmp_path: Path) -> None:
-        """A compressed file that was cut off is refused."""
+        """A truncated or corrupted compressed file is rejected."""
         model.save(run(result()), tmp_path / "run.json.gz")
         data = (tmp_path / "run.json.gz").read_bytes()
         for damaged in (data[:-9], b"no gzip", data[:30] + bytes(20) + data[50:], data[:12]):
@@ -79,7 +79,7 @@ class TestModel:
                 model.load(tmp_path / "run.json.gz")
 
     def test_a_failed_write_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A full disk is one sentence; the old file stays, and nothing is left beside it."""
+        """A full disk gives one sentence; the old file stays, and no temporary file remains."""
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
@@ -91,8 +91,8 @@ class TestModel:
         assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("run.json", "old")]
 
     def test_exit_codes(self) -> None:
-        """1 for whatever is undeclared, flaky included, for regressions and an early end; 2 where nothing was compared;
-        128 and the signal after one."""
+        """Exit code 1: undeclared outcomes, flaky ones included, regressions, and an incomplete run. Exit code 2:
+        nothing was compared. After a signal, the exit code is 128 plus its number."""
         assert run(result(), result("b", Outcome.XFAIL)).exit_code() == 0
         for outcome in (Outcome.FAIL, Outcome.CRASH, Outcome.TIMEOUT, Outcome.XPASS, Outcome.FLAKY):
             assert run(result(), result("b", outcome, samples=0)).exit_code() == 1
@@ -108,11 +108,12 @@ class TestModel:
         [([], 2), ([0, 0], 0), ([0, 2], 2), ([2, 1], 1), ([0, 1], 1), ([1, 130], 130), ([143, 2], 143)],
     )
     def test_the_exit_code_of_several(self, codes: list[int], code: int) -> None:
-        """A finding of one part is not hidden by another in which nothing was compared."""
+        """A finding in one part takes precedence over a part without comparisons."""
         assert model.worst(codes) == code
 
     def test_findings_are_listed_worst_first(self) -> None:
-        """Crashes, memory and aliasing, wrong values, metadata, missing errors, wording; then by count."""
+        """The order is: crashes, memory and aliasing, wrong values, metadata, missing errors, wording; then the
+        count."""
         worded = found("error / E: text")
         worded = worded.replace(failures=(Failure("error", "", "E", "F"),))
         missing = found("error / no error").replace(failures=(Failure("error", "", "E", "no error"),))
@@ -126,12 +127,12 @@ class TestModel:
         assert Run("t", cases[::-1]).unexpected == cases
 
     def test_summary_counts_every_case_once(self) -> None:
-        """Each outcome but that of a known failure is in exactly one of the three figures."""
+        """Each outcome except a known failure is in exactly one of the three counts."""
         line = model.summary_line(run(*(result(str(i), outcome) for i, outcome in enumerate(Outcome))))
         assert line == "1 passed, 5 failed, 1 skipped"
 
     def test_merge_joins_shards(self) -> None:
-        """Shards are joined; the same case twice, or two targets, are refused."""
+        """Merging joins shards, and rejects duplicate cases and different targets."""
         merged = merge([run(result("a")), run(result("b"))])
         assert [r.op for r in merged.results] == ["a", "b"]
         with pytest.raises(ReportError, match="in two of the merged files"):
@@ -140,7 +141,7 @@ class TestModel:
             merge([run(result("a")), dataclasses.replace(run(result("b")), target="cpu")])
 
     def test_a_missing_shard_is_seen(self) -> None:
-        """A matrix whose second machine left no file is no complete run; a whole one is."""
+        """A matrix with a missing shard is an incomplete run; one with all shards is complete."""
         shards = [run(result(f"op{i}")) for i in (1, 2, 3)]
         for number, shard in enumerate(shards, 1):
             shard.environment["selection"] = f"suite main; shard {number}/3"
@@ -155,7 +156,7 @@ class TestBudgets:
     """Kernel budgets on disk."""
 
     def test_round_trip(self, tmp_path: Path) -> None:
-        """What is written is read, one workload a line."""
+        """Budgets survive a round trip, with one workload per line."""
         counts = {"mlp": {"kernels": 3, "copies_in": 2}, "cnn": {"kernels": 9, "copies_in": 1}}
         (tmp_path / "kernels.json").write_text(budgets.dumps(counts))
         assert budgets.load(tmp_path / "kernels.json") == counts
@@ -163,14 +164,14 @@ class TestBudgets:
 
     @pytest.mark.parametrize(("text", "message"), [("{\n,", "line 2"), ('{"mlp": 3}', "holds no kernel budgets")])
     def test_damage(self, tmp_path: Path, text: str, message: str) -> None:
-        """Anything else is refused by name."""
+        """A damaged file is rejected with its name."""
         (tmp_path / "kernels.json").write_text(text)
         with pytest.raises(ReportError, match=rf"kernels\.json.*{message}"):
             budgets.load(tmp_path / "kernels.json")
 
 
 def test_a_baseline_with_failures_is_read_again(tmp_path):
-    """A kept failure has no texts; the baseline that held one was refused as damaged."""
+    """A failure in a baseline has no texts. Regression test: such a baseline was rejected as damaged."""
     from conformance.core import result as model
 
     failure = model.Failure("value", "result", "1.0", "2.0")

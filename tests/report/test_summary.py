@@ -1,4 +1,4 @@
-"""A run in sentences, and campaigns on disk: what is read, refused, joined and said of them."""
+"""Sentences about a run, and campaigns on disk: loading, rejection, merging."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class TestLoad:
     """A campaign on disk."""
 
     def test_what_the_fuzzer_wrote(self, tmp_path: Path) -> None:
-        """All of it, with whose bug a finding is and why steps were not run; axes and ends where it names them."""
+        """Loading keeps every field, including the outcome on sibling targets and the reasons for rejected steps; axes
+        are optional."""
         data = fuzz_json(complete=False)
         data["drawn"] |= AXES
         (tmp_path / "fuzz.json").write_text(json.dumps(data))
@@ -64,7 +65,7 @@ class TestLoad:
         ],
     )
     def test_something_else(self, data: Any, words: str) -> None:
-        """Whatever is not a run of this schema is refused in one sentence. Any dict was once taken for one."""
+        """Data with another schema is rejected in one sentence. Regression test: any dict was accepted."""
         with pytest.raises(ReportError, match=words) as refused:
             model.run_from_json(data, "a.json")
         assert str(refused.value).startswith("a.json")
@@ -72,10 +73,10 @@ class TestLoad:
 
 
 class TestVerdict:
-    """`verdicts`."""
+    """Tests of `verdicts`."""
 
     def test_all_is_well(self) -> None:
-        """Only when programs were compared, all of them agreed, and the campaign came to its end."""
+        """The verdict is good only if the campaign is complete, compared programs, and all of them agreed."""
         assert verdict(campaign()) == (True, "No finding in 300 drawn programs.")
         some, none = (campaign(drawn=Drawn((0,), 300, unsupported={"autograd": left})) for left in (299, 300))
         assert verdict(some) == (True, "No finding in 1 drawn program; the target leaves out 299 more.")
@@ -84,13 +85,13 @@ class TestVerdict:
         assert [each.exit_code() for each in (some, none, campaign(complete=False))] == [0, 2, 1]
 
     def test_findings(self) -> None:
-        """All failing programs count, and how many bugs they come to."""
+        """The verdict counts all failing programs and the distinct causes."""
         made = campaign(found("a", count=25), found("b"))
         assert verdict(made) == (False, "26 of 300 drawn programs fail: 2 distinct causes.")
         assert made.exit_code() == 1
 
     def test_known_findings(self) -> None:
-        """They are counted with their file; new ones beside them still fail."""
+        """Known findings are counted with their file; new findings still fail the campaign."""
         known = found("a", count=25).replace(outcome=Outcome.XFAIL, reason=f"{model.UNEXPLAINED}x")
         made = campaign(known, expectations="t.toml")
         told = "1 known finding in 25 programs, declared in t.toml."
@@ -101,19 +102,19 @@ class TestVerdict:
         assert verdict(made) == (False, f"1 of 300 drawn programs fail: 1 distinct cause; {told}")
 
     def test_a_declared_finding_that_did_not_show(self) -> None:
-        """It is no failing program, and fails the campaign."""
+        """A declared finding that did not show is no failing program, but it fails the campaign."""
         made = campaign(found("declared: a", count=0).replace(outcome=Outcome.XPASS))
         assert verdict(made) == (False, "1 declared finding did not show.")
         assert (made.exit_code(), model.summary_line(made)) == (1, "300 passed, 1 failed, 0 skipped")
 
     def test_two_halves(self) -> None:
-        """Of a run that holds both, the worse half is told first."""
+        """The worse half of a run with both comes first."""
         assert [v.half for v in summary.verdicts(run(result()), campaign(found()))] == ["fuzz", "cases"]
         both = dataclasses.replace(campaign(), results=[failed()])
         assert [(v.half, v.good) for v in summary.verdicts(both)] == [("cases", False), ("fuzz", True)]
 
     def test_what_was_not_compiled(self) -> None:
-        """Samples that did not reach the compiler are told."""
+        """Samples that did not reach the compiler are counted."""
         made = run(result(compiled=5, partly_compiled=0, not_compiled=2))
         assert summary.facts(made) == ["samples compiled: 5, partly compiled: 0, not compiled and so not compared: 2"]
 
@@ -122,7 +123,7 @@ class TestMerge:
     """`merge` of campaigns."""
 
     def test_shards(self) -> None:
-        """Counts are added, and a finding of both is one, with the shorter program."""
+        """Counts are added, and a finding of both shards becomes one, with the shorter program."""
         one = campaign(found("a", count=2, steps=5, first=9), command="it",
                        drawn=Drawn((0,), 300, cells={("w", "gaps", "bool"): 1}, families=("w",)))  # fmt: skip
         two = campaign(found("b"), found("a", count=3, steps=2, first=4), command="that",
@@ -135,16 +136,16 @@ class TestMerge:
         assert merge([one]) == one
 
     def test_the_worse_outcome_stays(self) -> None:
-        """What one shard declares and another does not is not declared."""
+        """A finding is declared only if every shard declares it."""
         known = found("a").replace(outcome=Outcome.XFAIL)
         assert merge([campaign(known), campaign(found("a"))]).exit_code() == 1
         assert merge([campaign(known), campaign(known)]).exit_code() == 0
 
     def test_an_interrupted_one(self) -> None:
-        """It is not hidden by the others."""
+        """An interrupted campaign makes the merged one incomplete."""
         assert not merge([campaign(), campaign(complete=False)]).complete
 
     def test_other_targets(self) -> None:
-        """They are not one campaign."""
+        """Campaigns of different targets cannot be merged."""
         with pytest.raises(ReportError, match="cpu, tiny"):
             merge([campaign(), campaign(target="cpu")])

@@ -1,4 +1,4 @@
-"""Ray clusters of several nodes on this machine: each node is a raylet of its own, the head runs no worker."""
+"""Ray clusters of several nodes on this machine: each node has its own raylet, and the head runs no worker."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 PLANTED = Path(__file__).parent.parent / "planted"
-os.environ["RAY_AUTH_MODE"] = "disabled"  # a process reads it once; the token would lie in the home folder
+os.environ["RAY_AUTH_MODE"] = "disabled"  # a process reads it once; the token would be stored in the home folder
 SMALL = 80 * 2**20
 """Bytes of shared memory of a node."""
 
 
 @contextlib.contextmanager
 def started(nodes: int) -> Iterator[Any]:
-    """A cluster with so many nodes of one CPU each, whose head listens for Ray's client at `client`; it ends with the
-    block, whatever is left of it."""
+    """A cluster with this number of nodes of one CPU each, whose head listens for Ray's client at `client`. It ends
+    with the block, even if some of its processes are dead."""
     from ray.cluster_utils import Cluster
 
     with socket.socket() as free:  # the server of an earlier cluster may still listen
@@ -34,5 +34,5 @@ def started(nodes: int) -> Iterator[Any]:
             cluster.add_node(num_cpus=1, object_store_memory=SMALL)
         yield cluster
     finally:
-        with contextlib.suppress(Exception):  # a node that a test has killed cannot be asked to end
+        with contextlib.suppress(Exception):  # a node that a test has killed does not answer the shutdown
             cluster.shutdown()

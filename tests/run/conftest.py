@@ -1,4 +1,4 @@
-"""Workers that are spawned by these tests find the planted tasks."""
+"""Fixtures that make the planted tasks importable in spawned workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def importable() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def asked_for_nothing() -> Iterator[None]:
-    """A stop that a test asked for is forgotten: the pool of the next one would stop at it."""
+    """Clear a stop requested by a test; otherwise the next test's pool would react to it."""
     yield
     with stop.deferred():
         pass

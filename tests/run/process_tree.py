@@ -1,4 +1,4 @@
-"""What the tests of pools share: the functions that workers are asked to run, and a look at a process's children."""
+"""Shared helpers of the pool tests: functions for workers to run, and queries of a process's children."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def alive(pid: int) -> bool:
 
 
 def trackers() -> set[int]:
-    """multiprocessing's own process, which serves all of this process's pools."""
+    """Resource trackers of multiprocessing, which serve all pools of this process."""
     return {pid for pid in descendants(os.getpid()) if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def only_of_tracker(said: bytes) -> bool:
-    """Whether all that was said is the warning of multiprocessing's own process about a dead process's semaphores."""
+    """Whether the output has only the resource tracker's warning about a dead process's semaphores."""
     return all(b"leaked semaphore" in line or b"warnings.warn(" in line for line in said.splitlines())
 
 
 def until_ready(pool: LocalPool, workers: int) -> None:
-    """Wait until so many workers stand ready."""
+    """Wait until this number of workers is ready."""
     pool._want_spare(True)
     deadline = time.monotonic() + 100
     while pool._census() < workers:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any moment of a command: one sentence, its exit code, and nobody left behind."""
+"""Ctrl-C and SIGTERM at any moment of a command: one sentence, its exit code, and no remaining processes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ COMMANDS = {
     "unknown target of opinfo": ["conformance.opinfo_runner", "--target", "nonsense"],
 }
 STARTED = 0.3
-"""Seconds in which the interpreter itself starts; before that, none of our code is there to answer."""
+"""Seconds of the interpreter's own start, during which no code of this package can handle a signal."""
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
 @pytest.fixture(autouse=True)
 def not_ignored() -> Iterator[None]:
-    """SIGINT is not ignored in what these tests start, as it is in a shell's background job."""
+    """Restore SIGINT's handler, which a shell's background job ignores, for processes started by these tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def in_session(session: int) -> list[str]:
-    """The command lines of the processes of a session that have not ended."""
+    """Command lines of the running processes of a session."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -54,8 +54,8 @@ def in_session(session: int) -> list[str]:
 def interrupted(
     words: list[str], after: float, number: signal.Signals, folder: Path, done: str = ""
 ) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command that gets a signal, as a terminal sends it to all of its processes: so
-    many seconds after it has started, and has written what `done` matches into its note of its progress."""
+    """Exit code, stdout and stderr of a command that gets a signal in all of its processes, as from a terminal. The
+    signal comes this number of seconds after the start, and after the progress file matches `done`."""
     running = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", *words, "--reports", str(folder)],
         stdout=subprocess.PIPE,
@@ -76,7 +76,7 @@ def interrupted(
         assert running.poll() is not None
     out, errors = running.communicate(timeout=100)
     left, until = in_session(running.pid), time.monotonic() + 10
-    while left and time.monotonic() < until:  # multiprocessing's tracker ends by itself
+    while left and time.monotonic() < until:  # multiprocessing's tracker ends after the others
         time.sleep(0.1)
         left = in_session(running.pid)
     assert not left
@@ -87,8 +87,9 @@ class TestCtrlC:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", COMMANDS)
     def test_at_any_moment(self, name: str, tmp_path: Path) -> None:
-        """130, or 2 where the target is unknown and that was said before: at most one sentence, and no traceback. A
-        worker, the server that forks it, or the command itself was torn from its imports, and said so at length."""
+        """The exit code is 130, or 2 if the unknown target was reported first, with at most one sentence and no
+        traceback. Regression test: a worker, its fork server, or the command itself was interrupted in its imports and
+        printed a traceback."""
         moments = random.Random(name)
         for _ in range(20):
             after = moments.uniform(0.0, 3.0)
@@ -100,14 +101,15 @@ class TestCtrlC:
     @pytest.mark.parametrize("after", [0.1, 1.2, 2.4])
     @pytest.mark.parametrize("name", ["fuzz", "conformance opinfo"])
     def test_at_some_moments(self, name: str, after: float, tmp_path: Path) -> None:
-        """The same, at three moments: while the command imports, while the server does, and while a worker loads."""
+        """The same at three moments: while the command imports, while the server imports, and while a worker loads the
+        target."""
         code, _, errors = interrupted(COMMANDS[name], after, signal.SIGINT, tmp_path)
         assert (code, errors.count("\n")) == (130, 1), errors
 
     @pytest.mark.parametrize(("name", "done"), [("fuzz", '"following": [1-9]'), ("conformance opinfo", '"outcome"')])
     def test_sigterm_to_all(self, name: str, done: str, tmp_path: Path) -> None:
-        """143, and what `timeout` kills is not told as a finding: a worker may die of the signal before the command has
-        heard it."""
+        """The exit code is 143. A process killed by the signal is no finding, even if a worker dies before the command
+        has received it."""
         code, _, errors = interrupted(COMMANDS[name], 1.0, signal.SIGTERM, tmp_path, done)
         assert code == 143
         assert "Traceback" not in errors

@@ -1,4 +1,4 @@
-"""Where workers run: the options, and one sentence for each that cannot be."""
+"""Execution places of workers: the options, and one sentence for each invalid one."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def given(*words: str) -> argparse.Namespace:
 
 class TestPlaceOf:
     def test_here_unless_asked(self) -> None:
-        """The default is the local pool, and knows nothing of Ray."""
+        """The default is the local pool, without Ray."""
         assert place_of(given()) == LOCAL
         assert LOCAL.local
 
     def test_ray_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One sentence that says what to install."""
+        """The sentence names the package to install."""
         monkeypatch.setattr(place, "find_spec", lambda name: None)
         with pytest.raises(UsageError, match=r"--pool ray needs Ray: pip install 'ray\[client\]>=2.50'"):
             place_of(given("--pool", "ray"))
 
     def test_resources(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Amounts by name; without a cluster they mean nothing."""
+        """Resources have names and amounts; without a cluster they are an error."""
         monkeypatch.setattr(place, "find_spec", lambda name: object())
         words = ("--per-worker", "CPU=1,GPU=0.5,odd=2")
         made = place_of(given("--pool", "ray://head:10001", *words))
@@ -45,14 +45,14 @@ class TestPlaceOf:
 
     @pytest.mark.parametrize("text", ["CPU", "CPU=", "=1", "CPU=-1", "CPU=inf", "CPU=nan"])
     def test_no_resources(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """Each is refused with how to write it."""
+        """The error shows the correct form."""
         with pytest.raises(SystemExit):
             given("--per-worker", text)
         assert "NAME=N" in capsys.readouterr().err
 
     def test_what_is_not_imported(self) -> None:
-        """Neither torch, whose import takes seconds, by the commands whose workers alone need it - `opinfo` read the
-        table of the probe in the module of its trials - nor Ray where it was not asked for."""
+        """Commands whose workers alone need torch do not import it, since that takes seconds, and Ray is imported only
+        on request. Regression test: `opinfo` read the probe's table from the module of its trials."""
         commands = "opinfo.runner", "accuracy.__main__", "sizes.__main__", "report.__main__", "expectations"
         lines = [f"import conformance.{name}" for name in commands]
         asked = "; ".join([*lines, "import sys", "print({'torch', 'ray'} & {*sys.modules})"])
@@ -65,7 +65,7 @@ class TestPlaceOf:
 
 class TestCarried:
     def test_what_lies_here_is_sent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The profile, its module, which is not installed, and files that tasks read, under their own names."""
+        """The profile, its module, which is not installed, and the files of tasks are sent under their own names."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(str(tmp_path))
         (tmp_path / "own_device_for_place.py").write_text("")
@@ -81,13 +81,13 @@ class TestCarried:
         assert Path(made["py_modules"][0]).name == "conformance"
 
     def test_what_is_installed_is_not(self) -> None:
-        """It has to be installed on the nodes, too."""
+        """Installed modules are not sent; the nodes must have them."""
         assert carried.modules_of("class:torch.nn.Linear") == ["torch"]
         staged = Path(carried.runtime_env("device:mine,import=json")["working_dir"])
         assert list(staged.iterdir()) == []
 
     def test_a_file_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A path that would mean nothing on another machine is refused."""
+        """A path that does not exist on another machine is rejected."""
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
         with pytest.raises(UsageError, match="lies outside the current folder"):

@@ -1,4 +1,4 @@
-"""The pool: each death of a worker is told, costs no other task, and is paid for while the next task runs."""
+"""The pool: each death of a worker is reported, loses no other task, and is replaced while the next task runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker,
 
 @pytest.fixture(scope="module")
 def shared(importable: None) -> Iterator[LocalPool]:
-    """One pool for the tests that leave it as it was."""
+    """One pool for the tests that leave it unchanged."""
     with LocalPool("cpu", Limits(unit=2, compiling=60, memory=2, grace=1), 1, ["tasks"]) as pool:
         yield pool
 
@@ -52,7 +52,7 @@ class TestDeaths:
     def test_each_is_told(
         self, function: Any, fate: Fate, said: str, steps: tuple[str, ...], shared: LocalPool
     ) -> None:
-        """How the worker ended, in words, and the last steps that it noted; the next task runs."""
+        """The answer has the worker's end in words and the last steps of its note; the next task runs."""
         answer = outcome(shared, function)
         assert isinstance(answer, Death)
         assert (answer.fate, said in answer.said) == (fate, True), answer
@@ -62,48 +62,49 @@ class TestDeaths:
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA limits memory on Linux only")
     def test_memory(self, shared: LocalPool) -> None:
-        """A worker that wants more than it may is told apart from a crash."""
+        """A worker that exceeds its memory limit is distinguished from a crash."""
         answer = outcome(shared, tasks.eats_memory)
         assert isinstance(answer, Death)
         assert answer.fate is Fate.MEMORY
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is looked at on Linux only")
     def test_shared_memory(self, shared: LocalPool) -> None:
-        """Memory in shared mappings counts, too, which RLIMIT_DATA does not see: a device that keeps its tensors there
-        once took all of the machine's."""
+        """Shared mappings count as memory. Regression test: RLIMIT_DATA ignores them, and a device that keeps its
+        tensors there used up the machine's memory."""
         answer = outcome(shared, tasks.eats_shared_memory)
         assert isinstance(answer, Death)
         assert answer.fate is Fate.MEMORY
 
     def test_an_exception_is_no_death(self, shared: LocalPool) -> None:
-        """It comes as the answer, in words where it cannot be made anew here, and the worker lives on."""
+        """An exception is the task's answer, as text if it cannot be recreated here, and the worker continues."""
         before = shared.ask(tasks.pid)
         answer = outcome(shared, tasks.raises)
         assert isinstance(answer, Done)
         assert repr(answer.error) == "RuntimeError('Odd: 1')"
         with pytest.raises(RuntimeError, match="Odd: 1"):
             shared.ask(tasks.raises)
-        os.kill(before, 0)  # it lives; the spare worker, ready after some seconds, may be the one that is asked now
+        os.kill(before, 0)  # it lives; the spare worker, ready after some seconds, may get the next task
 
     def test_a_value_that_cannot_be_sent(self, shared: LocalPool) -> None:
-        """It is an error of its task, as arguments that cannot be sent are; it once was told as a crash."""
+        """A value or argument that cannot be pickled is an error of its task. Regression test: it was reported as a
+        crash."""
         before = shared.ask(tasks.pid)
         for function, args in ((tasks.unsendable, ()), (abs, (lambda: 0,))):
             answer = outcome(shared, function, *args)
             assert isinstance(answer, Done)
             assert "pickle" in str(answer.error)
-        os.kill(before, 0)  # it lives; the spare worker, ready after some seconds, may be the one that is asked now
+        os.kill(before, 0)  # it lives; the spare worker, ready after some seconds, may get the next task
 
     def test_sets_have_one_order(self, shared: LocalPool) -> None:
-        """Every worker orders its sets alike, whatever process began it: two programs of 200 were once drawn in one of
-        two ways, since op_db takes the samples of meshgrid from a set of words."""
+        """Every worker has the same set order, whatever process started it. Regression test: two programs of 200
+        varied, because op_db takes the samples of meshgrid from a set of words."""
         if "PYTHONHASHSEED" not in os.environ:
             randomized, _ = shared.ask(tasks.order_of_words)
             assert not randomized
             assert "PYTHONHASHSEED" not in os.environ
 
     def test_ask(self, shared: LocalPool) -> None:
-        """A question that kills its worker is an error with the death in it."""
+        """A question that kills its worker raises an error that contains the death."""
         with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
             shared.ask(tasks.segfaults)
         assert isinstance(caught.value, UserError)
@@ -111,7 +112,8 @@ class TestDeaths:
 
     @pytest.mark.parametrize("target", ["class:tasks.Dies", "class:tasks.Leaves"])
     def test_a_target_that_ends_its_process(self, target: str) -> None:
-        """NEVER_STARTED after a few tries, also with exit code 0, which pebble takes for a retired worker."""
+        """The fate is NEVER_STARTED after a few attempts, even with exit code 0, which pebble interprets as a retired
+        worker."""
         with LocalPool(target, Limits(), 1) as pool:
             answer = outcome(pool, tasks.pid)
         assert isinstance(answer, Death)
@@ -121,7 +123,7 @@ class TestDeaths:
 
 class TestSpare:
     def test_a_crash_costs_no_import(self) -> None:
-        """After each of three crashes the next task has a worker that is ready; only the first task of all waited."""
+        """After each of three crashes, a ready worker runs the next task; only the first task waits."""
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             pool.ask(tasks.pid)
             until_ready(pool, 1)
@@ -134,8 +136,8 @@ class TestSpare:
                 assert replace(pool.counters, started=0) == Counters(waited=1)
 
     def test_pools_share_the_server(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """A second pool imports nothing again, in whatever folder; another environment has a server of its own. Each
-        failing campaign has two pools, and imported torch for each."""
+        """A second pool reuses the imports, in any folder; another environment has its own server. Regression test:
+        each failing campaign has two pools, and each imported torch."""
         with LocalPool("cpu", Limits(), 1) as first, LocalPool("meta", Limits(), 1) as second:
             server = first.ask(os.getppid)
             assert second.ask(os.getppid) == server
@@ -149,7 +151,7 @@ class TestSpare:
             assert other.ask(os.getenv, "CONFORMANCE_OTHER") == "1"
 
     def test_without_forks_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each worker then imports torch, but no task waits for it."""
+        """Without forks, each worker imports torch, but no task waits for it."""
         monkeypatch.setattr(processes, "can_fork", lambda: False)
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             assert pool.ask(os.getppid) == os.getpid()
@@ -167,7 +169,7 @@ class TestSpare:
         assert [answer for _, answer in shared.ended()] == [Done(True)] * 4
 
     def test_recycling(self) -> None:
-        """A worker is replaced after so many tasks, which is no death."""
+        """A worker is replaced after this number of tasks, which is no death."""
         with LocalPool("cpu", Limits(recycle=1), 1, ["tasks"]) as pool:
             assert len({pool.ask(tasks.pid) for _ in range(3)}) == 3
             assert pool.counters.restarted == 0
@@ -175,7 +177,7 @@ class TestSpare:
 
 class TestWorkers:
     def test_what_they_inherit(self, shared: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The environment that their pool began to work in."""
+        """Workers inherit the environment of their pool's start."""
         shared.ask(tasks.pid)
         monkeypatch.setenv("CONFORMANCE_TEST", "now")
         assert shared.ask(os.getenv, "CONFORMANCE_TEST") is None
@@ -183,7 +185,8 @@ class TestWorkers:
             assert pool.ask(os.getenv, "CONFORMANCE_TEST") == "now"
 
     def test_a_deadline(self, tmp_path: Path, shared: LocalPool) -> None:
-        """What has no answer by then is given up, its worker too, and the next question has another."""
+        """A question without an answer at its deadline ends with its worker, and another worker answers the next
+        question."""
         shared.ask(tasks.pid)
         with pytest.raises(OutOfTime):
             shared.ask(tasks.begun_then_sleeps, str(tmp_path / "mark"), until=time.time() + 1.5)
@@ -197,12 +200,12 @@ class TestWorkers:
             shared.ask(tasks.pid, until=time.time())
 
     def test_what_they_print(self, shared: LocalPool, capfd: pytest.CaptureFixture[str]) -> None:
-        """It goes to stderr: the command's own output is read by others."""
+        """Output of workers goes to stderr, because other programs read the command's stdout."""
         assert outcome(shared, tasks.prints) == Done(1)
         assert capfd.readouterr().out == ""
 
     def test_compiling_has_its_own_limit(self, shared: LocalPool) -> None:
-        """The unit's alarm stands still meanwhile, and rings when the limit of compiling is over."""
+        """The alarm of a unit is paused during compilation and rings when the compile limit is over."""
         assert outcome(shared, tasks.compiles, 3.0) == Done("ran")
         with LocalPool("cpu", Limits(unit=60, compiling=1, grace=1), 1, ["tasks"]) as pool:
             answer = outcome(pool, tasks.compiles, 1000.0)
@@ -211,7 +214,8 @@ class TestWorkers:
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     def test_they_end_with_their_owner(self, tmp_path: Path) -> None:
-        """Also in the middle of a task, and also the spare one, when the owner is killed and can tell none of them."""
+        """Workers end with a killed owner, even in the middle of a task, and so does the spare worker, although the
+        owner cannot notify them."""
         script = f"""
             from conformance.run.messages import Limits, Task
             from conformance.run.pool import LocalPool
@@ -244,7 +248,8 @@ class TestWorkers:
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     @pytest.mark.parametrize("after", [0.0, 0.3, 0.8, 1.5])
     def test_they_end_with_an_owner_that_is_killed_early(self, after: float, tmp_path: Path) -> None:
-        """While the server imports torch, or a worker the target: nobody is left, and nothing is said."""
+        """The owner is killed while the server imports torch, or a worker loads the target: no process remains, and no
+        output appears."""
         (tmp_path / "owner.py").write_text(textwrap.dedent("""
             from conformance.run.messages import Limits, Task
             from conformance.run.pool import LocalPool
@@ -264,13 +269,13 @@ class TestWorkers:
         time.sleep(after)
         left = descendants(owner.pid)
         owner.send_signal(signal.SIGKILL)
-        said = owner.communicate(timeout=60)[1]  # when all who have its stderr have ended
+        said = owner.communicate(timeout=60)[1]  # returns after all processes with its stderr have ended
         assert not any(map(alive, left))
         assert only_of_tracker(said)
 
 
 class TestOverdue:
-    """Judged by a clock of its own."""
+    """Time limits, judged with a simulated clock."""
 
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -283,7 +288,7 @@ class TestOverdue:
         return pool_module._Running(Task("it", tasks.pid), processes.Spawning(), tmp_path / "note")
 
     def test_slow_units_are_no_hang(self, tmp_path: Path, clock: list[float]) -> None:
-        """Each of them within its limit, however many; one beyond it and the grace is a timeout."""
+        """Any number of units within the limit is fine; one that exceeds the limit plus the grace is a timeout."""
         running, limits = self.running(tmp_path), Limits(unit=5)
         for number in range(50):
             clock[0] += 4
@@ -294,7 +299,7 @@ class TestOverdue:
         assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1", "2"))).fate is Fate.TIMEOUT
 
     def test_what_is_no_unit_has_no_limit(self, tmp_path: Path, clock: list[float]) -> None:
-        """A task that began none yet may take as long as it wants."""
+        """A task that has not started a unit has no limit."""
         running = self.running(tmp_path)
         assert running.overdue(Limits(), Note(os.getpid(), 1)) is None
         clock[0] += 10_000
@@ -302,7 +307,7 @@ class TestOverdue:
         assert running.overdue(Limits(), None) is None
 
     def test_compiling(self, tmp_path: Path, clock: list[float]) -> None:
-        """Its own limit counts from where it began."""
+        """The compile limit counts from the start of compilation."""
         running, limits = self.running(tmp_path), Limits(unit=5, compiling=100)
         compiling = Note(os.getpid(), 1, "a program", ("1",), COMPILING)
         assert running.overdue(limits, compiling) is None
@@ -314,7 +319,7 @@ class TestOverdue:
 
 class TestNote:
     def test_whole_lines_count(self) -> None:
-        """A worker may be writing while its note is read."""
+        """Only complete lines count, since a worker may be writing its note."""
         text = '[7, 3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"fate": "MEM'
         assert Note.parse(text) == Note(7, 3, "a program", ("1", "2"), COMPILING)
         assert Note.parse(text + 'ORY"}\n').fate is Fate.MEMORY  # type: ignore[union-attr]
@@ -324,7 +329,7 @@ class TestNote:
 class TestStop:
     @pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_the_first_signal_counts(self, first: signal.Signals, code: int) -> None:
-        """It waits until it is asked for, and later ones change nothing; afterwards the handlers are as they were."""
+        """A signal is pending until `check`, and later signals change nothing; afterwards the handlers are restored."""
         before = signal.getsignal(first)
         with stop.deferred():
             stop.check()
@@ -336,7 +341,7 @@ class TestStop:
         assert signal.getsignal(first) is before
 
     def test_a_pool_answers_it(self, shared: LocalPool) -> None:
-        """While it waits for a task that does not end."""
+        """A pool reacts to a signal while it waits for a task that does not end."""
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool, stop.deferred():
             pool.submit(Task("it", tasks.sleeps))
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The server that workers are forked from: what it has done, and what becomes of a pool without it."""
+"""The fork server of workers: its state, and a pool after its loss."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from tests.run.process_tree import alive, descendants, tasks, threads, trackers,
 
 
 class TestForks:
-    """Workers are forks of a process that has done nothing that a fork does not survive."""
+    """Workers are forks of a process without threads or initialized devices."""
 
     pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
 
     @pytest.mark.parametrize("preload", [pool_module.PRELOAD, ["conformance.fuzzing.worker", *pool_module.PRELOAD]])
     def test_what_the_server_has_done(self, preload: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """It has imported torch and no target, initialized no device, and has one thread, whatever the user's setting
-        of OpenBLAS, which workers see."""
+        """The server has imported torch but no target, initialized no device, and has one thread. The user's setting of
+        OpenBLAS reaches the workers only."""
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
         with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"], preload) as pool:
             assert pool.ask(tasks.looked) == {"targets": [], "devices": [], "tinygrad": False}
             until_ready(pool, 1)
             assert replace(pool.counters, started=0) == Counters(waited=1)
             assert threads(pool.ask(os.getppid)) == 1
-            assert pool.ask(gc.get_freeze_count) > 100_000  # which no collection in a worker looks at
+            assert pool.ask(gc.get_freeze_count) > 100_000  # collections in a worker do not scan these
             assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
 
     @pytest.mark.parametrize("drivers", [(), ("null",)])
     def test_op_db_is_inherited(self, drivers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each worker imported it, most of what a crash cost. Not where it would find an accelerator, whose driver does
-        not work in a fork: `null` stands for the file of one."""
+        """Workers inherit op_db from the server. Regression test: each worker imported it, which dominated the cost of
+        a crash. It is not inherited if an accelerator may exist, because its driver does not work in a fork: `null`
+        stands for its device file."""
         imported: list[str] = []
         monkeypatch.setattr(processes, "DRIVERS", drivers)
         monkeypatch.setattr(processes.importlib, "import_module", imported.append)
@@ -50,14 +51,14 @@ class TestForks:
         ("module", "why"), [("threads_at_import", "started 1 threads"), ("no_such_module", "cannot be imported")]
     )
     def test_a_server_that_must_not_fork(self, module: str, why: str) -> None:
-        """Modules that start threads, or that cannot be imported: the task runs in a process of its own."""
+        """If a module starts threads or cannot be imported, the task runs in a new process."""
         with LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", module]) as pool:
             assert pool.ask(os.getppid) == os.getpid()
             assert why in pool.counters.lost
             assert replace(pool.counters, lost="", started=0) == Counters(waited=1, restarted=1)
 
     def test_a_server_that_dies(self) -> None:
-        """Its workers are ended, and the task runs again in one that needs no server."""
+        """The pool ends the server's workers, and the task runs again in a worker without a server."""
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             server = pool.ask(os.getppid)
             pool.submit(Task("it", tasks.slowly_pid))
@@ -68,7 +69,8 @@ class TestForks:
             assert "has ended" in pool.counters.lost
 
     def test_a_backend_that_torch_loads_by_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It may not survive a fork, so each worker is a process of its own, unless torch is told not to load it."""
+        """A backend that torch loads automatically may not survive a fork. Each worker is then a new process, unless
+        the environment disables automatic loading."""
         assert processes.can_fork()
         monkeypatch.setattr(processes.importlib.metadata, "entry_points", lambda group: [group])
         assert not processes.can_fork()
@@ -76,14 +78,14 @@ class TestForks:
         assert processes.can_fork()
 
     def test_a_pool_that_runs_nothing_starts_nothing(self) -> None:
-        """No process is there before the first task, so a command that ends earlier has none to end."""
+        """No process exists before the first task, so a command that ends earlier has none to end."""
         before = set(descendants(os.getpid()))
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             assert pool.counters == Counters()
             assert set(descendants(os.getpid())) == before
 
     def test_stopped_while_it_imports(self) -> None:
-        """A stop does not wait for the imports of the server, and leaves nobody behind."""
+        """A stop does not wait for the server's imports, and no process remains."""
         before, left, began = set(descendants(os.getpid())), set[int](), time.monotonic()
 
         def interrupts() -> None:

@@ -1,4 +1,4 @@
-"""The pool on Ray: whatever is killed, stopped, full or late, each task is answered once, and what it kept is here."""
+"""The pool on Ray: one answer per task and all kept files, despite killed, stopped, full or late nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LIMITS = Limits(unit=2, compiling=60, memory=2, grace=1)
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The nodes' workers find the tasks as an installed module; a test leaves no connection to the next."""
+    """The nodes' workers import the tasks as an installed module; each test closes its connection."""
     monkeypatch.setenv("PYTHONPATH", str(PLANTED))
     monkeypatch.syspath_prepend(str(PLANTED))
     yield
@@ -47,7 +47,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def two() -> Iterator[Any]:
-    """A head that runs nothing, and two nodes of one worker each."""
+    """A head without workers, and two nodes of one worker each."""
     with started(2) as cluster:
         yield cluster
 
@@ -66,9 +66,9 @@ def run_through(
     at: int = 6,
     seconds: float = 0.4,
 ) -> dict[str, float]:
-    """Run numbered tasks and disturb them after some have ended: each is answered once, each has left its file. The
-    figures: the seconds until a loss was seen, until the task that was lost had its answer after all, and the most from
-    keeping a file to its lying here."""
+    """Run numbered tasks and call `disturb` after some have ended: each task has one answer and one file. The figures
+    are seconds: until the pool noticed a loss, until the lost task had its answer, and the longest transfer of a kept
+    file here."""
     late: dict[str, float] = {}
 
     def watch() -> None:
@@ -107,7 +107,7 @@ def told(request: pytest.FixtureRequest, figures: dict[str, float]) -> None:
 
 
 def actors() -> list[int]:
-    """The process ids of the supervisors on this machine."""
+    """Process ids of the supervisors on this machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ def actors() -> list[int]:
 
 class TestAnswers:
     def test_on_a_ray_of_its_own(self) -> None:
-        """Deaths, errors and values are those of the local pool, and no actor dies of what a subject does."""
+        """Deaths, errors and values equal those of the local pool, and no subject kills an actor."""
         with RayPool(Place("ray"), "cpu", LIMITS, 1, ["tasks"]) as pool:
             before = actors()
             cases = [
@@ -153,7 +153,7 @@ class TestAnswers:
                 pool.ask(tasks.numbered, 0, 0.0, "/proc/nowhere")
 
     def test_a_target_that_ends_its_process(self) -> None:
-        """It is told as the local pool tells it."""
+        """The report equals that of the local pool."""
         with (
             RayPool(Place("ray"), "class:tasks.Dies", LIMITS, 1, ["tasks"]) as pool,
             pytest.raises(WorkerDied, match="ends the process that loads it"),
@@ -162,7 +162,7 @@ class TestAnswers:
 
 
 class TestRefusals:
-    """One sentence each, of the kind that a command ends with 2 for."""
+    """One sentence each, as an error with exit code 2."""
 
     def test_nobody_listens(self) -> None:
         for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
@@ -177,7 +177,8 @@ class TestRefusals:
 
 class TestLosses:
     def test_a_worker_process(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        """Killed from outside, as the system does it: the task's death is an answer, and the others go on."""
+        """A worker killed from outside, as by the operating system: the task's death is its answer, and other tasks
+        continue."""
         with pool_on(two) as pool:
             marks = [tmp_path / "0", tmp_path / "1"]
             for mark in marks:
@@ -195,7 +196,7 @@ class TestLosses:
             assert pool.lost == []
 
     def test_a_supervisor(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        """Killed with -9, the Ray worker: another is started, and runs its task again."""
+        """After kill -9 of the Ray worker, another starts and runs its task again."""
         with pool_on(two) as pool:
             figures = run_through(pool, tmp_path, lambda: os.kill(actors()[0], signal.SIGKILL))
             assert len(pool.lost) == 1
@@ -203,7 +204,7 @@ class TestLosses:
             assert figures["to this disk"] < 5
 
     def test_a_raylet(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        """Killed with -9: its node is gone, and the others take over its task."""
+        """After kill -9 of a raylet, its node is lost, and other nodes run its task."""
         node = next(iter(two.worker_nodes))
         with pool_on(two) as pool:
             figures = run_through(pool, tmp_path, node.kill_raylet)
@@ -214,8 +215,8 @@ class TestLosses:
     def test_a_node_out_of_reach(
         self, two: Any, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """All that a node runs stands still, as behind a network that is cut, and goes on later: its task was given to
-        another, and what it then says is not heard."""
+        """All processes of a node stop, as behind a broken network, and continue later. Another node runs its task, and
+        the pool ignores its late answer."""
         monkeypatch.setattr(ray_pool, "SILENT", 6.0)
         stopped: list[int] = []
 
@@ -237,7 +238,7 @@ class TestLosses:
             assert any("no sign of life in 6 s" in said for said in pool.lost)
 
     def test_a_raylet_that_stands_still(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        """Its actor goes on, so nothing is lost; only what is started there has to wait."""
+        """The actor continues, so no task is lost; only new processes on that node have to wait."""
         node = next(iter(two.worker_nodes))
         raylet = node.all_processes["raylet"][0].process.pid
 
@@ -249,7 +250,7 @@ class TestLosses:
             told(request, run_through(pool, tmp_path, pause, tasks_in_all=40))
 
     def test_a_node_that_joins_late(self, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        """It takes its part as soon as it is there."""
+        """A late node gets tasks as soon as it joins."""
         with started(1) as cluster, pool_on(cluster) as pool:
             assert pool.ask(tasks.pid)
             assert len(pool.workers) == 1
@@ -265,7 +266,7 @@ class TestLosses:
             told(request, {"until it works": round(time.monotonic() - began, 2)})
 
     def test_a_full_disk(self, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        """A node whose disk fills up is left out, in one sentence, and its task runs elsewhere."""
+        """A node with a full disk is excluded in one sentence, and its task runs elsewhere."""
         small = tmp_path / "small"
         small.mkdir()
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], check=False)

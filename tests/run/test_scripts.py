@@ -1,4 +1,4 @@
-"""Scripts of findings in fresh processes: which of them show their headline, and what the results say of the others."""
+"""Scripts of findings in new processes: each either reproduces its headline or gets a remark in the results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def result_of(script: str, oracle: str = "value", where: str = "c", **rest: str)
 
 
 def said(script: str, *headline: str, limit: float = 20 - scripts.STARTING, **rest: str) -> str:
-    """What is said of a script with this headline."""
+    """The remark about a script with this headline."""
     result = result_of(script, *headline, **rest)
     return said_of(result, run_alone(script, limit + scripts.STARTING), limit)
 
 
 class TestSaidOf:
-    """Strict: the exit code and what is reported have to be those of the headline."""
+    """The exit code and the reported difference must both match the headline."""
 
     @pytest.mark.parametrize(
         ("script", "answer"),
@@ -46,32 +46,34 @@ class TestSaidOf:
         ],
     )
     def test_of_a_difference(self, script: str, answer: str) -> None:
-        """The oracle and the tensor have to be among what a script reports."""
+        """The script must report the oracle and the tensor."""
         assert said(script).startswith(answer)
 
     def test_another_error_is_not_the_headline(self) -> None:
-        """A script died of autograd's internal assertion, under a headline of another RuntimeError."""
+        """A script must show the error type and text of its headline. Regression test: a script that died of autograd's
+        internal assertion matched a headline with another RuntimeError."""
         parts = {"expected": "no error", "actual": "RuntimeError"}
         script = SAID.format(ASSERTION, 1)
         assert said(script, "error", "step 1", detail="sizes do not match at dimension 3", **parts) != SHOWS
         assert said(script, "error", "step 1", detail="7 <= device.index() INTERNAL ASSERT FAILED", **parts) == SHOWS
 
     def test_an_error_that_no_step_expects(self) -> None:
-        """A device runs step by step, and says which step raised; its script runs all of them as one function."""
+        """A device runs step by step and its finding names the failing step; its script runs all steps as one
+        function."""
         script = SAID.format(ASSERTION.replace("step 1", "the whole run"), 1)
         detail = "7 <= device.index() INTERNAL ASSERT FAILED"
         assert said(script, "error", "step 1", expected="no error", actual="RuntimeError", detail=detail) == SHOWS
         assert said(script, "error", "step 1", expected="TypeError", actual="RuntimeError", detail=detail) != SHOWS
 
     def test_of_a_death(self) -> None:
-        """The process has to end of the same signal."""
+        """The process must end with the same signal."""
         dies = {"expected": "an answer", "actual": "killed its process with SIGSEGV"}
         assert said("import os; os.kill(os.getpid(), 11)", "crash", "the program", **dies) == SHOWS
         assert said("import os; os.kill(os.getpid(), 6)", "crash", "the program", **dies) != SHOWS
         assert said(SAID.format("crash of the program: expected 1", 1), "crash", "the program", **dies) != SHOWS
 
     def test_of_a_hang(self) -> None:
-        """It has to run longer than the limit, and anything else must not; children are ended with it."""
+        """A script of a hang must exceed the limit, and any other script must not; its children end with it."""
         hangs, limit = "import subprocess; subprocess.run(['sleep', '100'])", 1 - scripts.STARTING
         began = time.monotonic()
         assert said(hangs, "timeout", "the program", limit=limit) == SHOWS
@@ -80,12 +82,12 @@ class TestSaidOf:
         assert time.monotonic() - began < 30
 
     def test_what_prints_without_end_is_ended(self) -> None:
-        """Only the lines that decide are kept."""
+        """Only the deciding lines of an endless output are stored."""
         ended = run_alone("while True: print('x' * 10_000)", 1.0)
         assert ended.code is None and len(ended.last) <= scripts.LAST
 
     def test_a_child_that_outlives_it(self) -> None:
-        """It holds the script's output, which is read to its end."""
+        """The child keeps the script's output open, and the reader still returns."""
         began = time.monotonic()
         script = "import subprocess; subprocess.Popen(['sleep', '100']); " + SAID.format("value of c: expected 1", 1)
         assert said(script) == SHOWS
@@ -94,7 +96,8 @@ class TestSaidOf:
 
 class TestConfirm:
     def test_what_does_not_show_comes_last(self) -> None:
-        """In the order of the report, in its facts and in its JSON. Declared ones are not run."""
+        """Findings that do not reproduce come last in the report, in its facts and in its JSON. Scripts of declared
+        findings do not run."""
         good, bad = SAID.format("value of b: expected 1, got 2", 1), SAID.format("nothing", 0)
         finding = Finding("value / b", count=1)
         listed = [
@@ -115,7 +118,7 @@ class TestConfirm:
         assert [result.alone for result in again.results] == [result.alone for result in run.results]
 
     def test_a_run_says_how_many_were_left_out(self) -> None:
-        """When the time is over, no script is begun; without any time nothing is run or said."""
+        """After the time is over, no script starts; with a time of zero, no script runs and no note appears."""
         slow = "import time; time.sleep(2)"
         run = Run("cpu", [result_of(slow, where=name) for name in "abc"])
         confirm(run, 10, 0.5, 1)
@@ -125,7 +128,7 @@ class TestConfirm:
         assert not silent.notes and not silent.results[0].alone
 
     def test_what_no_script_can_show_is_not_run(self) -> None:
-        """A script counts no kernels."""
+        """A script cannot count kernels."""
         run = Run("cpu", [result_of(SAID.format("", 0), "kernels")])
         confirm(run, 10, 60, 1)
         assert not run.results[0].alone and not run.notes

@@ -1,4 +1,4 @@
-"""What workers print is in a file, which is named, and not on the terminal: of 12 programs it was 545 lines."""
+"""Workers' output goes to a named file, not to the terminal: 12 programs printed 545 lines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PRINTS = "device:cpu,import=odd_devices,call=prints_all_the_time"
 def test_the_last_words_of_one_that_dies(
     importable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Python and C keep what they print to a file in memory, which a crash does not write. Nor does a spare worker that
-    its pool no longer waits for say anything on the terminal."""
+    """Python and C buffer output to a file, and a crash does not flush these buffers. The log has it nevertheless, and
+    an abandoned spare worker prints nothing on the terminal."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     path = tmp_path / "workers.log"
     with (
@@ -39,7 +39,7 @@ def test_the_last_words_of_one_that_dies(
 
 
 def test_one_that_prints_without_end(importable: None, tmp_path: Path) -> None:
-    """It filled the disk."""
+    """The log of endless output is limited and keeps its last line. Regression test: endless output filled the disk."""
     path = tmp_path / "workers.log"
     with kept(path) as file, LocalPool("cpu", Limits(), 1, ["tasks"], words=file) as pool:
         pool.ask(tasks.prints_much)
@@ -57,13 +57,13 @@ def interrupted(path: Path, afresh: bool, tell: Callable[[str], None]) -> None:
 
 class TestKept:
     def test_an_empty_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Is taken away with nothing said, and so is a folder that is there for its sake."""
+        """An empty log is removed silently, with its folder if the folder was new."""
         with kept(tmp_path / "reports" / "workers.log") as file:
             assert file.exists()
         assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
 
     def test_it_is_named_whatever_ends_the_run(self, tmp_path: Path) -> None:
-        """A last line without an end counts, and `--resume` goes on with the file."""
+        """A last line without a newline counts, and `--resume` appends to the file."""
         said: list[str] = []
         path = tmp_path / "workers.log"
         for afresh in (True, False, True):
@@ -72,7 +72,7 @@ class TestKept:
         assert said == [f"what the workers printed is in {path}: {count} lines" for count in (2, 3, 2)]
 
     def test_no_room(self, tmp_path: Path) -> None:
-        """Is one sentence."""
+        """A log that cannot be written gives one sentence."""
         (tmp_path / "file").write_text("")
         with pytest.raises(ReportError, match=r"workers\.log cannot be written \(.*\); choose another with --re"):
             kept(tmp_path / "file" / "workers.log").__enter__()
@@ -90,7 +90,8 @@ def test_a_device_that_hangs_at_its_import(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing was said for three minutes, and only `init` had an option to make it less; now a line is said once."""
+    """The command announces the loading once and respects `--starting`. Regression test: it printed nothing for three
+    minutes, and only `init` had an option to shorten that."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(place, "PATIENCE", 0.5)
     assert command(["--target", target, *words, "--starting", "6"]) == 2
@@ -115,7 +116,7 @@ def test_a_device_that_prints_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Its lines are counted in one sentence."""
+    """One sentence counts the lines."""
     monkeypatch.chdir(tmp_path)
     assert command(["--target", PRINTS, *words]) == 0
     out, err = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""The fuzzer's power: planted faults are found soon, and shrink to a step or two."""
+"""The fuzzer's power: it finds planted faults within few programs, and shrinks them to a step or two."""
 
 from __future__ import annotations
 
@@ -35,20 +35,22 @@ def _quiet():
 
 class TestPower:
     def test_common_faults_are_found_within_a_hundred_programs(self):
-        """Each is found, and shrinks to at most three steps on one input, of which op_db's entries may need more."""
+        """The fuzzer finds each fault and shrinks it to at most three steps on one input; op_db entries, which may need
+        more, are excluded."""
         hunts = hunt(QUICK, Drawing(without=("op_db",)), 0, 100)
         assert [name for name, one in hunts.items() if one.programs is None] == []
         assert all(len(one.small.steps) <= 3 and len(one.small.inputs) == 1 for one in hunts.values())
 
-    @pytest.mark.timeout(300)  # with an empty cache it compiles some hundred kernels
+    @pytest.mark.timeout(300)  # compiles some hundred kernels with an empty cache
     def test_faults_are_found_in_the_tiny_device(self):
-        """Planted in its dispatcher, where a wrong answer of its own would find nothing."""
+        """Faults are planted in the dispatcher of the tiny device. A program that tiny itself gets wrong does not
+        count."""
         hunts = hunt(QUICK[:4], Drawing(), 0, 30, beneath="tiny")
         assert [name for name, one in hunts.items() if one.programs is None] == []
 
     @pytest.mark.slow
     def test_every_fault_is_found(self):
-        """All within 2,000 programs, the median within 100 and at most 4 steps."""
+        """The fuzzer finds all faults within 2,000 programs; the median is below 100 programs and at most 4 steps."""
         hunts = hunt(list(FAULTS), Drawing(), 0, 2000)
         assert [name for name, one in hunts.items() if one.programs is None] == []
         assert statistics.median(one.programs for one in hunts.values()) < 100
@@ -56,8 +58,8 @@ class TestPower:
 
     @pytest.mark.parametrize(("size", "stride"), [((1, 3), (0, 1)), ((3, 1), (1, 2)), ((2, 2), (1, 3))])
     def test_a_conversion_that_rounds_keeps_its_strides(self, size, stride):
-        """Only values are wrong. The fault rounded into a new layout and was counted for the strides that it had
-        spoiled beside, at program 105, where its values are first seen at program 1,028."""
+        """Only values are wrong. Regression test: the fault rounded into a new layout and showed in its strides at
+        program 105, while its values first differ at program 1,028."""
         given = Program(
             (Storage("float32", 6, [0.75, 1.75, 2.75, 3.75, 4.75, 5.75]),),
             (Input("a", 0, "float32", size, stride),),
@@ -66,18 +68,18 @@ class TestPower:
         assert {one.oracle for one in differences_on(given, load_target("mutant:float to int rounds"))} == {"value"}
 
     def test_there_are_forty_faults(self):
-        """Each says which real bug it is modelled on."""
+        """Each fault names the real bug that it imitates."""
         assert len(FAULTS) >= 40
         assert all(fault.like for fault in FAULTS.values())
 
     def test_a_fault_that_is_not_found_fails_the_command(self, capsys):
-        """With no program drawn nothing is compared: exit code 2."""
+        """A run without programs compares nothing: exit code 2."""
         assert main(["--programs", "0", "--fault", QUICK[0]]) == 2
         assert "not found" in capsys.readouterr().out
         assert main(["--fault", "nonsense"]) == 2
 
     def test_where_no_fault_can_be_planted_is_one_sentence(self, capsys):
-        """A compiled function has no calls between which a fault could stand."""
+        """A compiled function has no separate calls for a fault."""
         assert main(["--fault", QUICK[0], "--on", "aot_eager"]) == 2
         assert capsys.readouterr().err == (
             "conformance.mutants: a fault cannot be planted in 'aot_eager': only in a "
@@ -86,7 +88,7 @@ class TestPower:
 
 
 class TestTheModeAlone:
-    """The planting mode itself changes the strides of some results on torch CPU."""
+    """The planting mode changes the strides of some results on torch CPU, even without a fault."""
 
     PROGRAM = Program(
         (Storage("float32", 1, [0]),),
@@ -98,7 +100,8 @@ class TestTheModeAlone:
     )
 
     def test_a_program_that_the_mode_changes_finds_no_fault(self) -> None:
-        """A squeezed result of max pooling has other strides under any dispatch mode: that counted as a fault found."""
+        """A difference that the planting mode causes is no detection. Regression test: a squeezed result of max pooling
+        has other strides under any dispatch mode, which counted as a detected fault."""
         assert not differences_on(self.PROGRAM, load_target("cpu"))
         assert differences_on(self.PROGRAM, load_target(f"mutant:{NOTHING}"))
 

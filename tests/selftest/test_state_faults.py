@@ -1,4 +1,4 @@
-"""The power of programs that change states: what a device remembers or ignores of them is found, and shrinks."""
+"""Power of programs that change states: the fuzzer finds and shrinks state faults of a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON = [
 
 
 class OfState(Drawing):
-    """Those programs of a seed that change states, and no others."""
+    """Only the programs of a seed that change states."""
 
     def numbered(self, seed, number, tally=None):
         return super().numbered(seed, STATE_EVERY * number + STATE_AT, tally)
@@ -38,7 +38,7 @@ def _quiet():
 
 
 def test_most_are_found_within_two_hundred_programs():
-    """Of which one in eight changes states; each shrinks to at most three steps."""
+    """One in eight of these programs changes states; each failure shrinks to at most three steps."""
     hunts = hunt(SOON, OfState(), 0, 200 // STATE_EVERY)
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 3 for one in hunts.values())
@@ -46,14 +46,14 @@ def test_most_are_found_within_two_hundred_programs():
 
 @pytest.mark.slow
 def test_every_one_is_found():
-    """Within 2,000 programs."""
+    """The fuzzer finds all faults within 2,000 programs."""
     hunts = hunt(list(STATE_FAULTS), OfState(), 0, 2000 // STATE_EVERY)
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 4 for one in hunts.values())
 
 
 def test_each_says_what_it_is_modelled_on():
-    """And none has the name of another."""
+    """Each fault names the bug that it imitates, and names are unique."""
     assert all(fault.like for fault in STATE_FAULTS.values())
     assert {*STATE_FAULTS} <= {*EVERY}
     assert len(STATE_FAULTS) == 20

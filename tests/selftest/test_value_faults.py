@@ -1,4 +1,4 @@
-"""Each fault of values and of expressions does what its name says, and nothing to an ordinary call beside."""
+"""Faults of values and expressions: each has the effect of its name, and no effect on similar ordinary calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def called(f, *arguments):
     return [f(*one) for one in arguments]
 
 
-# By name of the fault: what it spoils, and what is near but sound.
+# For each fault, an expression with a changed result, and a similar expression without one.
 SEEN = {
     "half sums accumulate in half": (
         lambda: of(6e4, 6e4, -6e4, -6e4, dtype=F16).sum(0),
@@ -166,7 +166,7 @@ SEEN = {
 
 
 def outcome(f):
-    """The bits of what a function gives, or that it raises."""
+    """Dtype, shape and values of a function's results, or the text of its error."""
     try:
         made = f()
     except RuntimeError as error:
@@ -180,7 +180,7 @@ def planted(fault: Fault):
 
 
 def test_every_fault_is_shown():
-    """Each has an expression that it spoils, and one near it that stays right."""
+    """Each fault has an expression with a changed result, and a similar expression without one."""
     assert set(SEEN) == set(VALUE_FAULTS) | set(EXPRESSION_FAULTS)
     assert all(fault.like for fault in (VALUE_FAULTS | EXPRESSION_FAULTS).values())
 
@@ -188,7 +188,7 @@ def test_every_fault_is_shown():
 @pytest.mark.parametrize("name", SEEN)
 @pytest.mark.filterwarnings("ignore")
 def test_a_fault_spoils_what_its_name_says(name):
-    """The expression gives something else under the fault; the one near it gives the same bits."""
+    """Under the fault, the expression has another result, and the similar one has the same result."""
     fault = (VALUE_FAULTS | EXPRESSION_FAULTS)[name]
     spoiled, sound = SEEN[name]
     right, near = outcome(spoiled), outcome(sound)
@@ -213,7 +213,8 @@ EDGES = {
 
 @pytest.mark.parametrize("name", EDGES)
 def test_a_fault_raises_nothing_of_its_own(name):
-    """Each of these was found at first by an error, an offset or an accepted call that its name does not say."""
+    """Under the fault, related calls keep their result. Regression test: early versions of these faults showed through
+    an error, an offset or an accepted call unrelated to their name."""
     fault = (VALUE_FAULTS | EXPRESSION_FAULTS)[name]
     right = outcome(EDGES[name])
     with planted(fault):
@@ -221,7 +222,7 @@ def test_a_fault_raises_nothing_of_its_own(name):
 
 
 class OfEdges(Drawing):
-    """Those programs of a seed that are of calls at the edge of their meaning, and no others."""
+    """Only the programs of a seed with calls at the edge of their domain."""
 
     def numbered(self, seed, number, tally=None):
         return super().numbered(seed, EDGES_EVERY * number + EDGES_AT, tally)
@@ -253,7 +254,8 @@ MISSED = [
 
 @pytest.mark.filterwarnings("ignore")
 def test_common_faults_are_found_within_forty_programs_of_edges():
-    """At the first try no program found them: no row of the step table had ties, a chance of 1, or halves to round."""
+    """The fuzzer finds these faults within 40 programs of edges. Regression test: no program found these faults,
+    because no row of the step table had ties, a probability of 1, or halves to round."""
     hunts = hunt(SOON, OfEdges(), 0, 40)
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 3 for one in hunts.values())
@@ -262,7 +264,7 @@ def test_common_faults_are_found_within_forty_programs_of_edges():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_first_try_missed_is_found():
-    """All within 250 programs of edges, 2,000 of any kind."""
+    """The fuzzer finds all of them within 250 programs of edges, which means 2,000 programs of any kind."""
     hunts = hunt([*SOON, *MISSED], OfEdges(), 0, 250)
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 3 for one in hunts.values())

@@ -1,4 +1,4 @@
-"""Devices that anybody wrote: how they are loaded, and what their loading may not do to torch CPU."""
+"""Third-party devices: how they are loaded, and isolation of torch CPU from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def enable():
 
 @pytest.fixture
 def pushing(tmp_path, monkeypatch):
-    """A target whose module pushes modes for good."""
+    """Target whose module pushes modes permanently."""
     (tmp_path / "pushes_modes.py").write_text(PUSHES_MODES)
     monkeypatch.syspath_prepend(tmp_path)
     return load_target("device:cpu,import=pushes_modes,call=enable,without=nothing")
@@ -59,7 +59,7 @@ def program_of(op):
 
 
 def run(text, folder):
-    """The script in a process of its own, which lies elsewhere than the module that it loads."""
+    """Run the script in a new process, from another folder than the module that it loads."""
     (folder / "failures").mkdir()
     path = folder / "failures" / "one.py"
     path.write_text(text)
@@ -68,7 +68,8 @@ def run(text, folder):
 
 class TestModes:
     def test_torch_cpu_is_not_under_the_modes_of_a_device(self, pushing):
-        """torchax pushes a function mode, under which plain torch CPU raises: the judge failed in 6 of 120 programs."""
+        """Modes of a device are active only inside the target. Regression test: torchax pushes a function mode under
+        which plain torch CPU raises, so the judge failed in 6 of 120 programs."""
         assert torch.ones(1).neg().item() == -1
         with pushing.entered():
             assert torch.ones(1).neg().item() == -2
@@ -76,8 +77,8 @@ class TestModes:
 
     @pytest.mark.parametrize("shown", [True, False])
     def test_nor_in_a_script(self, pushing, shown, tmp_path):
-        """The CPU's side ran under the modes of a device that was loaded before it, so that both answers were equal:
-        "no difference here", exit code 0."""
+        """In a script, the CPU's side runs without the device's modes. Regression test: the CPU's side ran under the
+        modes of a device that was loaded first. Both answers were equal: "no difference here", exit code 0."""
         step = "neg" if shown else "abs"
         verdict = judge_program(program_of("neg"), pushing)
         text = script(program_of(step), pushing, verdict.mismatches, bad_step=1)
@@ -89,7 +90,7 @@ class TestModes:
         assert ("no difference here" in done.stdout) != shown
 
     def test_the_device_is(self, pushing):
-        """A program on the target, and only there, goes through them; so does a trial of the probe."""
+        """Only a program on the target goes through the modes, and so does a trial of the probe."""
         import pushes_modes
 
         verdict = judge_program(program_of("neg"), pushing)
@@ -100,24 +101,25 @@ class TestModes:
 
 
 class TestLoading:
-    """A script's device, whose module lies in the current folder."""
+    """Loading of a script's device, whose module is in the current folder."""
 
     def test_a_device_that_cannot_be_loaded_is_no_difference(self, tmp_path):
-        """ModuleNotFoundError ended a script with 1, the code for "the difference is there"."""
+        """A load failure exits with 2. Regression test: ModuleNotFoundError ended a script with 1, the code for a
+        difference."""
         text = script(program_of("neg"), describe_target("device:cpu,import=not_there"))
         done = run(text, tmp_path)
         assert done.returncode == 2
         assert done.stderr == "device 'cpu' cannot be loaded: ModuleNotFoundError: No module named 'not_there'\n"
 
     def test_a_module_that_registers_nothing(self, tmp_path):
-        """Nor is a device that torch does not know after the import."""
+        """A device that torch does not have after the import exits with 2 too."""
         (tmp_path / "empty_module.py").touch()
         done = run(script(program_of("neg"), describe_target("device:absent,import=empty_module")), tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith("device 'absent' cannot be loaded: RuntimeError: ")
 
     def test_a_script_of_op_db_registers_the_device_first(self, tmp_path):
-        """op_db must not be imported before; what the device pushes comes after the CPU's answer all the same."""
+        """The device is registered before the import of op_db, but its modes are pushed after the CPU's answer."""
         (tmp_path / "pushes_modes.py").write_text(PUSHES_MODES)
         setup = describe_target("device:cpu,import=pushes_modes,call=enable").script()
         text = from_op_db(Case("neg", "", "", "float32", "method", "as_sampled"), setup, 0, "a finding")
@@ -141,8 +143,8 @@ class TestBackward:
     )
 
     def test_the_device_is_there_before(self, tmp_path, monkeypatch):
-        """The script let torch CPU go backward before the device was there, and then died on the device:
-        `device_ready_queues_ INTERNAL ASSERT FAILED`."""
+        """The script loads the device before any `backward`. Regression test: the script ran `backward` on torch CPU
+        before it loaded the device, and then died on the device: `device_ready_queues_ INTERNAL ASSERT FAILED`."""
         wrong = Mismatch("grad", "grad of a", "[2.0, 2.0, 2.0]", "[3.0, 3.0, 3.0]", "3 of 3 elements differ")
         target = describe_target("device:guarded,import=guarded_device,without=storages+set_+as_strided+data_ptr")
         text = script(self.WRITTEN, target, [wrong], bad_step=1)

@@ -1,4 +1,4 @@
-"""`tiny:REPLAYED` observes a replayed step: a lie that only replay tells is a finding there, and not on `tiny`."""
+"""`tiny:REPLAYED` observes replayed steps: a fault of replay is a finding there, and not on `tiny`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _as_before() -> Iterator[None]:
 
 
 def test_a_lie_of_replay_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replayed step that leaves one number in all that it computed."""
+    """The fault is a replayed step that stores one number in all of its results."""
     replay = steps.replay
 
     def lying(step: steps.Begun, why: str) -> bool:

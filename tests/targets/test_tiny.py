@@ -11,8 +11,8 @@ tinygrad = pytest.importorskip("tinygrad")
 
 
 def test_the_device_that_is_named_is_the_one_that_computes(monkeypatch):
-    """A report said CL on a machine with an OpenCL driver, which is what plain tinygrad chooses there; tiny computed on
-    the CPU."""
+    """The environment names the device that computes. Regression test: on a machine with an OpenCL driver, a report
+    named CL, which plain tinygrad chooses there, although tiny computed on the CPU."""
     target = load_target("tiny")
     monkeypatch.setattr(type(tinygrad.Device), "DEFAULT", "CL")
     with target.kernels() as counted:

@@ -1,5 +1,4 @@
-"""The targets beside devices: each agrees with torch CPU where it should, catches a planted fault, and says what it
-leaves out."""
+"""Targets that are no devices: each agrees with torch CPU, detects a planted fault, and declares exclusions."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ VIEWS_OF_NOTHING = Program(
 
 
 class Negating(Target):
-    """A transform that is wrong: the first step's result is negated."""
+    """A faulty transform: it negates the last result."""
 
     name, transforms_program = "negating", True
 
@@ -103,18 +102,18 @@ class Negating(Target):
 
 class TestWhole:
     def test_the_function_is_the_programs_calls(self):
-        """Its text has the steps in order, loops included, and returns what they made."""
+        """The source has the steps in order, loops included, and returns their results."""
         assert source(WRITE_THROUGH_A_VIEW) == (
             "def program(a):\n    b = a.t()\n    b.add_(1)\n    c = a.sum(0, False)\n    for i in range(2):\n"
             "        a[i] = i + 1\n    return {'b': b, 'c': c}\n"
         )
 
     def test_answers_are_results(self):
-        """What a question answers is returned under the step's number."""
+        """The answer of a question is returned under the step's number."""
         assert function(ASKS, Negating().attempt)(torch.ones(2, 3)) == {"step 1": True}
 
     def test_a_step_that_raises_is_a_function_of_its_own(self):
-        """The program goes on after it, and its answer is the exception."""
+        """The program continues after the step, and its answer is the exception."""
         assert source(ERRS) == (
             "def program(a):\n    b = a.t()\n    def step_2(): a[:, 5] = 1\n    answer_2 = attempt(step_2)\n"
             "    a.zero_()\n    return {'b': b, 'step 2': answer_2}\n"
@@ -123,7 +122,7 @@ class TestWhole:
         assert isinstance(answer, IndexError)
 
     def test_a_wrong_transform_is_caught_and_its_step_named(self):
-        """A planted fault is found by the value oracle, and the first wrong step is told."""
+        """The value oracle detects a planted fault, and the verdict has the first wrong step."""
         verdict = judge_program(WRITE_THROUGH_A_VIEW, Negating())
         assert verdict.mismatches[0].oracle == "value"
         assert verdict.bad_step == 1
@@ -138,8 +137,8 @@ class TestWhole:
         assert "no difference here" in said.stdout
 
     def test_a_script_shows_a_real_bug(self, tmp_path, standalone):
-        """Both answers, and nothing that is not promised. The scripts of whole programs failed in their own inputs, on
-        both sides alike, and so showed nothing whatever was wrong."""
+        """The script prints both answers, and only promised facts. Regression test: the scripts of whole programs
+        failed in their own inputs on both sides, and so never showed a difference."""
         path = tmp_path / "script.py"
         target = load_target("functionalize")
         path.write_text(script(UNFOLD_WITH_GAPS, target, judge_program(UNFOLD_WITH_GAPS, target).mismatches))
@@ -153,13 +152,14 @@ class TestWhole:
         assert "stride of" not in said.stdout
 
     def test_a_name_is_returned_once(self):
-        """A name that two steps make was a key of the result twice."""
+        """A name that two steps assign is one key of the result. Regression test: a name that two steps assign was a
+        key of the result twice."""
         twice = Program(STORAGES, (A,), tuple(Step("mul", (tensor("a"), 2), out=("b",)) for _ in range(2)))
         assert source(twice, also=["a"]).endswith("return {'b': b, 'a': a}\n")
 
     def test_a_script_tells_errors_as_the_harness_does(self, tmp_path, standalone):
-        """Dynamo wraps the error of a step in one of its own, and that of a backend in another: the script took the
-        wrong one for the answer, and ended with 0."""
+        """The script unwraps errors like the harness: Dynamo wraps the error of a step in its own, and that of a
+        backend in another. Regression test: the script compared the wrong one, and ended with 0."""
         path, target = tmp_path / "script.py", load_target("compile:aot_eager")
         found = judge_program(VIEW_WITH_GAPS, target).mismatches
         assert [(one.oracle, one.expected, one.actual) for one in found] == [("error", "RuntimeError", "ValueError")]
@@ -169,7 +169,8 @@ class TestWhole:
         assert "\nerror of step 1: expected RuntimeError, got ValueError (" in said.stdout
 
     def test_a_script_of_a_compiler_logs_nothing(self, tmp_path, standalone):
-        """Dynamo's log of a call that fails stood between the answers; the error's own is told, not its wrapper."""
+        """The script prints the original error instead of its wrapper. Regression test: Dynamo's log of a failing call
+        appeared between the answers."""
         path, target = tmp_path / "script.py", load_target("compile:aot_eager")
         found = judge_program(FILLS_A_VIEW, target).mismatches
         path.write_text(script(FILLS_A_VIEW, target, found, bad_step=1))
@@ -178,7 +179,7 @@ class TestWhole:
         assert "torch/_subclasses" not in said.stdout + said.stderr
 
     def test_a_script_of_what_raises_says_so_in_a_line(self, tmp_path, standalone):
-        """The error, and not each of the CPU's answers beside a nothing."""
+        """The output has the error alone, without a list of the CPU's answers."""
         path = tmp_path / "script.py"
         counts = Program(
             (Storage("int32", 1),),
@@ -195,8 +196,8 @@ class TestWhole:
 
     @pytest.mark.parametrize("spec", ["cpu", "functionalize", "meta"])
     def test_scripts_of_drawn_programs_run(self, spec, capsys):
-        """Whatever was drawn, torch CPU answers in the script, and a difference is shown where the verdict has one. One
-        with `from_host_view` lacked a function that it calls."""
+        """In each script, torch CPU has an answer, and the script reports a difference exactly if the verdict has one.
+        Regression test: a script with `from_host_view` lacked a function that it calls."""
         target, ran = load_target(spec), 0
         for number in range(40):
             program = Drawing(without=unsupported_steps(target)).numbered(31, number)
@@ -215,7 +216,7 @@ class TestWhole:
 
 
 class Forgiving(Target):
-    """A transform that is wrong: what must raise does not."""
+    """A faulty transform: a step that must raise does not."""
 
     name, transforms_program = "forgiving", True
 
@@ -231,7 +232,7 @@ class Forgiving(Target):
 
 
 class Forgetful(Target):
-    """A transform that is wrong: gradients are twice what they should be."""
+    """A faulty transform: gradients are twice their right value."""
 
     name, transforms_program = "forgetful", True
 
@@ -249,18 +250,20 @@ class Forgetful(Target):
 class TestErrorsAndGradients:
     @pytest.mark.parametrize("spec", ["functionalize", "aot_eager"])
     def test_a_step_that_raises_agrees(self, spec):
-        """The error's type is the CPU's, and the steps after it run."""
+        """The error's type is the CPU's, and the later steps run."""
         for program in (RAISES, *([ERRS, OVERLAPPING] if spec == "aot_eager" else [])):
             verdict = judge_program(program, load_target(spec))
             assert verdict.passed, verdict.mismatches
 
     def test_gradients_agree(self):
-        """Inputs that require grad, a write through a view, backward, and the gradient used afterwards."""
+        """The program has inputs that require grad, a write through a view, backward, and a later use of the
+        gradient."""
         verdict = judge_program(BACKWARD, load_target("aot_eager"))
         assert verdict.passed, verdict.mismatches
 
     def test_what_depends_on_who_looks_is_left_out(self):
-        """A view whose base came to require grad: torch CPU itself answers otherwise in one function."""
+        """For a view whose base later requires grad, torch CPU itself has another answer in one function, so the
+        program is excluded."""
         program = Program(
             (Storage("float32", 2), Storage("float32", 1)),
             (Input("a", 0, "float32", (2,), (1,)), Input("b", 1, "float32", (), (), requires_grad=True)),
@@ -276,19 +279,19 @@ class TestErrorsAndGradients:
         assert not verdict.passed
 
     def test_an_error_that_is_not_raised_is_caught(self):
-        """A transform that swallows it fails by the error oracle, at that step."""
+        """A transform that suppresses the error fails the error oracle at that step."""
         verdict = judge_program(ERRS, Forgiving())
         assert [(one.oracle, one.where) for one in verdict.mismatches] == [("error", "step 2")]
         assert verdict.bad_step == 2
 
     def test_a_wrong_gradient_is_caught(self):
-        """So is a gradient."""
+        """A wrong gradient fails the oracle `grad`."""
         verdict = judge_program(BACKWARD, Forgetful())
         assert verdict.mismatches[0].oracle == "grad"
         assert verdict.bad_step == 4
 
     def test_drawn_programs_with_gradients_run(self):
-        """Programs of the family `autograd` are drawn for compilers, and agree."""
+        """Compilers get programs of the family `autograd`, which agree."""
         target = load_target("aot_eager")
         drawing = Drawing(steps=(4, 8), only=("autograd",), without=unsupported_steps(target))
         ops = set()
@@ -311,13 +314,13 @@ class TestErrorsAndGradients:
 class TestTargets:
     @pytest.mark.parametrize("spec", ["meta", "fake", "functionalize", "aot_eager"])
     def test_a_plain_program_agrees(self, spec):
-        """A write through a view, a reduction and a loop are right on each."""
+        """A write through a view, a reduction and a loop are right on each target."""
         verdict = judge_program(WRITE_THROUGH_A_VIEW, load_target(spec))
         assert verdict.passed, verdict.mismatches
 
     @pytest.mark.slow
     def test_inductor_agrees(self):
-        """So it is with generated C++."""
+        """Generated C++ code agrees too."""
         assert judge_program(WRITE_THROUGH_A_VIEW, load_target("inductor")).passed
 
     @pytest.mark.parametrize("spec", ["functionalize", "aot_eager"])
@@ -328,15 +331,15 @@ class TestTargets:
         assert verdict.bad_step == 2
 
     def test_an_answer_follows_from_the_program_alone(self):
-        """The same mismatch each time. What FakeTensorMode remembers of calls gave the first run of this program
-        another answer than all later ones (see the findings), so that a campaign called it flaky."""
+        """Each run has the same mismatch. Regression test: FakeTensorMode caches calls, so the first run had another
+        answer than all later ones (see the findings). A campaign reported FLAKY."""
         seen = [judge_program(VIEWS_OF_NOTHING, load_target("fake"), locate=False).mismatches for _ in range(3)]
         assert seen[0] == seen[1] == seen[2]
         assert [mismatch.oracle for mismatch in seen[0]] == ["alias"]
 
     @pytest.mark.parametrize("spec", ["meta", "fake"])
     def test_wrong_metadata_is_caught(self, spec, monkeypatch):
-        """A transposition that does nothing is seen by its shape, without any value."""
+        """A transposition without effect changes the shape, which is detected without values."""
         monkeypatch.setattr("conformance.program.steps.op.Op.run", lambda op, args, kwargs: args[0])
         target = load_target(spec)
         got = (
@@ -349,7 +352,7 @@ class TestTargets:
         assert {"shape", "stride"} <= {one.oracle for one in compare(want, got, oracles=target.oracles)}
 
     def test_inductor_without_a_compiler_is_one_sentence(self, monkeypatch):
-        """The target says what is missing and what to do."""
+        """The error names the missing compiler and the remedy."""
         builder = pytest.importorskip("torch._inductor.cpp_builder")
         from torch._inductor.exc import InvalidCxxCompiler
 
@@ -379,7 +382,7 @@ class TestLeftOut:
         ],
     )
     def test_a_program_is_left_out_by_the_targets_own_words(self, spec, program, reason):
-        """Nothing is run to find out, and the verdict is neither a pass nor a failure."""
+        """The target's declaration decides without a run, and the verdict is neither a pass nor a failure."""
         target = load_target(spec)
         assert unsupported_reason(program, target) == reason
         if reason:
@@ -388,12 +391,12 @@ class TestLeftOut:
             assert not verdict.mismatches
 
     def test_inputs_that_share_a_storage(self):
-        """functionalize takes its inputs for independent tensors."""
+        """functionalize assumes that its inputs are independent tensors."""
         program = Program(STORAGES, (A, Input("b", 0, "float32", (1,), (1,))))
         assert unsupported_reason(program, load_target("functionalize")) == "inputs that share a storage"
 
     def test_a_dtype_that_the_target_cannot_hold(self):
-        """Dtypes are declared too."""
+        """A target declares its dtypes too."""
         target = load_target("cpu")
         target.dtypes = frozenset({torch.int64})
         assert unsupported_reason(WRITE_THROUGH_A_VIEW, target) == "dtype float32"
@@ -407,7 +410,8 @@ class TestLeftOut:
         ],
     )
     def test_a_dtype_that_only_a_step_names(self, args, reason):
-        """A conversion to a dtype that the target cannot hold was a failure; a constant on the CPU may have any."""
+        """A constant on the CPU may have any dtype. Regression test: a conversion to an unsupported dtype was a
+        failure."""
         target = load_target("cpu")
         target.dtypes = frozenset({torch.float32})
         loop = Step("loop", times=2, body=(Step("to", tuple(args), out=("b",)),))
@@ -415,12 +419,12 @@ class TestLeftOut:
             assert unsupported_reason(Program(STORAGES, (A,), (step,)), target) == reason
 
     def test_what_is_left_out_is_not_drawn(self):
-        """Families and steps go to the drawing; traits cannot."""
+        """Unsupported families and steps restrict the drawing; traits cannot."""
         assert "questions" in unsupported_steps(load_target("meta"))
         assert "a write that raises" not in unsupported_steps(load_target("meta"))
 
     def test_a_replay_of_it_says_so(self, tmp_path, capsys):
-        """Asked for a program that the target leaves out, the command compares nothing and exits with 2."""
+        """A replay of a program that the target excludes compares nothing and exits with 2."""
         path = tmp_path / "asks.json"
         path.write_text(dump(ASKS))
         assert main(["--target", "meta", "--replay", str(path)]) == 2
@@ -429,8 +433,8 @@ class TestLeftOut:
         assert "0 of 1 programs agree with torch CPU, 1 were not run" in capsys.readouterr().out
 
     def test_a_campaign_counts_it(self, tmp_path):
-        """Programs not run are counted by reason in the report."""
+        """The report counts programs that did not run, by reason."""
         main(["--target", "functionalize", "--programs", "12", "--only", "view", "--reports", str(tmp_path)])
         report = fuzz_result(Path(tmp_path))
-        assert report["programs"] - sum(report["unsupported"].values()) == 12  # others were drawn in place of these
+        assert report["programs"] - sum(report["unsupported"].values()) == 12  # others replaced these
         assert sum(report["unsupported"].values()) > 0
