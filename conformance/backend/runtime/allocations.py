@@ -93,7 +93,7 @@ class Usage:
             self.blocks.take(1)
 
     def release_unused(self) -> None:
-        """Return the memory that is kept for reuse to the system."""
+        """Return the unused memory that the allocator keeps to the system."""
         if self.allocator is None or not hasattr(self.allocator, "free_cache"):
             return
         self.allocator.free_cache()
@@ -146,7 +146,7 @@ def watch(device: str, allocator: Any) -> None:
 
 
 def release_unused() -> None:
-    """Return the memory that every device keeps for reuse to the system."""
+    """Return the unused memory that all devices' allocators keep to the system."""
     for found in _usages.values():
         found.release_unused()
 

@@ -1,8 +1,7 @@
 """Profiler spans of kernels, which run one at a time, each within a separate span.
 
-Defines `measured` and `run_measured`. A kernel's launch returns before the kernel has finished. A span measures the
-kernel only if it includes a wait for the device. Kernels of one schedule therefore do not overlap while a profiler
-runs. Must not depend on torch.
+Defines `measured` and `run_measured`. A kernel's launch returns before the kernel has finished, so each span includes a
+wait for the device. Kernels of one schedule therefore do not overlap while a profiler runs. Must not depend on torch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .trace import KernelSpan
 
 @contextmanager
 def measured(span: KernelSpan, name: str, devices: Iterable[str]) -> Iterator[None]:
-    """Within the block one kernel is started; its span ends when these devices of tinygrad's have finished."""
+    """Within the block one kernel starts; its span ends when these tinygrad devices have finished."""
     with span(f"tiny::{name}"):
         yield
         for device in devices:

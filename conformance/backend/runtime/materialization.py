@@ -36,10 +36,10 @@ def materialize(value: UOp) -> UOp:
 
 
 def read_by_all(values: Sequence[UOp]) -> tuple[list[UOp], dict[UOp, UOp]]:
-    """Equal values in which every reader of a materialized value reads the point; and a map of the nodes replaced.
+    """Equal values in which all readers of a materialized value read the point; and a map of the nodes replaced.
 
-    An operator that ran before the point was made reads the value below it. It would compute the value again and keep
-    its inputs alive.
+    An operator that ran before the creation of the point reads the value below it. It would compute the value again and
+    keep its inputs alive.
     """
     nodes = UOp.sink(*values).toposort(enter_calls=False)
     points = {node.src[0]: node for node in nodes if node.op is Ops.CONTIGUOUS}

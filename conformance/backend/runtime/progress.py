@@ -1,6 +1,6 @@
 """Progress lines on the terminal while many kernels are compiled, so that a first run does not look like a hang.
 
-Defines `Progress` and `PROGRESS`, to which every compiled kernel is reported. A first step compiles its kernels in
+Defines `Progress` and its instance `PROGRESS`, which counts every compiled kernel. A first step compiles its kernels in
 several schedules, so the sum of their times counts. A line appears after 5 seconds of compilation, and again each time
 that this has doubled.
 """

@@ -1,9 +1,9 @@
 """Source of a device's random numbers: torch's default CPU generator, or a separate state of the device.
 
 Defines `drawing`, which surrounds every random operator of a device, and the functions that set seeds and states. A
-device without a seed of its own uses the CPU's generator. A whole run then has the same numbers as a run on the CPU,
-independent of the tensors' devices. A device with a seed or state of its own has a separate CPU generator, which
-operators use in place of the default one.
+device without a separate seed uses the CPU's generator. A whole run then has the same numbers as a run on the CPU,
+independent of the tensors' devices. A device with a separate seed or state has another CPU generator, which operators
+use in place of the default one.
 """
 
 from __future__ import annotations

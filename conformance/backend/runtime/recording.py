@@ -27,7 +27,7 @@ class Recorded:
     """Work of each run of the recorded block besides kernels."""
 
     conditions: list[UOp] = field(default_factory=list)  # 0-d values that must be true: checks of elements
-    feeds: list[tuple[UOp, Callable[[], Any]]] = field(default_factory=list)  # a buffer, and what gives its content
+    feeds: list[tuple[UOp, Callable[[], Any]]] = field(default_factory=list)  # a buffer, and the source of its content
 
 
 _recorded: Recorded | None = None

@@ -214,7 +214,7 @@ def kernel_names(heads: Sequence[UOp]) -> tuple[str, ...]:
 def recorded(graph: Graph, linear: UOp, outcomes: Sequence[UOp], becomes: dict[UOp, UOp]) -> Replay:
     """The compiled schedule `linear` of a graph as data.
 
-    `outcomes` are its values. `becomes` maps all nodes of it that are kept to (reshaped) buffers.
+    `outcomes` are its values. `becomes` maps all kept nodes to (reshaped) buffers.
     """
     slots = {b: i for i, b in enumerate(graph.buffers)}
     fresh = list(dict.fromkeys(v.base for v in [*outcomes, *becomes.values()] if v.base not in slots))

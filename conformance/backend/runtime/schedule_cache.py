@@ -30,7 +30,7 @@ from .replay import Kernel, Key, Place, Replay
 
 TABLE = "conformance_schedules"
 KEPT = 1 << 19  # nodes of all graphs in memory, some 130 bytes each
-_PLAIN = 2  # the last version of marshal in which equal values are equal bytes
+_PLAIN = 2  # the last version of marshal with equal bytes for equal values
 _SETTINGS = [v for v in vars(helpers).values() if isinstance(v, ContextVar)]
 
 

@@ -36,8 +36,8 @@ class TorchError(ImportError):
 
 
 def check() -> None:
-    """Raise TorchError for a torch that is too old; warn about one that is too new, once for this process and
-    children.
+    """Raise TorchError for a torch that is too old; warn about a newer torch than tested, once for all child
+    processes.
     """
     if TORCH.release[:2] < Version(OLDEST).release:
         raise TorchError(f"tiny: torch {TORCH} is too old for the device: `pip install 'torch>={OLDEST}'`")
@@ -227,7 +227,7 @@ def replace_flex_device_check(function: Callable[..., None]) -> None:
 
 
 def replace_data_parallel_device(function: Callable[[], str | None]) -> None:
-    """Replace the function from which DataParallel gets the type of its devices."""
+    """Replace DataParallel's choice of its device type by this function."""
     importlib.import_module("torch.nn.parallel.data_parallel")._get_available_device_type = function  # type: ignore[attr-defined]
 
 
@@ -248,13 +248,13 @@ def replace_process_group_functions(**functions: Callable[..., Any]) -> None:
 
 
 def wait_for(work: Any) -> None:
-    """Wait for a collective, in the form in which the dispatcher passes it; None means that it is complete."""
+    """Wait for a collective, as the dispatcher passes it; None means that it is complete."""
     if work is not None:
         found("torch._C._distributed_c10d:Work.unbox")(work).wait()
 
 
 def finished_work(result: list[torch.Tensor]) -> Any:
-    """A completed collective whose future has `result`, in the form in which the dispatcher passes it."""
+    """A completed collective whose future has `result`, as the dispatcher passes it."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
     return found("torch._C._distributed_c10d:_create_work_from_future")(future).boxed()
@@ -284,6 +284,6 @@ def min_cut_partition() -> Callable[..., Any]:
 
 
 def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled function in the form in which it may free its inputs."""
+    """The compiled function with the calling convention that lets it free its inputs."""
     made: Callable[..., Any] = found("torch._functorch.aot_autograd:make_boxed_func")(function)
     return made

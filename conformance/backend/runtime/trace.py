@@ -20,7 +20,7 @@ class Schedule(NamedTuple):
     origin: str  # of the schedule: "scheduled" now, or from "memory" or "disk"
     schedule_s: float  # seconds spent on the graph
     compile_s: float  # seconds spent on code of kernels
-    run_s: float  # seconds in which kernels ran
+    run_s: float  # seconds spent on running kernels
 
 
 class Copy(NamedTuple):
