@@ -1,11 +1,12 @@
-"""Cache of operator calls by geometry: an equal call is found by one look-up, and queued instead of executed.
+"""Cache of operator calls by geometry: one look-up finds an equal call, which is queued instead of executed.
 
 Defines `Deferred`, a kernel in front of another one, and `Prepared`, the cached description of a call.
 
-The first call of an operator with some geometry of its arguments needs torch's meta kernel, the CPU's checks, and the
-choice of the value function. The next call with the same geometry, under the same settings of torch, has only one
-possible result geometry. Only the result tensor has to be allocated. Must not depend on specific operators: a row of
-the tables says whether its value function may run later.
+The first call of an operator with some geometry of its arguments runs torch's meta kernel and the CPU's checks, and
+selects the value function. The next call with the same geometry, under the same settings of torch, has only one
+possible result geometry. Only the result tensor has to be allocated.
+
+This module must not depend on specific operators: a row of the tables defines whether its value function may run later.
 """
 
 from __future__ import annotations
@@ -218,11 +219,11 @@ NOTED = Noted()
 
 
 def compute_index(storages: Sequence[LazyStorage]) -> None:
-    """Compute these storages now if queued calls write them.
+    """Ensure that no queued call writes these storages, so that the host can read their elements.
 
-    The calls that compute an index, whose elements the host reads, are a separate step, which may equal an earlier one.
-    The other calls stay in the queue. Storages written in place earlier are not computed in this step, because together
-    with the other calls they need fewer kernels.
+    The calls that compute an index are a separate step, which may equal an earlier one. The other calls stay in the
+    queue. Storages written in place earlier are not computed in this step, because together with the other calls they
+    need fewer kernels.
     """
     written = [lazy for lazy in storages if lazy.queued == calls.WRITTEN]
     if written:

@@ -1,7 +1,9 @@
 """The counted CPU fallback: any operator on copies of its arguments' storages, with all changes copied back.
 
 A copy of the whole storage, viewed again on the CPU, keeps layout *and* aliasing, so the CPU kernel gets the original
-call. Results that alias an argument become views of the tiny storage. Must not depend on which operators have kernels.
+call. Results that alias an argument become views of the tiny storage.
+
+This module must not depend on the set of operators that have kernels.
 """
 
 from __future__ import annotations
@@ -126,7 +128,7 @@ READS_HOST_MEMORY = (
 )  # fmt: skip
 """Operators for which torch has one kernel for all devices, which treats every data pointer as host memory.
 
-The last six dispatch to a kernel per device, which only torch's own devices can have.
+The last entries call a kernel per device, which only torch's own devices can have.
 """
 
 PACKS_HOST_MEMORY = (

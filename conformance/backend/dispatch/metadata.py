@@ -4,7 +4,9 @@ Defines `specs`, `MetaRejected`, `global_settings` and `device_index`.
 
 Metadata depend on the geometry of the arguments and on torch's global settings, not on elements. The meta kernel
 therefore runs once for each geometry and settings. If its strides are known to differ from the CPU's, the CPU kernel
-also runs (on small tensors). Must not depend on values.
+also runs (on small tensors).
+
+This module must not depend on values.
 """
 
 from __future__ import annotations
@@ -161,8 +163,8 @@ def _strides_of_cpu(
 ) -> tuple[Any, tuple[Spec, ...]]:
     """The CPU's strides, if its kernels and the meta kernels order dimensions differently.
 
-    They disagree if an argument is not contiguous, or if dimensions of size 1 or 0 have strides that a contiguous
-    tensor would not have (docs/notes/meta-and-cpu.md has cases). The call then runs on ones, if it is small.
+    They disagree if an argument is not contiguous. They also disagree if dimensions of size 1 or 0 have strides that a
+    contiguous tensor would not have (docs/notes/meta-and-cpu.md has cases). The call then runs on ones, if it is small.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     usual = all(geometry(t)[1] == layout.contiguous_strides(geometry(t)[0]) for t in tensors)

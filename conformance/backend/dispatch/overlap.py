@@ -1,8 +1,9 @@
 """Memory overlap between tensors, by torch's own rules: torch refuses some writes that overlap.
 
 torch detects overlap only if both tensors are dense, and accepts all other cases. This module uses the same rule. If
-the result affects a call, the call goes to the CPU, which raises its own error or defines the result. Must not depend
-on operators.
+the result affects a call, the call goes to the CPU, which raises its own error or defines the result.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Copies within the device that wait in the queue.
 
 Defines `queued`. A copy between different storages of one device needs only the two geometries. If queued calls use
-either storage, the copy joins the queue instead of emptying it. Must not depend on other operators.
+either storage, the copy joins the queue instead of emptying it.
+
+This module must not depend on other operators.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Defines `Row`, `ROWS`, the decorators `value`, `complex_value` and `decompositio
 `Context`, the description of a call for its value function.
 
 A value function only computes elements from elements. Metadata, layouts, and in-place and out= forms belong to other
-modules (`metadata`, `layout`, `schema_kernels`). Must not depend on specific operators: the tables in `ops` define
-them.
+modules (`metadata`, `layout`, `schema_kernels`).
+
+This module must not depend on specific operators: the tables in `ops` define them.
 """
 
 from __future__ import annotations
@@ -182,8 +183,9 @@ PROMOTE: dict[str, Callable[[Context], DType]] = {
 }
 
 NUMBER_SECOND = frozenset({"mul.Tensor", "div.Tensor", "div.Tensor_mode", "floor_divide"})
-"""Operators whose second operand, if it is a single element, is read as a number by torch CPU's 16-bit kernels, without
-rounding to their dtype (`original_scalar_value` in ATen's BinaryOpsKernel.cpp).
+"""Operators with a second operand that torch CPU's 16-bit kernels read as a number if it is a single element.
+
+They do not round it to their dtype (`original_scalar_value` in ATen's BinaryOpsKernel.cpp).
 """
 
 
@@ -225,7 +227,7 @@ def _rounded(argument: Any, narrow: DType) -> Any:
 
 
 _SEEN_NUMBERS: dict[tuple[Any, ...], set[float]] = {}
-_CHANGING = 3  # distinct values after which a number counts as changing
+_CHANGING = 3  # number of distinct values at which a number counts as changing
 
 
 def reset_state() -> None:

@@ -5,7 +5,9 @@ that a kernel declines or refuses to the CPU.
 
 The key insight: an operator's metadata and its values are separate. `metadata` computes dtype, shape, strides and
 errors, and a row's value function computes the values. The code that stores the elements is the same for every
-operator. Must not depend on specific operators: the tables in `ops` define them.
+operator.
+
+This module must not depend on specific operators: the tables in `ops` define them.
 """
 
 from __future__ import annotations
@@ -206,7 +208,7 @@ def _signature(op: OpOverload) -> tuple[str, ...]:
 
 
 def variants(functional: OpOverload) -> Iterable[OpOverload]:
-    """The overload and its in-place and out= forms: equal argument types, apart from the written arguments."""
+    """The overload and its in-place and out= forms: equal argument types, except for the written arguments."""
     yield functional
     namespace, name = torch.ops.aten, functional._schema.name.split("::")[1]
     wanted = _signature(functional)

@@ -1,11 +1,13 @@
 """Sparse tensors on the device: two or three strided tensors in one of torch's own sparse tensor objects.
 
 Defines `parts` and `assembled` (a sparse tensor as its strided parts and back), `refill` (write one in place), and
-`BORROWED`, the operators that only access the parts.
+`BORROWED` (operators that only access the parts).
 
 torch chooses a sparse tensor's class by the device type. Its CPU kernels that construct and split sparse tensors never
 read memory, so the device uses these kernels. The parts are ordinary tensors of the device. Computation on a sparse
-tensor is a counted CPU fallback. Must not depend on operators that compute.
+tensor is a counted CPU fallback.
+
+This module must not depend on operators that compute.
 """
 
 from __future__ import annotations

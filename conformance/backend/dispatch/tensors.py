@@ -3,8 +3,9 @@
 Defines `Spec` (metadata of a result), `read`, `make`, `assign`, the conversions `cast` and `constant`, and functions
 that put tensors on storages.
 
-A tensor is only a geometry on a lazy storage, so it needs no operations except read and assign. Must not depend on
-operators.
+A tensor is only a geometry on a lazy storage, so it needs no operations except read and assign.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations

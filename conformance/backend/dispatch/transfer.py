@@ -1,8 +1,9 @@
 """Transfers between host and device: `copy_` in every direction, whole storages, single numbers.
 
 A transfer moves memory, not elements. The whole storage is copied and viewed again on the other side, so a copy out
-needs no gather kernel and keeps all strides. Elements are gathered on the side where that is free. Must not depend on
-operators other than copies.
+needs no gather kernel and keeps all strides. Elements are gathered on the side where that is free.
+
+This module must not depend on operators other than copies.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor, host: torch.Tensor, shift: int = 0) -> torch.Tensor:
-    """A CPU tensor with the geometry and the conjugate and negative bits of `tensor`, on the storage of `host`, which
-    holds its bytes from `shift` elements on.
+    """A CPU tensor on the storage of `host`, with the geometry and the conjugate and negative bits of `tensor`.
+
+    `host` holds the bytes of the tensor's storage from `shift` elements on.
     """
     made = torch.empty(0, dtype=tensor.dtype, device="cpu")
     size, stride, offset = geometry(tensor)

@@ -1,7 +1,9 @@
 """Kernels that change or read only metadata: views, resize_, set_, empty.
 
 torch's CPU kernels for these never access memory, so they are correct for any device. This module adds only kernels
-that depend on a storage's size or on an element's size. Must not depend on values.
+that depend on a storage's size or on an element's size.
+
+This module must not depend on values.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Defines `run`. Accelerators compute 16-bit results in 32 bits and round, so this gives the same answer as a device with
 such a kernel. The CPU refuses such a call with a message that contains the dtype, and only then it is repeated in the
-wider dtype. The meta kernel gives the dtypes of the results. Must not depend on tensors of the device.
+wider dtype. The meta kernel gives the dtypes of the results.
+
+This module must not depend on tensors of the device.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.com
 def run(
     call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]
 ) -> Any:
-    """Run `call` on CPU tensors, some of which it writes; raises the error of the call in the original dtypes."""
+    """Run `call` on CPU tensors, including the `written` ones; raises the error of the call in the original dtypes."""
     try:
         return call(*args, **kwargs)
     except RuntimeError as error:  # includes NotImplementedError

@@ -3,8 +3,10 @@
 Defines `read`, `write`, `fill`, `hold`, and `resize`.
 
 Most writes of a program come in loops, and most reads read a value that was just written. A write therefore stays
-pending while it continues a loop or is a number. A read uses the base content without applying the pending writes, if
-the writes do not touch the view. Must not depend on operators.
+pending while it continues a loop or is a number. A read leaves the pending writes unapplied if they do not touch the
+view, or if one of the last writes wrote exactly this view.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ has to be undone.
 Without donation, a value is computed into a new buffer, and the old buffer is mostly freed after it. For the parameters
 and moments of a training step that doubles the memory. tinygrad orders the kernels of one schedule, so that kernels
 that read the old content run before the store. The caller must ensure that nothing outside the schedule reads the old
-content. Must not depend on storages or torch.
+content.
+
+This module must not depend on storages or torch.
 """
 
 from __future__ import annotations

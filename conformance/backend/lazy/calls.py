@@ -7,7 +7,9 @@ A lazy device does not need to build an expression at the call of an operator. U
 metadata only. The queue runs in order, each call on the contents that the earlier calls left, so the results equal
 those of immediate execution. Each storage records whether the queue reads or writes it, and code that reads its content
 empties the queue first. Calls whose results are gone are removed. A queue that equals an earlier one need not be turned
-into values (`steps`). Must not depend on operators, tensors or storages.
+into values (`steps`).
+
+This module must not depend on operators, tensors or storages.
 """
 
 from __future__ import annotations
@@ -172,8 +174,8 @@ def take(instead: Sequence[Call]) -> None:
 def apart(storages: Sequence[Any]) -> Iterator[bool]:
     """Within the block, the queue holds only the calls that these storages depend on; afterwards the others return.
 
-    Yields False, and leaves the queue unchanged, if the delay would change the other calls. That is so if one of them
-    uses a storage that a first call writes later, or if a written storage has no other owner.
+    Yields False, and leaves the queue unchanged, if the delay would change the other calls. That is so if another call
+    uses a storage before a first call writes it, or if the torch storage of such a storage is gone.
     """
     with LOCK:
         first, others = _sliced({id(storage) for storage in storages})
@@ -188,7 +190,7 @@ def apart(storages: Sequence[Any]) -> Iterator[bool]:
 
 
 def _sliced(wanted: set[int]) -> tuple[list[Call], list[Call]]:
-    """The calls from which the storages of these identities are computed, and the others, each in order."""
+    """The calls from which these storages (by identity) are computed, and the others, each in order."""
     first: list[Call] = []
     others: list[Call] = []
     for call in reversed(_queue):

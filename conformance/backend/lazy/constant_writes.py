@@ -3,7 +3,9 @@
 Defines `replayed`.
 
 A loop such as `for i in range(n): a[i] = i` depends only on numbers, so the host can execute it. The result is one
-table of the written numbers, and a mask of the written places. Must not depend on storages.
+table of the written numbers, and a mask of the written places.
+
+This module must not depend on storages.
 """
 
 from __future__ import annotations

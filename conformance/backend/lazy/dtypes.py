@@ -1,6 +1,6 @@
 """torch dtypes as tinygrad dtypes, computed directly or stored only as bits of another dtype.
 
-Defines `ELEMENT` (how one element is stored), `COMPUTED` (dtypes that value functions compute in) and `opmath`.
+Defines `element` (storage of one element), `COMPUTED` (dtypes that value functions compute in) and `opmath`.
 
 The dtype of a storage and the dtype of a computation are separate. A complex element is stored as two reals, and a
 float8 as a byte. Both pass exactly through every copy and view, even if no kernel computes them.

@@ -3,8 +3,9 @@
 Defines `evaluate`, and `computed_along`, the storages that should be computed together with a group.
 
 All live storages are rewritten to read the buffers that a schedule computes, so no value is computed twice. A content
-may be computed into its donor, the buffer of the content that it replaces, if no other storage reads that. Makes no
-decisions: `flush` selects the storages to compute, and applies their pending writes.
+may be computed into its donor, the buffer of the content that it replaces, if no other storage reads that.
+
+This module makes no decisions: `flush` selects the storages to compute, and applies their pending writes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,17 @@
 """The times at which lazy contents are computed and their pending writes applied.
 
-Defines `flush` (values leave the device), `flat` and `flat_as` (the content with all writes applied), `limit_growth` (a
-graph too deep for one schedule), `flush_pending` (before an operator reads), and `detach_readers` (before a buffer's
-memory is written).
+Defines:
+
+- `flush`: compute contents, before values leave the device.
+- `flat`, `flat_as`: the content with all writes applied.
+- `limit_growth`: compute a value whose graph is too deep for one schedule.
+- `flush_pending`: store pending writes of large buffers, before an operator reads.
+- `detach_readers`: compute the other readers of a buffer, before its memory is written.
 
 Laziness must not be observable. A value is computed only in three cases: the host reads it, its graph is too large for
-one schedule, or memory that it reads is about to change. Must not depend on operators or tensors.
+one schedule, or memory that it reads is about to change.
+
+This module must not depend on operators or tensors.
 """
 
 from __future__ import annotations

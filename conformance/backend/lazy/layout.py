@@ -5,8 +5,9 @@ Defines `read`, `write` and the predicates about geometry that storages and copi
 Dimensions are sorted by stride. A layout is *nested* if every dimension's extent fits inside the next larger stride. A
 nested read is shrink, pad, reshape and taking column 0, level by level. A nested write is the inverse with a mask. Both
 fuse into the following operators and need no gather. A layout that is nested except for one short dimension becomes
-several nested ones. All other layouts need an index computation. Must not depend on torch, storages or devices: a flat
-value is any object with tinygrad's movement methods.
+several nested ones. All other layouts need an index computation.
+
+This module must not depend on torch, storages or devices: a flat value is any object with tinygrad's movement methods.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def covers(size: Ints, stride: Ints, offset: int, length: int) -> bool:
 
 
 def check_inside(size: Ints, stride: Ints, offset: int, itemsize: int, nbytes: int) -> None:
-    """Raise torch's RuntimeError for a view that exceeds its storage, because the storage was made smaller."""
+    """Raise torch's RuntimeError for a view that exceeds its storage after the storage was made smaller."""
     extent = plan(size, stride).extent
     need = (offset + extent) * itemsize
     if need > nbytes and extent:

@@ -4,8 +4,9 @@ Defines `Loop`, pending writes to one flat value, and `Write`, a single write.
 
 The values that a loop writes are one expression whose reads and constants advance by equal steps. Therefore n values
 are that expression over n times as many elements. The comparison with the last value takes time proportional to the
-size of the expression. Applied one by one, each write would be a select over the whole storage. Must not depend on
-torch or storages.
+size of the expression. Applied one by one, each write would be a select over the whole storage.
+
+This module must not depend on torch or storages.
 """
 
 from __future__ import annotations

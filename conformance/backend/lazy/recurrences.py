@@ -4,7 +4,9 @@ Defines `recurrence`.
 
 As nodes of a graph, the last value of n turns is an expression of depth n. It has to be cut into several kernels, and
 each write is a select over the whole storage. As a loop, it is a kernel of one turn's size, which reads its earlier
-results. Must not depend on torch or storages.
+results.
+
+This module must not depend on torch or storages.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 Defines `replay`, which computes a queue in the same way as an earlier equal one, and `recorded`, which records the
 computation of a queue.
 
-Between two reads by the host, a program is a list of calls. Its result depends on the calls, on which of them reads the
-result of another, on the initial contents of the storages, and on which storages are still alive at the end. All of
-that can be compared without building a graph. If it equals an earlier step, the schedule and the final contents of all
-storages are the same. If anything differs or cannot be compared, the queue is turned into values as usual. Must not
-depend on operators.
+Between two reads by the host, a program is a list of calls. Its result depends on the calls, their data dependencies,
+the initial contents of the storages, and the storages that are still alive at the end. A comparison of these needs no
+graph. If they equal an earlier step, the schedule and the final contents of all storages are the same. If anything
+differs or cannot be compared, the queue is turned into values as usual.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .calls import Call
 from .dtypes import COMPUTED
 from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage
 
-# Number of steps in the cache, and number of earlier occurrences after which a step is recorded.
+# Size of the cache of steps, and number of earlier occurrences before a step is recorded.
 MOST_STEPS = 64
 SEEN_BEFORE = 1
 # Whether steps are replayed.

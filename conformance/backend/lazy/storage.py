@@ -3,8 +3,12 @@
 Defines `LazyStorage` (attached to an UntypedStorage), `allocate`, `lazy_storage`, and the registries of live storages.
 
 The key insight: a Python attribute of an UntypedStorage lives exactly as long as the storage. Every view of the storage
-finds the same object, so a write through one view is visible in all. This module runs no kernel and makes no such
-decision: `evaluate` computes, `flush` decides when, and `access` reads and writes views. Must not depend on operators.
+finds the same object, so a write through one view is visible in all.
+
+This module neither runs kernels nor decides when they run: `evaluate` computes, `flush` decides when, and `access`
+reads and writes views.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations
@@ -78,8 +82,7 @@ class LazyStorage:
 
     def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
         self.nbytes, self.device, self.serial = nbytes, device, next(_serials)
-        # The device, and the size of a storage that was made smaller: the metadata of an equal call may not apply to
-        # it.
+        # The device; after a shrink, with the size of the storage, because the metadata of an equal call may not apply.
         self.place: str | tuple[str, int] = device
         # With neither a flat value nor a view, all elements are one number. New memory reads as zeros: torch does not
         # define its content, and a constant costs nothing.

@@ -5,8 +5,9 @@ the file.
 
 A row may be reused only if everything that determines it is the same. Besides its subject, that is tinygrad's code, our
 patches of it, the variables that it reads, and the processor. All of these are in the key, so a row is never out of
-date, also in a file from another machine. A row with a wrong checksum counts as not found. Must not depend on the
-content of the rows.
+date, also in a file from another machine. A row with a wrong checksum counts as not found.
+
+This module must not depend on the content of the rows.
 """
 
 from __future__ import annotations

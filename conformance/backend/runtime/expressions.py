@@ -4,7 +4,9 @@ Defines `constant_of`, `is_realized`, `read_by`, `strip_reshapes`, and `measure`
 large.
 
 tinygrad's `UOp` has the whole tensor API, so a lazy value is simply a UOp. tinygrad's `Tensor`, with its global
-registry of live tensors, is not used. Must not depend on torch or storages.
+registry of live tensors, is not used.
+
+This module must not depend on torch or storages.
 """
 
 from __future__ import annotations

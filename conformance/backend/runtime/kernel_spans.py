@@ -1,7 +1,9 @@
 """Profiler spans of kernels, which run one at a time, each within a separate span.
 
 Defines `measured` and `run_measured`. A kernel's launch returns before the kernel has finished, so each span includes a
-wait for the device. Kernels of one schedule therefore do not overlap while a profiler runs. Must not depend on torch.
+wait for the device. Kernels of one schedule therefore do not overlap while a profiler runs.
+
+This module must not depend on torch.
 """
 
 from __future__ import annotations

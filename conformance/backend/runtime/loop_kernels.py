@@ -12,7 +12,9 @@ program uses:
 tinygrad's kernels are graphs, which order nodes only by dependencies. Therefore every load and store depends on the
 store before it, so that the graph has the order of the program. The graph cannot express that a load precedes a store
 which overwrites the element. A loaded value is therefore refused once its array has been stored to; `Program.keep`
-makes a copy. Must not depend on torch or on the computation. A `for` over `Program.loop` runs its body once, with a
+makes a copy.
+
+This module must not depend on torch or on the computation. A `for` over `Program.loop` runs its body once, with a
 symbol as the index. It must end without `break`, and must store the values that it computes.
 """
 

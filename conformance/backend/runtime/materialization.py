@@ -1,11 +1,17 @@
 """Materialization points: nodes of a graph with a separate kernel and buffer, shared by all of their readers.
 
-Defines `materialize` (make one), `read_by_all` (share one among all readers of its value), `remaining` (those still
-read after a schedule) and `computed_along` (the lazy values to compute so that points can be freed).
+Defines:
+
+- `materialize`: make one.
+- `read_by_all`: share one among all readers of its value.
+- `remaining`: points that are still read after a schedule.
+- `computed_along`: the lazy values to compute so that points can be freed.
 
 A materialization point occupies memory while anything reads it. Within a schedule the memory plan reuses that memory. A
 lazy value outside the schedule keeps its operands alive. The gradients of a training step, small themselves, would in
-this way keep all activations alive. Must not depend on storages or torch.
+this way keep all activations alive.
+
+This module must not depend on storages or torch.
 """
 
 from __future__ import annotations

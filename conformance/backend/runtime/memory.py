@@ -4,7 +4,9 @@ Defines `open_device`, `from_host`, `to_host`, `host_view`, and `generation`, wh
 contents.
 
 If the host can address the device's memory, a read copies nothing. A read may therefore return the memory itself, which
-callers must not write. Must not depend on torch, storages or schedules.
+callers must not write.
+
+This module must not depend on torch, storages or schedules.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ Importing this module installs both.
 tinygrad caches a kernel's binary by its source. To get the source, it must rewrite the kernel's graph in Python, which
 takes four fifths of the time of a new kernel. Its table of whole programs is keyed by the content of the graph and all
 relevant settings, but ends with the process. This module writes that table to tinygrad's cache file, and adds all other
-dependencies of a program to the key. Must not depend on the computation of the kernels.
+dependencies of a program to the key.
+
+This module must not depend on the computation of the kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .progress import PROGRESS
 TABLE = "conformance_programs"
 Key = tuple[Any, ...]
 SHORT = 16_384
-"""Number of turns of a kernel's loops, of all loops together, up to which they are not unrolled: some 20 us.
+"""Number of turns of a kernel's loops, of all loops together, below which they are not unrolled: some 20 us.
 
 Unrolled graphs dominate the time of code generation and clang. Without unrolling, the 333 kernels of 60 drawn programs
 take two thirds of the time to make (`python benchmarks/fuzz_speed.py --targets tiny`).

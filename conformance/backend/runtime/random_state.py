@@ -88,9 +88,9 @@ def get_state(index: int) -> torch.Tensor:
 def set_state(index: int, state: torch.Tensor) -> None:
     """Set the state of the device's generator.
 
-    A state that did not come from a device's own generator, and equals the current state of the CPU's generator, makes
-    the device share that again. Code that restores both states, the CPU's first (`torch.random.fork_rng`,
-    checkpointing), therefore also restores the sharing.
+    The device shares the CPU's generator again if `state` equals that generator's current state, unless `state` came
+    from a separate generator. Code that restores both states, the CPU's first (`torch.random.fork_rng`, checkpointing),
+    therefore also restores the sharing.
     """
     if not getattr(state, _MARK, False) and torch.equal(state, default_generator.get_state()):
         _OWN.pop(index, None)

@@ -4,8 +4,9 @@ Defines `recording`, `Recorded`, `is_open`, `require`, `feed`, `check_closed`, a
 that needs a value.
 
 In an eager call, the host checks elements (an index in range). In a recorded graph, such a check is one more lazy
-value. Random numbers from the host are one more buffer, filled again for each run. Must not depend on `torch.compile`,
-its only caller.
+value. Random numbers from the host are one more buffer, filled again for each run.
+
+This module must not depend on `torch.compile`, its only caller.
 """
 
 from __future__ import annotations

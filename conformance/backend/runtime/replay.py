@@ -1,12 +1,14 @@
-"""A schedule as data: a graph equal to an earlier one, apart from its buffers, runs without being scheduled again.
+"""A schedule as data: a graph that equals an earlier one, with other buffers, runs without being scheduled again.
 
-Defines `canonical` (a graph with its buffers numbered, as a key), `recorded` (a schedule that tinygrad made, as a
-`Replay`) and `Replay` (which runs over other buffers).
+Defines `canonical` (a graph with its buffers numbered, as a key), `recorded` (tinygrad's schedule as a `Replay`) and
+`Replay` (which runs over other buffers).
 
-The key insight: a training loop makes the same lazy graph at every step over other buffers, and a second run of a test
+The key insight: a training loop makes the same lazy graph at every step over other buffers. A second run of a test
 suite repeats the graphs of the first. tinygrad caches its kernels, but rewrites the whole graph in Python before each
 look-up. Comparing two graphs node by node costs a fraction of that. A schedule reduces to a list of programs, and for
-each the numbers of its buffers. Must not depend on storages or torch.
+each the numbers of its buffers.
+
+This module must not depend on storages or torch.
 """
 
 from __future__ import annotations

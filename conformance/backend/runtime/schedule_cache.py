@@ -4,8 +4,9 @@ Defines `Schedules`, a cache in memory, backed by tinygrad's cache file.
 
 A schedule is small. Its programs are already on disk (see `program_cache`) and are referred to by their keys. Its
 buffers are numbered, the graph's first, so it needs only a list of their sizes. It is stored as plain numbers and
-names, which cannot refer to this process's buffers and run no code when they are read. Must not depend on the use of
-the graphs.
+names, which cannot refer to this process's buffers and run no code when they are read.
+
+This module must not depend on the use of the graphs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 Defines `realize` (compute now), `compiled` (a schedule that has not run) and `replayed` (run one over other buffers).
 
 The caller passes the lazy values that stay lazy, and gets them back rewritten to read the computed buffers. So no value
-is computed twice, and this module needs no registry of live values. Must not depend on torch, storages or strides.
+is computed twice, and this module needs no registry of live values.
+
+This module must not depend on torch, storages or strides.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Defines `Subnormals`. `torch.set_flush_denormal` sets a register of the calling thread, for torch's current computations
 on the CPU. A lazy device computes later, in any thread that reads a value. Its kernels would also flush values which
-the program computed outside that setting. torch has no function that returns the setting, so a product tests it. Must
-not depend on schedules.
+the program computed outside that setting. torch has no function that returns the setting, so a product tests it.
+
+This module must not depend on schedules.
 """
 
 from __future__ import annotations

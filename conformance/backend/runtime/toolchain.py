@@ -6,8 +6,9 @@ The ``ziglang`` wheel contains an unmodified clang (``zig clang``), which accept
 included. tinygrad's ``CC`` is a single word without a sub-command, so a two-line launcher script calls ``zig clang``.
 With it, any machine with pip can compile kernels.
 
-A compiler is usable if it compiles `PROBE`; its name and version do not matter. Must not depend on torch, tinygrad's
-objects or other parts of the device, because it runs before them.
+A compiler is usable if it compiles `PROBE`; its name and version do not matter.
+
+This module must not depend on torch, tinygrad's objects or other parts of the device, because it runs before them.
 """
 
 from __future__ import annotations

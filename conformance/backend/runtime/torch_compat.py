@@ -28,7 +28,7 @@ TORCH = Version(Version(str(torch.__version__)).base_version)
 
 
 WARNED = "TINY_WARNED_OF_TORCH"
-"""Environment variable that tells child processes that the warning has been given."""
+"""Environment variable, set after the warning, which suppresses it in child processes."""
 
 
 class TorchError(ImportError):

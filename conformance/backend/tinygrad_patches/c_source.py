@@ -47,7 +47,7 @@ _NARROW = UPat(
     name="x",
 )
 # C has no negative constants: -2147483648 is the negative of a long, and 9223372036854775808l is unsigned. Results
-# computed with them have these types, too. A folded constant may lie outside its dtype; an int then becomes a long.
+# computed with them have these types, too. A folded constant may be outside its dtype; an int then becomes a long.
 _SIGNED = UPat.cvar("c").cast((dtypes.int32, dtypes.int64), name="x")
 
 

@@ -6,7 +6,9 @@ graph.
 An operator's graph is a dozen nodes. tinygrad spends most of their construction on results that are known in advance:
 it rewrites each shape argument symbolically, although it is a tuple of ints, and derives each dtype and shape through a
 chain of cases. The replacements make exactly the same nodes as tinygrad, and call tinygrad's functions in all but the
-plain cases. Must not depend on other parts of the backend.
+plain cases.
+
+This module must not depend on other parts of the backend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Records of patches of tinygrad: the site, the fault, and the test that shows it, checked at creation.
 
 Defines `Patch` (an attribute or a table's entry), `RulePatch` (a rule of a PatternMatcher), `PatchError`, and
-`PATCHES`, all of them in the order in which they are applied.
+`PATCHES`, a list of all patches in the order of their application.
 
 The key insight: a patch of another package is valid only for the versions it was written for. A missing site must give
 a clear error at import, not a wrong value later. A patch whose test passes without it can be removed.

@@ -1,4 +1,4 @@
-"""`torch.tiny.amp`: torch.amp's classes for this device, like those of torch.cuda.amp.
+"""`torch.tiny.amp`: the classes of torch.amp for this device, as in torch.cuda.amp.
 
 Defines `module`. The casting rules are in `autocast.py`; this module only sets the device.
 """

@@ -4,8 +4,8 @@ Defines `tiny`, the Dynamo backend.
 
 The key insight: running the captured graph on tensors with empty buffers records all of its computations without
 executing them. The recording is scheduled once, and each call only runs its kernels. Random numbers are inputs that
-each call draws. A graph which needs a value while it is recorded (an operator on the CPU) runs eagerly instead, with a
-warning that gives the operator and the reason.
+each call draws. If a graph needs a value during recording (for an operator on the CPU), it runs eagerly instead. A
+warning gives the operator and the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..runtime.lock import locked
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 Bits = tuple[bool, bool]  # the conjugate bit and the negative bit
 
-# Buffers of equal elements up to this size are kept between calls.
+# Constant buffers up to this number of bytes are reused by later calls.
 CONSTANTS_KEPT = 4096
 # A check of elements of at most this many nodes runs separately, before the graph that needs it.
 EARLY_CHECK = 256
@@ -111,7 +111,7 @@ class _Compiled:
         # For each result: the input that it is a view of, directly or through a copy of its storage (`slice_scatter`).
         places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
         self.sources = [(places.get(source), copied) for source, copied in map(_source, outputs)]
-        # Inputs of which the graph reads more than the view: offsets count from the beginning of the storage.
+        # Inputs whose storage the graph reads outside the view: offsets count from the beginning of the storage.
         self.whole = {i for i, copied in self.sources if copied and i is not None}
         if any("as_strided" in str(node.target) for node in graph.graph.nodes):
             self.whole = set(places.values())
@@ -162,7 +162,7 @@ class _Compiled:
         return graph
 
     def _returned(self, results: list[Any], homes: dict[int, tuple[torch.Tensor, int]]) -> list[Any]:
-        """Results, with those that belong on the CPU moved there.
+        """The results; results that belong on the CPU are moved there.
 
         They share storages where they do on tiny: with each other, and with the inputs (`homes`, with their places, by
         the lazy storage of their copy on tiny).
@@ -245,7 +245,7 @@ def _bits(x: torch.Tensor) -> Bits:
 
 
 def _with_bits(x: torch.Tensor, bits: Bits) -> torch.Tensor:
-    """The view of `x` in which these bits are toggled."""
+    """The view of `x` with these bits toggled."""
     conjugate, negative = bits
     x = x.conj() if conjugate else x
     return torch_compat.neg_view(x) if negative else x
@@ -407,7 +407,7 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
 
 
 def _held(storages: dict[int, LazyStorage], inputs: Sequence[Any], stored: Sequence[int]) -> dict[int, UOp]:
-    """The realized buffer of each input's storage; those of `stored` are the storages' own."""
+    """The realized buffer of each input's storage; buffers of `stored` inputs are never shared constants."""
     found = {i: lazy.realized_buffer(element(inputs[i].dtype)[0]) for i, lazy in storages.items()}
     held = {i: buffer for i, buffer in found.items() if buffer is not None}
     if len(held) < len(found):

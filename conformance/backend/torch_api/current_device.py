@@ -1,8 +1,8 @@
 """Meaning of `device="tiny"` in a call of torch while another device than the first is current.
 
-Defines `select`. torch adds an index to a device without one before it calls a kernel, with a guard in C++ that is the
-same for every device registered from Python and returns 0. So a mode of torch functions adds the index before torch
-handles the call. That costs up to ten microseconds a call, so the mode is active only while it is needed.
+Defines `select`. Before it calls a kernel, torch adds an index to a device without one. It uses a guard in C++, which
+is the same for every device registered from Python and returns 0. So a mode of torch functions adds the index before
+torch handles the call. That costs up to ten microseconds a call, so the mode is active only while it is needed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _takes_default(func: Any) -> bool:
 
 
 def select(index: int) -> None:
-    """Make this the device of the calling thread for devices without an index."""
+    """Use this index for devices without one, in the calling thread."""
     modes = [mode for mode in torch_compat.modes() if not isinstance(mode, _Mode)]
     if index:  # above torch's own mode for the default device, which must be the lowest
         lowest = sum(isinstance(mode, torch_compat.DeviceContext) for mode in modes)

@@ -32,7 +32,7 @@ def empty_cache() -> None:
 
 
 def empty_host_cache() -> None:
-    """No effect: no host memory is kept for transfers."""
+    """No effect: the device keeps no host memory for transfers."""
 
 
 def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
@@ -48,7 +48,7 @@ def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
 
 
 def host_memory_stats() -> OrderedDict[str, Any]:
-    """Empty: no host memory is kept for transfers."""
+    """Empty: the device keeps no host memory for transfers."""
     return OrderedDict()
 
 

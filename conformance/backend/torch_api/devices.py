@@ -68,7 +68,7 @@ def index_of(device: Any = None) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Make another device the one that `device="tiny"` means."""
+    """Make another device the current one, for `device="tiny"`."""
     global _current
     index = index_of(device)
     if index or _current:

@@ -46,7 +46,9 @@ def install() -> None:
 
 
 def _serve_collectives() -> None:
-    """Replace torch's kernels for the device, which need a process-group backend for it; none can be made."""
+    """Replace torch's kernels for the device, which need a process-group backend for it; such a backend is
+    impossible.
+    """
     collectives = torch.library.Library("c10d", "IMPL")
     _libraries.append(collectives)
     for name in torch_compat.all_op_names():

@@ -30,7 +30,7 @@ class Generator(_Native):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """The device that it was made for."""
+        """The device of the generator."""
         return torch.device("tiny", self._index)
 
     def clone_state(self) -> Generator:
@@ -102,8 +102,8 @@ def get_rng_state(device: Any = "tiny") -> torch.Tensor:
 def set_rng_state(new_state: torch.Tensor, device: Any = "tiny") -> None:
     """Set the state of this device only.
 
-    If the state equals that of torch's default CPU generator, and did not come from a device with a separate state, the
-    device uses that generator again. Raises RuntimeError for a tensor that is no state of a generator.
+    If the state equals that of torch's default CPU generator, the device uses that generator again, unless the state
+    came from a device with a separate state. Raises RuntimeError for a tensor that is no state of a generator.
     """
     random_state.set_state(index_of(device), new_state)
 

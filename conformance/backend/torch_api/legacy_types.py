@@ -1,8 +1,8 @@
 """`torch.tiny.FloatTensor`, `torch.tiny.FloatStorage` and similar names for a dtype on the device.
 
-Defines `classes` and `install`, which allows these types as the default tensor type. The types have no instances of
-their own: a call makes an ordinary tensor, and `isinstance` compares dtype and device. A class implements only these
-two operations. torch has such classes for storages, which find their device by their module.
+Defines `classes` and `install`, which allows these types as the default tensor type. The types have no instances: a
+call makes an ordinary tensor, and `isinstance` compares dtype and device. A class implements only these two operations.
+torch has such classes for storages, which find their device by their module.
 """
 
 from __future__ import annotations

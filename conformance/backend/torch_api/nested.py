@@ -2,8 +2,9 @@
 
 Defines `install`. torch's function uses either CUDA kernels or nested tensors in the strided layout; the device has
 neither. Padded queries, keys and values with a mask of the existing rows are equivalent, and their operators can be
-differentiated any number of times. A causal mask, which torch's CPU refuses, is one more mask. Must not depend on how
-nested tensors are padded: torch's own operators do that.
+differentiated any number of times. A causal mask, which torch's CPU refuses, is one more mask.
+
+This module must not depend on how nested tensors are padded: torch's own operators do that.
 """
 
 from __future__ import annotations

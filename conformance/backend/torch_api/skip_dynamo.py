@@ -4,7 +4,9 @@ Defines `skip_dynamo_frames`, called once when all modules of the backend are lo
 
 After a graph break Dynamo examines every new Python frame. These include kernels, the device module and finalizers,
 which torch or Python calls from C. It would compile them as parts of the user's program. Dynamo's C half, which exists
-before Dynamo is imported, stores a strategy for each code object. Must not depend on the purpose of the code.
+before Dynamo is imported, stores a strategy for each code object.
+
+This module must not depend on the purpose of the code.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _storages = torch.library.Library("aten", "IMPL")
 
 
 def install() -> None:
-    """Serve storages on tiny; those of other devices keep torch's methods."""
+    """Serve storages on tiny; storages of other devices keep torch's methods."""
     _serve_constructor()
     methods: dict[str, Callable[..., Any]] = {
         "resize_": _resize, "new": _new, "byteswap": _byteswap,

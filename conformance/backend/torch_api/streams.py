@@ -35,7 +35,7 @@ class Stream(_NativeStream):  # type: ignore[misc]
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
         index = index_of(device)
-        kind = torch_compat.DeviceType.PrivateUse1.value  # of a device torch makes the stream of the one current in C++
+        kind = torch_compat.DeviceType.PrivateUse1.value  # by default torch uses the current device of C++
         made: Stream = _NativeStream.__new__(cls, stream_id=0, device_index=index, device_type=kind)
         return made
 
@@ -57,7 +57,7 @@ class Stream(_NativeStream):  # type: ignore[misc]
 class Event(_NativeEvent):  # type: ignore[misc]
     """A point in program order.
 
-    With `enable_timing`, recording it computes all lazy values, and stores the time. Its arguments are those of
+    With `enable_timing`, recording it computes all lazy values, and stores the time. It has the arguments of
     `torch.cuda.Event`, with `enable_timing` first.
     """
 
