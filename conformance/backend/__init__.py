@@ -3,8 +3,8 @@
     import conformance.backend
     torch.ones(3, device="tiny") + 1
 
-Storages, strides, offsets and views are torch's own; values are lazy tinygrad graphs, computed when they are read.
-This package knows nothing of the test harness around it.
+Storages, strides, offsets and views are torch's own. Values are lazy tinygrad graphs, computed when they are read. This
+package does not depend on the test harness.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ forget_numbers = reset_state  # the earlier name
 
 
 def realize(tensors_: Iterable[torch.Tensor] = ()) -> None:
-    """Compute these tiny tensors in one schedule, with everything that was written in place; copies nothing."""
+    """Compute these tiny tensors and all storages written in place, in one schedule. Copies nothing."""
     flush.flush([storage_of(t) for t in tensors_], why="realize")
 
 

@@ -1,6 +1,7 @@
-"""What the device needs beside torch, asked for first, so that a missing package is one sentence with its remedy.
+"""Check that tinygrad is installed.
 
-Defines `require`, which the package calls before it imports anything else.
+Defines `require`, which the package calls before any other import. A missing package is then one sentence with its
+remedy.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib.util
 
 
 def require() -> None:
-    """Raises ImportError, in one sentence, where tinygrad is not installed."""
+    """Raise ImportError, in one sentence, if tinygrad is not installed."""
     if importlib.util.find_spec("tinygrad") is None:
         raise ImportError(
             "the tiny device needs tinygrad, which is not installed: `pip install 'tinygrad>=0.14,<0.15' ziglang`",

@@ -1,12 +1,12 @@
-"""Calls that are known by their geometry: found by one look-up, and queued instead of being turned into values.
+"""Cache of operator calls by geometry: one look-up finds an equal call, which is queued instead of executed.
 
-Defines `Deferred`, a kernel in front of another one that answers a call equal to an earlier one from what that one was
-found to be, and `Prepared`, which is what it was found to be.
+Defines `Deferred`, a kernel in front of another one, and `Prepared`, the cached description of a call.
 
-The key insight: the first call of an operator with some geometry of its arguments goes the long way: torch's meta
-kernel, the CPU's checks, the choice of the value function. The next one with the same geometry, under the same settings
-of torch, cannot be answered otherwise, so all that is left of it is to make the result's tensor.
-Must not know which operators there are: a row of the tables says whether its value function may run later.
+The first call of an operator with some geometry of its arguments runs torch's meta kernel and the CPU's checks, and
+selects the value function. The next call with the same geometry, under the same settings of torch, has only one
+possible result geometry. Only the result tensor has to be allocated.
+
+This module must not depend on specific operators: a row of the tables defines whether its value function may run later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .metadata import global_settings
 from .registry import Context, Row, is_data
 from .tensors import Spec, geometry, new_tensor, place, read, store, tensor_on_content
 
-# Geometries of one overload that are remembered; where there are more they are forgotten together.
+# Number of cached geometries of one overload; the cache is cleared when it is full.
 MOST_PREPARED = 2048
 MOST_VARIANTS = 16  # of one geometry, by the graphs that indices make
 
@@ -42,11 +42,11 @@ _PLAIN = frozenset({int, bool, type(None), str, torch.dtype, torch.memory_format
 
 
 class _NotPlain(Exception):
-    """A call with an argument that is no tensor of the device, no number and nothing else that is a key."""
+    """A call with an argument that is not a tensor of the device, a number or another hashable value."""
 
 
 class Place:
-    """Where a tensor argument stands in a call's arguments, with its geometry."""
+    """Position of a tensor argument in a call's arguments, with its geometry."""
 
     __slots__ = ("dtype", "number", "offset", "size", "stride")
 
@@ -56,7 +56,7 @@ class Place:
 
 
 class Number:
-    """Where a float stands in a call's arguments."""
+    """Position of a float in a call's arguments."""
 
     __slots__ = ("number",)
 
@@ -65,13 +65,15 @@ class Number:
 
 
 class Prepared:
-    """What a call of one overload with one geometry of its arguments was found to be: a `Kind` of queued calls."""
+    """Cached description of a call of one overload with one geometry of its arguments: a `Kind` of queued calls."""
 
     def __init__(
         self, name: str, row: Row, function: Any, context: Context, args: Any, kwargs: Any, made: Sequence[bool],
         structure: Any, targets: Sequence[torch.Tensor],
     ) -> None:  # fmt: skip
-        """`made` says which of the context's results there are; `targets` are the tensors that get them, if not new."""
+        """`made` marks the context's results that are defined; `targets` are the tensors that receive them, if not
+        new.
+        """
         self.name, self.row, self.function = name, row, function
         self.outs, self.made, self.structure = tuple(context.outs), tuple(made), structure
         self.index = context.index
@@ -81,7 +83,7 @@ class Prepared:
         self.targets = [Place(i, t) for i, t in enumerate(targets)]
         self.context = Context(context.op, self.outs, context.index, _stand_ins(tuple(args)))
         if row.number_dtype is not None:
-            self.context.common_dtype()  # now: it depends on the default dtype, which may change before the call runs
+            self.context.common_dtype()  # early, because the default dtype may change before the call runs
         self.number_dtype = row.number_dtype(self.context) if row.number_dtype is not None else None
         self.number_places = found.number_places
         self.variants: dict[Any, Prepared] = {}
@@ -91,7 +93,7 @@ class Prepared:
         if call.results is None:
             context = self.context
             args = _filled(self.args, call)
-            if self.row.index is not None or self.row.reads_index:  # an index is looked at again, in its tensor
+            if self.row.index is not None or self.row.reads_index:  # an index is read again, from its tensor
                 context = Context(context.op, self.outs, self.index, _with_tensors(self.args, call))
             results = self.function(context, *args, **{k: _filled(v, call) for k, v in self.kwargs.items()})
             call.results = results if isinstance(results, (tuple, list)) else (results,)
@@ -105,7 +107,7 @@ class Prepared:
                 store(storage, target.dtype, target.size, target.stride, target.offset, result)
 
     def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
-        """The floats of a call as a key; those that its value function takes for data are appended to `data`."""
+        """The floats of a call as a key; floats that the value function treats as data are appended to `data`."""
         data.extend(call.arrays)
         dtype, op = self.number_dtype, self.context.op
         key: list[Any] = []
@@ -118,9 +120,9 @@ class Prepared:
         return tuple(key)
 
     def rehearsed(self, numbers: Sequence[float], args: Any) -> tuple[Prepared, list[Any]]:
-        """What a call is whose value function reads an index on the host, and the data that it makes of the index.
+        """The variant for a call whose value function reads an index on the host, and the data made from the index.
 
-        The graph over stand-ins says which: it may differ from index to index.
+        The graph over placeholder buffers selects the variant, because it may differ from index to index.
         """
         context = Context(self.context.op, self.outs, self.index, args)
         context.rehearsed = []
@@ -135,7 +137,7 @@ class Prepared:
 
 
 class _Found:
-    """Templates of arguments, in which tensors and floats are numbered in the order in which a key meets them."""
+    """Templates of arguments, with tensors and floats numbered in the order of the key."""
 
     def __init__(self) -> None:
         self.tensors = 0
@@ -167,7 +169,7 @@ def _filled(x: Any, call: Call) -> Any:
 
 
 def _stand_in_values(x: Any, numbers: Sequence[float], device: str) -> Any:
-    """A template with values that are buffers of no content."""
+    """A template with buffers without content as its values."""
     kind = type(x)
     if kind is Place:
         size, dtype = x.size, COMPUTED[x.dtype]
@@ -192,7 +194,7 @@ def _with_tensors(x: Any, call: Call) -> Any:
 
 
 def _stand_ins(x: Any) -> Any:
-    """Arguments with tensors of the same geometry that hold nothing."""
+    """Arguments with meta tensors of the same geometry."""
     if isinstance(x, torch.Tensor):
         return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
     if type(x) in (list, tuple):
@@ -201,14 +203,14 @@ def _stand_ins(x: Any) -> Any:
 
 
 class Noted(threading.local):
-    """What the long way through an overload's kernel was, for the call that took it."""
+    """Description recorded by an overload's kernel for the `Deferred` call in front of it."""
 
     wanted: str = ""
-    """The overload whose call is to be noted, so that none is taken for another one, which it calls."""
+    """The overload whose call is recorded, so that a call of another overload inside it is ignored."""
     prepared: Callable[[], Prepared] | None = None
 
     def take(self) -> Callable[[], Prepared] | None:
-        """What was noted, once."""
+        """Return the recorded description, and clear it."""
         found, self.prepared = self.prepared, None
         return found
 
@@ -217,9 +219,12 @@ NOTED = Noted()
 
 
 def compute_index(storages: Sequence[LazyStorage]) -> None:
-    """Let no queued call write these: what computes an index, whose elements are looked at, is a step of its own, which
-    may equal an earlier one, and what else is queued stays so. What was written in place before is not computed with
-    it: with the rest it takes fewer kernels."""
+    """Ensure that no queued call writes these storages, so that the host can read their elements.
+
+    The calls that compute an index are a separate step, which may equal an earlier one. The other calls stay in the
+    queue. Storages written in place earlier are not computed in this step, because together with the other calls they
+    need fewer kernels.
+    """
     written = [lazy for lazy in storages if lazy.queued == calls.WRITTEN]
     if written:
         with calls.apart(written) as possible:
@@ -230,10 +235,10 @@ def compute_index(storages: Sequence[LazyStorage]) -> None:
 
 
 class Deferred:
-    """A kernel which answers a call that equals an earlier one from what that one was found to be."""
+    """A kernel that answers a call from the description of an earlier equal call."""
 
     def __init__(self, kernel: Callable[..., Any], name: str, row: Row, targets: Sequence[int | str]) -> None:
-        """`targets` are the arguments, by place or name, that are written; none where results are new tensors."""
+        """`targets` are the written arguments, by place or name; empty if results are new tensors."""
         self.kernel, self.name, self.row = kernel, name, row
         self.targets = targets
         self.known: dict[Any, Prepared] = {}
@@ -274,12 +279,12 @@ class Deferred:
         return _queued(prepared, storages, numbers, args, kwargs, self.targets, arrays)
 
     def _takes_index(self, prepared: Prepared, args: Any) -> bool:
-        """Check an index's elements now, as they are; False where it is no index of the device."""
+        """Check the current elements of an index; False if it is not an index on the device."""
         assert self.row.index is not None
         return self.row.index(Context(prepared.context.op, prepared.outs, prepared.index, args))
 
     def _learnt(self, key: Any, args: Any, kwargs: Any) -> Any:
-        """The kernel's own answer; what it was found to be is remembered."""
+        """Run the kernel, and cache the description that it recorded."""
         before, NOTED.wanted, NOTED.prepared = NOTED.wanted, self.name, None
         warned = COUNTERS.warned
         try:
@@ -322,7 +327,7 @@ def _describe_tensor(x: torch.Tensor, key: list[Any], storages: list[LazyStorage
     key.append(x.shape)
     key.append(x.stride())
     key.append(x.storage_offset())
-    if storages:  # which of the others shares its storage
+    if storages:  # index of an earlier tensor with the same storage
         key.append(storages.index(lazy) if lazy in storages else -1)
     key.append(lazy.place)
     storages.append(lazy)
@@ -348,9 +353,9 @@ def _describe(x: Any, key: list[Any], storages: list[LazyStorage], numbers: list
 
 
 class Whole:
-    """A call of a kernel which is run whole, on stand-ins of its tensors, when the queue is emptied."""
+    """A call of a kernel that runs unchanged, on stand-ins of its tensors, when the queue is emptied."""
 
-    fresh = True  # of what it writes besides, it is an operand
+    fresh = True  # other written storages are operands
 
     def __init__(self, name: str, kernel: Callable[..., Any], args: Any, results: Any, writes: Sequence[int]) -> None:
         """`writes` are the places of the tensor arguments that it changes."""
@@ -361,16 +366,16 @@ class Whole:
         self.index = results[0].device.index or 0
 
     def execute(self, call: Call) -> None:
-        """Run the kernel, and let the storages that its results were promised hold them."""
-        with DeferSigint(True) as run:  # it cannot be done once more when it has changed something
+        """Run the kernel, and let the storages of the promised results hold its results."""
+        with DeferSigint(True) as run:  # it cannot run again after it has changed something
             run.begin()
             results = self.kernel(*_with_tensors(self.args, call))
             for made, spec, storage in zip(results, self.outs, call.written, strict=False):
                 if geometry(made)[:2] == spec[1:]:
                     storage.adopt(storage_of(made))
-                else:  # torch's settings were others when it was called
+                else:  # torch's settings have changed since the call
                     place(storage, spec, read(made))
-        STATS.native[self.name] -= 1  # counted when it was called
+        STATS.native[self.name] -= 1  # counted at the call
 
     def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
         """The floats of a call."""
@@ -380,9 +385,9 @@ class Whole:
 def whole(
     kernel: Callable[..., Any], name: str, writes: Callable[[Sequence[Any]], Sequence[int]]
 ) -> Callable[..., Any]:
-    """A kernel that makes new tensors, and changes the arguments at the places that `writes` gives, as a deferred one.
+    """A deferred form of a kernel that makes new tensors, and changes the arguments at the places from `writes`.
 
-    It must look at no element, and raise only for what the geometry of its arguments says.
+    The kernel must read no element, and its errors must depend only on the geometry of the arguments.
     """
     known: dict[Any, Whole] = {}
 

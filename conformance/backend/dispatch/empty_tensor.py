@@ -1,10 +1,10 @@
-"""New tensors on a given tiny device: with the memory and the geometry that they are to have, or empty.
+"""New tensors on a given tiny device, with their memory and geometry, or empty.
 
-Defines `tensor_at` and `empty_tensor`, for a storage to be put under.
+Defines `tensor_at`, and `empty_tensor`, whose storage the caller replaces.
 
-The key insight: torch's constructor for Python backends makes empty tensors on the current device only, which of a
-Python backend is always 0. DLPack names the device's index, the memory and the geometry at once, so a new tensor comes
-through it in one call; the structure that says so is filled in again for the next.
+torch's constructor for Python backends makes empty tensors on the current device only, which is always device 0 for a
+Python backend. DLPack carries the device's index, the memory and the geometry, so one call makes the tensor. The DLPack
+structure is filled in again for the next tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from ..runtime import torch_compat
 from ..runtime.lock import LOCK
 
-_EXTENSION_DEVICE = 12  # kDLExtDev: what torch maps to PrivateUse1
+_EXTENSION_DEVICE = 12  # kDLExtDev: torch maps it to PrivateUse1
 
 
 class _Device(ctypes.Structure):
@@ -52,13 +52,16 @@ _CODES = {
 
 
 def is_describable(dtype: torch.dtype) -> bool:
-    """Whether `tensor_at` makes tensors of this dtype; torch's integers of less than a byte are none, for example."""
+    """Whether `tensor_at` supports this dtype; it does not support torch's integers of less than a byte, for
+    example.
+    """
     return dtype in _CODES
 
 
 class _Described:
     """The DLPack structure for tensors of one dtype, device and number of dimensions. It is never freed: the storages
-    that torch makes of it hold its address until they die."""
+    that torch makes from it hold its address.
+    """
 
     def __init__(self, dtype: torch.dtype, index: int, dims: int) -> None:
         self.shape, self.strides = (ctypes.c_int64 * dims)(), (ctypes.c_int64 * dims)()
@@ -91,7 +94,7 @@ def tensor_at(address: int, dtype: torch.dtype, size: Sequence[int], stride: Seq
 
 
 def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
-    """A new tensor of no elements on `tiny:index`; of a dtype that DLPack has, else KeyError, where index is not 0."""
+    """A new tensor of no elements on `tiny:index`. If index is not 0, raises KeyError for a dtype that DLPack lacks."""
     if index == 0:
         made: torch.Tensor = torch_compat.create_empty_tensor((0,), dtype)
         return made

@@ -1,8 +1,9 @@
-"""The counted CPU fallback: any operator on copies of its arguments' storages, and everything it changed carried back.
+"""The counted CPU fallback: any operator on copies of its arguments' storages, with all changes copied back.
 
-The key insight: copying whole storages and viewing them again keeps layout *and* aliasing, so the CPU kernel sees the
-call exactly as it was made; results that alias an argument become views of the tiny storage.
-Must not know which operators have kernels.
+A copy of the whole storage, viewed again on the CPU, keeps layout *and* aliasing, so the CPU kernel gets the original
+call. Results that alias an argument become views of the tiny storage.
+
+This module must not depend on the set of operators that have kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Call:
         self.index = 0
         self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
         given = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
-        # A tensor that stands in two places is one on the CPU too; a second copy would be written back over the first.
+        # A tensor passed twice is one tensor on the CPU too; a second copy would overwrite the first in `write_back`.
         tiny = list({id(x): x for x in given}.values())
         apart = [sparse.parts(t) if sparse.is_sparse(t) else [t] for t in tiny]
         hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces]))
@@ -53,7 +54,7 @@ class _Call:
         return x
 
     def write_back(self, written: Sequence[torch.Tensor]) -> None:
-        """Carry changed storages, and changed sizes, of the written arguments back."""
+        """Copy changed storages, and changed sizes, of the written arguments back."""
         for t, host in self.moved:
             if not any(w is t for w in written):
                 continue
@@ -95,7 +96,7 @@ class _Call:
 
 
 def upload(x: torch.Tensor, index: int) -> torch.Tensor:
-    """A new tiny tensor with the elements, dtype, size and strides of a CPU tensor, at offset 0 of its own storage."""
+    """A new tiny tensor with the elements, dtype, size and strides of a CPU tensor, at offset 0 of a new storage."""
     if x.is_quantized:
         refuse_layout("Quantized")
     if x.is_conj():
@@ -125,35 +126,35 @@ READS_HOST_MEMORY = (
     "_sobol_engine_scramble_", "choose_qparams_optimized", "kaiser_window", "kaiser_window.periodic",
     "kaiser_window.beta", "kaiser_window.out", "kaiser_window.periodic_out", "kaiser_window.beta_out",
 )  # fmt: skip
-"""Operators that torch has one kernel of for all devices, which takes any data pointer for one to host memory.
+"""Operators for which torch has one kernel for all devices, which treats every data pointer as host memory.
 
-The last ones go on to a kernel for each device that only torch's own devices can have.
+The last entries call a kernel per device, which only torch's own devices can have.
 """
 
 PACKS_HOST_MEMORY = (
     "fbgemm_linear_quantize_weight", "fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix",
     "fbgemm_pack_quantized_matrix.KN",
 )  # fmt: skip
-"""Of the same kind, with results that only kernels of the CPU can read."""
+"""Operators of the same kind, with results that only CPU kernels can read."""
 
 MISSING_LAYOUTS = {
     "Quantized": "quantized tensors: quantize on the CPU, or keep scales and integers in tensors of their own",
     "NestedTensor": "nested tensors in the strided layout: `layout=torch.jagged` has them, and padding does",
 }
-"""What the device has none of, by the first part of a dispatch key, and what to do instead."""
+"""Layouts that the device does not support, by the first part of a dispatch key, with an alternative for each."""
 
 NESTED_CONSTRUCTORS = ("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", "_nested_from_padded")
 
 
 def refuse_layout(layout: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Raise NotImplementedError for a layout that the device has no tensors of."""
+    """Raise NotImplementedError for a layout that the device does not support."""
     raise NotImplementedError(f"tiny: there are no {MISSING_LAYOUTS[layout]}")
 
 
 def nested_tensor_from_list(
     list: Sequence[torch.Tensor], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> torch.Tensor:
-    """aten::_nested_tensor_from_tensor_list of CPU tensors, which may ask for another device."""
+    """aten::_nested_tensor_from_tensor_list of CPU tensors, which may request another device."""
     if device is not None and device.type == "tiny":
         refuse_layout("NestedTensor")
     op = torch.ops.aten._nested_tensor_from_tensor_list.default
@@ -169,10 +170,10 @@ def refuse_packing(op: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def callable_with_numbers(op: Any, args: Sequence[Any]) -> Any:
-    """The overload itself, or its packet where a number stands in a tensor's place.
+    """The overload itself, or its packet if a tensor argument is a number.
 
-    torch hands a wrapped number (the 2 in `x % 2`) to Python kernels as the number, and most overloads do not take it
-    back; the packet finds the scalar overload, which promotes the same way.
+    torch passes a wrapped number (the 2 in `x % 2`) to Python kernels as the number, and most overloads do not accept
+    that. The packet finds the scalar overload, which promotes the same way.
     """
     schema = op._schema.arguments
     number = any(
@@ -182,7 +183,7 @@ def callable_with_numbers(op: Any, args: Sequence[Any]) -> Any:
     return op.overloadpacket if number else op
 
 
-# Its CPU kernel leaves out what only the gradient reads unless an argument requires one, which copies do not.
+# The CPU kernel omits results that only the gradient needs, unless an argument requires one; copies do not.
 _ASKS_FOR_GRADIENTS = frozenset({torch.ops.aten._sparse_mm_reduce_impl.default})
 
 
@@ -193,7 +194,7 @@ def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run `op` on the CPU with its arguments' storages, and carry results and changes back to the device."""
+    """Run `op` on the CPU with its arguments' storages, and copy results and changes back to the device."""
     call = _Call(args, kwargs)
     given, named = call.to_cpu(tuple(args)), {k: call.to_cpu(v) for k, v in kwargs.items()}
     if op in _ASKS_FOR_GRADIENTS:

@@ -1,11 +1,12 @@
-"""The metadata of an operator's results: what torch's meta kernels say, put right where the CPU says otherwise.
+"""Metadata of an operator's results: from torch's meta kernels, corrected where the CPU differs.
 
 Defines `specs`, `MetaRejected`, `global_settings` and `device_index`.
 
-The key insight: metadata depend on the geometry of the arguments and on torch's global settings, and not on elements.
-So a meta kernel is asked once for each geometry and settings, and the CPU too where its strides are known to be other
-ones (on small tensors).
-Must not know values.
+Metadata depend on the geometry of the arguments and on torch's global settings, not on elements. The meta kernel
+therefore runs once for each geometry and settings. If its strides are known to differ from the CPU's, the CPU kernel
+also runs (on small tensors).
+
+This module must not depend on values.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ _INT8, _FLOAT16 = torch.empty(1, dtype=torch.int8), torch.empty(1, dtype=torch.f
 
 
 def global_settings() -> tuple[Any, ...]:
-    """Settings of torch by which the same call has other results: whatever remembers a call's results asks for them.
+    """Global settings of torch that change results or metadata; every cache of calls has them in its key.
 
-    The default dtype is what integers are divided in; algorithms that must be deterministic refuse calls; and the CPU,
-    where it is asked for strides, lays out what oneDNN computes in its own way. Autograd's and autocast's modes are
-    settled before a call reaches the device.
+    Integer division uses the default dtype, and deterministic mode makes some algorithms raise. With oneDNN, the CPU's
+    strides differ. Autograd's and autocast's modes take effect before a call reaches the device.
     """
     return _default_dtype(), _deterministic(), _warns_only(), _mkldnn()
 
@@ -52,10 +52,10 @@ _deterministic, _warns_only = torch_compat.deterministic_algorithms, torch_compa
 def specs(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], floats: bool = True
 ) -> tuple[Any, tuple[Spec, ...]]:
-    """The metadata of an operator's results as (structure, specs); raises MetaRejected where the meta kernel raises.
+    """The metadata of an operator's results as (structure, specs); raises MetaRejected if the meta kernel raises.
 
-    Structure is None for one tensor, else the container type. Remembered by the geometry of the arguments and torch's
-    global settings; the values of floats are part of that only where `floats` is true.
+    Structure is None for one tensor, else the container type. Cached by the geometry of the arguments and torch's
+    global settings. The values of floats are part of the key only if `floats` is true.
     """
     aliases: dict[int, int] = {}
     key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats), global_settings())
@@ -75,13 +75,15 @@ def specs(
 
 
 _said: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
-"""The warnings of the calls in `_specs`: what is remembered of a call warns again, as often as it is made."""
+"""The warnings of the calls in `_specs`; a cached call repeats its warnings."""
 
 
 def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """What the meta kernel says of the results, and of strides the CPU; and its warnings. Raises MetaRejected."""
+    """Metadata of the results from the meta kernel, with strides from the CPU, and the warnings. Raises
+    MetaRejected.
+    """
     metas: dict[int, torch.Tensor] = {}
-    if op._schema.name == "aten::nansum" and args[1:2] and args[1] == []:  # over all, but not for the meta kernel
+    if op._schema.name == "aten::nansum" and args[1:2] and args[1] == []:  # an empty list means all dimensions
         args = (args[0], None, *args[2:])
     call = fallback.callable_with_numbers(op, args)
     try:
@@ -97,8 +99,8 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
     return known, tuple(dict.fromkeys((str(one.message), one.category) for one in caught))
 
 
-_TRIED = 1 << 14  # elements up to which the CPU is asked about a call as it is
-_SHRUNK = 2  # the length of dimensions of a larger call when it is asked about dtypes: equal lengths stay equal
+_TRIED = 1 << 14  # largest number of elements for which the call runs on the CPU at its own size
+_SHRUNK = 2  # length of dimensions of a larger call when its dtypes are checked: equal lengths stay equal
 # Operators whose meta kernels order dimensions differently for contiguous arguments too.
 _MISSTATED = frozenset({"aten._fft_r2c.default"})
 
@@ -107,14 +109,14 @@ _accepted: dict[tuple[Any, ...], bool] = {}
 
 
 def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise MetaRejected for dtypes that the meta kernel lets pass and the CPU's own kernel does not.
+    """Raise MetaRejected for dtypes that the meta kernel accepts and the CPU's kernel does not.
 
-    Whether an out= tensor is written in another dtype, or a source is added in one, only the kernel knows. So where
-    dtypes differ, one is written out or integers are written, the call is tried once on ones; a large one on few.
+    Only the kernel decides whether it accepts an out= tensor or a source of another dtype. If dtypes differ, or the
+    call writes to out= or to integers, it is tried once on ones. A large call is tried on few elements.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     kinds = tuple(t.dtype for t in tensors)
-    # A result of another dtype is an error where it is written to integers; logit_'s meta kernel lets it pass.
+    # A result of another dtype is an error if it is written to integers; logit_'s meta kernel accepts it.
     writes_out = op._schema.is_mutable and (
         any(a.is_out for a in op._schema.arguments) or not any(kind.is_floating_point for kind in kinds)
     )
@@ -128,7 +130,7 @@ def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             accepted = _takes_ones(op, args, kwargs, _few if large else _ones)
-        if accepted is None and large:  # few elements suit it less than as many as there are: ask again next time
+        if accepted is None and large:  # a small size suits it less than the real one: check again at the next call
             return
         _accepted[key] = accepted is not False
     if not _accepted[key]:
@@ -139,17 +141,19 @@ _OF_DTYPES = (
     *("dtype", "scalar type", "scalar_type", "same type", "for result,", "be cast", "implemented for"),
     *("bool tensor", "two bool"),
 )
-_SUBTRACTIONS = frozenset({"aten::sub", "aten::sub_", "aten::rsub"})  # their meta kernels take bools
+_SUBTRACTIONS = frozenset({"aten::sub", "aten::sub_", "aten::rsub"})  # their meta kernels accept bools
 
 
 def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]) -> bool | None:
-    """Whether the CPU takes the call with made-up tensors; None where it refuses them for other reasons than dtypes."""
-    # An out= of another size would be resized, and torch would say so to the caller: none has elements.
+    """Whether the CPU accepts the call with substitute tensors; None if it refuses them for a reason other than
+    dtypes.
+    """
+    # Resizing an out= of another size would warn the caller, so out tensors are empty.
     outs = {a.name for a in op._schema.arguments if a.is_out}
     given = {k: made(v) if k not in outs else torch.empty(0, dtype=v.dtype, device="cpu") for k, v in kwargs.items()}
     try:
         fallback.callable_with_numbers(op, args)(*made(tuple(args)), **given)
-    except Exception as error:  # made-up elements need not suit the operator, so only what is said of dtypes counts
+    except Exception as error:  # the operator may refuse substitute elements, so only errors about dtypes count
         return False if any(word in str(error) for word in _OF_DTYPES) else None
     return True
 
@@ -157,10 +161,10 @@ def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], mad
 def _strides_of_cpu(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: tuple[Any, tuple[Spec, ...]]
 ) -> tuple[Any, tuple[Spec, ...]]:
-    """The CPU's own strides where its kernels and the meta kernels order dimensions differently.
+    """The CPU's strides, if its kernels and the meta kernels order dimensions differently.
 
-    They disagree where an argument is not contiguous, or gives dimensions of size 1 or 0 strides that a contiguous
-    tensor would not have (docs/notes/meta-and-cpu.md has cases). The call runs on ones then, if it is a small one.
+    They disagree if an argument is not contiguous. They also disagree if dimensions of size 1 or 0 have strides that a
+    contiguous tensor would not have (docs/notes/meta-and-cpu.md has cases). The call then runs on ones, if it is small.
     """
     tensors = list(tensors_in([*args, *kwargs.values()]))
     usual = all(geometry(t)[1] == layout.contiguous_strides(geometry(t)[0]) for t in tensors)
@@ -169,9 +173,9 @@ def _strides_of_cpu(
     try:
         call = fallback.callable_with_numbers(op, args)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of made-up elements
+            warnings.simplefilter("ignore")  # caused by substitute elements
             structure, specs_ = _describe(call(*_ones(tuple(args)), **{k: _ones(v) for k, v in kwargs.items()}))
-    except (RuntimeError, IndexError, ValueError):  # made-up elements need not suit the operator
+    except (RuntimeError, IndexError, ValueError):  # the operator may refuse substitute elements
         return known
     same = structure == known[0] and len(specs_) == len(known[1])
     if same and all(a is not None and b is not None and a[:2] == b[:2] for a, b in zip(specs_, known[1], strict=True)):
@@ -190,7 +194,7 @@ def _ones(x: Any) -> Any:
 
 
 def _few(x: Any) -> Any:
-    """The same with short dimensions."""
+    """Arguments on the CPU, tensors as ones with short dimensions."""
     if isinstance(x, torch.Tensor):
         return torch.ones([min(n, _SHRUNK) for n in x.size()], dtype=x.dtype, device="cpu")
     if type(x) in (list, tuple):
@@ -210,7 +214,8 @@ def _describe(result: Any) -> tuple[Any, tuple[Spec, ...]]:
 def _key(x: Any, aliases: dict[int, int], floats: bool) -> Any:
     if isinstance(x, torch.Tensor):
         if x.device.type != "tiny":
-            # A wrapped number and a 0-dim CPU tensor promote differently and look alike: ask what they promote to.
+            # A wrapped number and a 0-dim CPU tensor look alike but promote differently, so the key has their
+            # promotions.
             return ("host", x.dtype, x.dim(), torch.result_type(_INT8, x), torch.result_type(_FLOAT16, x))
         lazy = id(storage_of(x))
         return (x.dtype, x.size(), x.stride(), x.storage_offset(), aliases.setdefault(lazy, len(aliases)))
@@ -239,7 +244,7 @@ def _meta(x: Any, metas: dict[int, torch.Tensor], name: str = "") -> Any:
 
 
 def device_index(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
-    """The index of the tiny device on which a call works; raises when its tensors live on several."""
+    """The index of the tiny device of a call; raises RuntimeError if its tensors are on several."""
     found: int | None = None
     for x in tensors_in([*args, *kwargs.values()]):
         if x.device.type == "tiny":
@@ -256,7 +261,7 @@ def device_index(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
 
 
 def check_devices(args: Iterable[Any]) -> None:
-    """Raise torch's error for a tensor elsewhere, other than a 0-dim CPU one."""
+    """Raise torch's error for a tensor on another device, except a 0-dim CPU tensor."""
     for x in tensors_in(args):
         if x.device.type != "tiny" and x.dim():
             raise RuntimeError(

@@ -1,8 +1,9 @@
-"""Whether tensors share memory, as torch's own checks see it: before it writes, torch refuses some of what overlaps.
+"""Memory overlap between tensors, by torch's own rules: torch refuses some writes that overlap.
 
-The key insight: torch answers only where both tensors are dense, and lets all else pass; so the same question is asked
-here, and a call for which the answer matters is given to the CPU, which raises its own error or defines the result.
-Must not know operators.
+torch detects overlap only if both tensors are dense, and accepts all other cases. This module uses the same rule. If
+the result affects a call, the call goes to the CPU, which raises its own error or defines the result.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def same(written: torch.Tensor, read: torch.Tensor) -> bool:
 def undecided(written: Sequence[torch.Tensor], read: Iterable[Any], elementwise: bool) -> bool:
     """Whether torch may refuse to write `written` while it reads `read`.
 
-    An elementwise operator may read exactly what it writes; another may not.
+    An elementwise operator may read and write the same tensor; other operators may not.
     """
     for t in written:
         if layout.plan(tuple(t.size()), tuple(t.stride())).expanded:

@@ -1,8 +1,9 @@
 """Copies within the device that wait in the queue.
 
-Defines `queued`. The key insight: a copy between different storages of one device needs nothing but the two
-geometries, so it waits where what it reads or writes waits, instead of emptying the queue.
-Must not know other operators.
+Defines `queued`. A copy between different storages of one device needs only the two geometries. If queued calls use
+either storage, the copy joins the queue instead of emptying it.
+
+This module must not depend on other operators.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Copy:
         self.target, self.source = target, source
 
     def execute(self, call: Call) -> None:
-        """Write the elements, or the number that all of them are known to be."""
+        """Write the elements, or one number if all elements equal it."""
         source, target = call.read[0], call.written[0]
         dtype = self.target[0]
         number = source.number() if self.source[0] is dtype and source.dtype == COMPUTED[dtype] else None
@@ -43,13 +44,16 @@ class _Copy:
             store(target, *self.target, access.read(source, *self.source))
 
     def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
-        """There are none."""
+        """No numbers."""
         return ()
 
 
 def queued(self: torch.Tensor, src: torch.Tensor) -> bool:
-    """Put a copy into the queue where one of the two waits for calls in it; False where neither does, or it is no
-    plain copy: of another size, to elements that share memory, within one storage, or of one that was made smaller."""
+    """Add a copy to the queue, if queued calls use its source or target, or if it overwrites the whole target.
+
+    Returns False if the copy has to run immediately. This includes copies between different sizes or within one
+    storage, to targets whose elements share memory, and with storages that were made smaller.
+    """
     if not calls.pending() or calls.is_closed() or recording.is_open():
         return False
     try:

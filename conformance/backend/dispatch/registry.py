@@ -1,11 +1,12 @@
-"""The tables of operators: what a row is, and how a family of operators registers its value functions.
+"""The tables of operators: the fields of a row, and the decorators that register value functions.
 
 Defines `Row`, `ROWS`, the decorators `value`, `complex_value` and `decomposition`, the table form `pointwise`, and
-`Context`, what a value function may ask about its call.
+`Context`, the description of a call for its value function.
 
-The key insight: a value function computes elements from elements, and nothing else; metadata, layouts, and the forms in
-which torch calls an operator belong to others (`metadata`, `layout`, `schema_kernels`).
-Must not know which operators there are: the tables in `ops` say that.
+A value function only computes elements from elements. Metadata, layouts, and in-place and out= forms belong to other
+modules (`metadata`, `layout`, `schema_kernels`).
+
+This module must not depend on specific operators: the tables in `ops` define them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Declined(Exception):
 
 
 class Context:
-    """What a value function may ask about its call."""
+    """Description of a call for its value function."""
 
     __slots__ = ("_common", "args", "device", "index", "op", "outs", "rehearsed")
 
@@ -42,7 +43,7 @@ class Context:
         self.op, self.outs, self.index, self.args = op, outs, index, args
         self.device = memory.device_name(index)
         self._common: DType | None = None
-        self.rehearsed: list[np.ndarray] | None = None  # the data, where they are only to be known
+        self.rehearsed: list[np.ndarray] | None = None  # the data of a graph built only for comparison
 
     @property
     def out(self) -> Spec:
@@ -50,7 +51,7 @@ class Context:
         return self.outs[0]
 
     def common_dtype(self) -> DType:
-        """What the tensor and number arguments promote to, in torch's rules (torch.result_type)."""
+        """The promoted dtype of the tensor and number arguments, by torch's rules (torch.result_type)."""
         if self._common is not None:
             return self._common
         operands = [a for a in self.args if isinstance(a, (torch.Tensor, bool, int, float))]
@@ -86,13 +87,13 @@ class Row:
 
     function: ValueFunction
     keep_floats: bool  # whether the value of a float argument can change the metadata
-    complex: ValueFunction | None  # the same of complex tensors, which are values with a last dimension of 2
-    elementwise: bool  # whether each element depends on the operands' elements in its own place only
-    accumulates: bool = False  # whether that holds of the first operand: an out= tensor may be that operand
-    out_as_new: str = ""  # out= tensors laid out as a new result, as LAPACK by columns: "empty" or "resized" ones
-    deferrable: bool = False  # whether the function may run later: it raises nothing and looks at no element
+    complex: ValueFunction | None  # the same for complex tensors, which are values with a last dimension of 2
+    elementwise: bool  # whether each element depends only on the operands' elements in the same place
+    accumulates: bool = False  # whether that is true of the first operand: an out= tensor may be that operand
+    out_as_new: str = ""  # out= tensors with the strides of a new result, as LAPACK by columns: "empty" or "resized"
+    deferrable: bool = False  # whether the function may run later: it raises no error and reads no element
     number_dtype: Callable[[Context], DType] | None = None  # the dtype of numbers that go through `operand`
-    # Of a deferrable function that takes an index: checks its elements, False where they are not there yet.
+    # For a deferrable function with an index: checks its elements; False if they are not available yet.
     index: Callable[[Context], bool] | None = None
     reads_index: bool = False  # whether that function computes its graph and its data from the index's elements
 
@@ -114,9 +115,9 @@ def value(
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 
-    The function is called as `f(ctx, *args, **kwargs)` in the schema's order, each tensor replaced by a lazy value of
-    its shape and dtype. It returns a value (a tuple for several results) of the result's shape, of any real dtype:
-    the caller casts and lays it out. An optional result that torch leaves undefined is None.
+    The call is `f(ctx, *args, **kwargs)` in the schema's order, with each tensor replaced by a lazy value of its shape
+    and dtype. The function returns a value (a tuple for several results) of the result's shape, of any real dtype: the
+    caller casts it and applies the layout. An optional result that torch leaves undefined is None.
     """
 
     def register(function: ValueFunction) -> ValueFunction:
@@ -134,15 +135,15 @@ def value(
 
 
 def full_name(name: str) -> str:
-    """The name of an overload: "cumsum" is "cumsum.default"."""
+    """The full name of an overload: "cumsum" is "cumsum.default"."""
     return name if "." in name else f"{name}.default"
 
 
 def complex_value(*names: str) -> Callable[[ValueFunction], ValueFunction]:
-    """Register what operators that have a value function compute where a tensor or number in the call is complex.
+    """Register the function for calls with a complex tensor or number, of operators that have a value function.
 
-    A complex tensor arrives as a value of its real dtype with a last dimension of 2, and so does a complex result
-    leave.
+    A complex tensor arrives as a value of its real dtype with a last dimension of 2. A complex result has the same
+    form.
     """
 
     def register(function: ValueFunction) -> ValueFunction:
@@ -156,14 +157,14 @@ def complex_value(*names: str) -> Callable[[ValueFunction], ValueFunction]:
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
 
 HELD_BY: dict[str, str] = {}
-"""The versions of torch, as a PEP 440 specifier, of an overload which not all of them have that the device runs on."""
+"""For overloads that only some versions of torch have: those versions, as a PEP 440 specifier."""
 
 
 def decomposition(*names: str, torch_versions: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register our own decomposition of functional overloads: a function of torch tensors in terms of other operators.
 
-    Use it where torch has none, or where torch's is a reference that recurses. In-place and out= forms follow.
-    `torch_versions`, such as "<2.14", are those that have the overloads; without it, all do that the device runs on.
+    Use it if torch has none, or if torch's is a reference that recurses. In-place and out= forms follow.
+    `torch_versions`, such as "<2.14", are the versions that have the overloads; the default is all supported versions.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,13 +178,15 @@ def decomposition(*names: str, torch_versions: str = "") -> Callable[[Callable[.
 
 
 PROMOTE: dict[str, Callable[[Context], DType]] = {
-    "result": lambda ctx: ctx.out.computed,  # compute in what the result is
-    "common": lambda ctx: ctx.common_dtype(),  # comparisons: in what the operands promote to
+    "result": lambda ctx: ctx.out.computed,  # compute in the result's dtype
+    "common": lambda ctx: ctx.common_dtype(),  # comparisons: in the promoted dtype of the operands
 }
 
 NUMBER_SECOND = frozenset({"mul.Tensor", "div.Tensor", "div.Tensor_mode", "floor_divide"})
-"""Whose second operand, where it is a single element, torch CPU's 16-bit kernels read as a number, without rounding it
-to their dtype (`original_scalar_value` in ATen's BinaryOpsKernel.cpp)."""
+"""Operators with a second operand that torch CPU's 16-bit kernels read as a number if it is a single element.
+
+They do not round it to their dtype (`original_scalar_value` in ATen's BinaryOpsKernel.cpp).
+"""
 
 
 def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> None:
@@ -217,23 +220,23 @@ def _is_number(argument: Any) -> bool:
 
 
 def _rounded(argument: Any, narrow: DType) -> Any:
-    """An operand of another dtype as torch's promotion to 16 bits makes it: 2049 is 2048 in float16, and 70000 inf."""
+    """An operand rounded as by torch's promotion to 16 bits: in float16, 2049 becomes 2048, and 70000 becomes inf."""
     if not isinstance(argument, UOp) or argument.dtype is narrow or argument.dtype.itemsize == 1:
         return argument
     return cast(cast(argument, dtypes.float32), narrow)
 
 
 _SEEN_NUMBERS: dict[tuple[Any, ...], set[float]] = {}
-_CHANGING = 3  # distinct values after which a number counts as changing
+_CHANGING = 3  # number of distinct values at which a number counts as changing
 
 
 def reset_state() -> None:
-    """Take every float argument for a constant until it is seen to change again, as a new process does."""
+    """Treat every float argument as a constant until it changes again, as in a new process."""
     _SEEN_NUMBERS.clear()
 
 
 def is_data(op: OpOverload, place: int | str, dtype: DType, number: float) -> bool:
-    """Whether `operand` takes a float argument of a call for data."""
+    """Whether `operand` treats a float argument of a call as data."""
     seen = _SEEN_NUMBERS.get((op, place, dtype), ())
     return len(seen) >= _CHANGING and number not in seen and dtypes.is_float(dtype)
 
@@ -241,8 +244,8 @@ def is_data(op: OpOverload, place: int | str, dtype: DType, number: float) -> bo
 def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
     """A tensor or number argument as a value in `dtype`; anything else unchanged.
 
-    A float that has been seen to change from call to call arrives as data instead of a constant: a constant would
-    be compiled into a fresh kernel each time. A graph that is recorded keeps its numbers.
+    A float that has changed between calls becomes data instead of a constant, because each new constant needs a new
+    compiled kernel. In a recorded graph, numbers stay constants.
     """
     if isinstance(argument, UOp):
         return cast(argument, dtype)

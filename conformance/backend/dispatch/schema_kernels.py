@@ -1,11 +1,13 @@
-"""From one value function to the functional, the in-place and the out= kernels of an operator, by its schema.
+"""Functional, in-place and out= kernels of an operator, from one value function and the operator's schema.
 
-Defines `Overload` (one overload that a row serves), `overloads`, `own_decompositions`, and `or_cpu`, which gives a
-call that a kernel declines or refuses to the CPU.
+Defines `Overload` (one overload that a row serves), `overloads`, `own_decompositions`, and `or_cpu`, which sends a call
+that a kernel declines or refuses to the CPU.
 
-The key insight: an operator's metadata and its values are two questions. `metadata` answers the first (dtype, shape,
-strides, errors) and a row's value function the second; where the elements go is the same code for every operator.
-Must not know which operators there are: the tables in `ops` say that.
+The key insight: an operator's metadata and its values are separate. `metadata` computes dtype, shape, strides and
+errors, and a row's value function computes the values. The code that stores the elements is the same for every
+operator.
+
+This module must not depend on specific operators: the tables in `ops` define them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .tensors import Spec, assign, cast, check_writable, elements, make
 
 
 class EmptyResult(Exception):
-    """A call whose results have no elements: what is left of it are the CPU's checks of its arguments."""
+    """A call whose results have no elements: only the CPU's checks of its arguments are needed."""
 
 
 def _values(x: Any) -> Any:
@@ -41,7 +43,7 @@ def _values(x: Any) -> Any:
 
 
 def choose(row: Row, args: Iterable[Any], outs: Iterable[Spec | None]) -> ValueFunction | None:
-    """The row's function for the dtypes in the call; None where it has none."""
+    """The row's function for the dtypes in the call; None if it has none."""
     held = [t.dtype for t in tensors_in(args)] + [s.dtype for s in outs if s is not None]
     if all(d in COMPUTED for d in held) and not any(isinstance(x, complex) for x in args):
         return row.function
@@ -59,8 +61,8 @@ class Overload:
         self.is_out = bool(self.writes) and arguments[self.writes[0]].is_out
         self.returns = len(op._schema.returns)
         self.name = str(op)
-        # Structured operators, and those that work element by element and whose out= form is no generated copy, give a
-        # resized out the strides that a new result would have, most others contiguous ones.
+        # Two groups of operators give a resized out tensor the strides of a new result: structured operators, and
+        # elementwise ones whose out= form is not generated. Most others give it contiguous strides.
         structured = all(
             torch_compat.has_kernel(functional.name(), key) for key in ("CPU", "CompositeExplicitAutogradNonFunctional")
         )
@@ -82,7 +84,7 @@ class Overload:
         return made[0] if structure is None else structure(made)
 
     def inplace_kernel(self, *args: Any, **kwargs: Any) -> Any:
-        """Check what the in-place overload checks, compute, and write through the target's geometry."""
+        """Run the checks of the in-place overload, compute, and write through the target's geometry."""
         target = args[0]
         _, checked = specs(self.op, args, kwargs, self.row.keep_floats)
         self._check_overlap([target], [*args[1:], *kwargs.values()])
@@ -98,7 +100,7 @@ class Overload:
         return target
 
     def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
-        """Let the meta kernel check and size the out tensors, compute, and write through their geometry."""
+        """Check and size the out tensors with the meta kernel, compute, and write through their geometry."""
         targets = [kwargs[n] for n in self.out_names]
         _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
         inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
@@ -124,7 +126,7 @@ class Overload:
                 torch.ops.aten.resize_.default(target, spec.size)
                 if as_new:
                     target.as_strided_(own.size, own.stride)
-            if unlike and own.dtype in COMPUTED:  # the call computes in its own dtype, whatever it is written to
+            if unlike and own.dtype in COMPUTED:  # the call computes in its own result dtype
                 result = cast(result, own.computed)
             assign(target, _as_pair(target, own, result))
         return targets[0] if self.returns == 1 else tuple(targets)
@@ -133,10 +135,10 @@ class Overload:
         self, function: ValueFunction, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any],
         made: Sequence[bool], structure: Any, targets: Sequence[torch.Tensor] = (),
     ) -> None:  # fmt: skip
-        """Note what this call is, where one with the same geometry may be queued next time."""
+        """Record the description of this call, if an equal call may be queued."""
         tensors = [*tensors_in([*args, *kwargs.values()]), *targets]
         if NOTED.wanted != self.name:
-            return  # nobody would take it, and it holds the arguments
+            return  # no `Deferred` waits for it, and the record would keep the arguments alive
         plain = self.row.deferrable and all(t.dtype in COMPUTED and t.device.type == "tiny" for t in tensors)
         if not plain or any(s is not None and s.dtype not in COMPUTED for s in outs):
             return
@@ -170,7 +172,7 @@ class Overload:
 
 
 def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:
-    """A result as it is written: a real one into a complex tensor with an imaginary part of zero."""
+    """The result in the form that is written: a real one for a complex tensor gets an imaginary part of zero."""
     if target.dtype not in PAIRS or spec.dtype in PAIRS:
         return result
     real = cast(result, PAIRS[target.dtype]).expand(spec.size).unsqueeze(-1)
@@ -178,9 +180,9 @@ def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:
 
 
 def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel which gives a call that it declines to the CPU, counted, and a call that is refused too.
+    """A kernel that sends calls which are declined or refused to the CPU, and counts them.
 
-    A refused call gets the CPU's own error (the meta kernel's differs in places), and counts as a fallback only if the
+    A refused call gets the CPU's error (the meta kernel's error differs in places). It counts as a fallback only if the
     CPU accepts it.
     """
 
@@ -206,7 +208,7 @@ def _signature(op: OpOverload) -> tuple[str, ...]:
 
 
 def variants(functional: OpOverload) -> Iterable[OpOverload]:
-    """The overload itself and its in-place and out= relatives: same argument types, the written ones left aside."""
+    """The overload and its in-place and out= forms: equal argument types, except for the written arguments."""
     yield functional
     namespace, name = torch.ops.aten, functional._schema.name.split("::")[1]
     wanted = _signature(functional)
@@ -223,7 +225,7 @@ def variants(functional: OpOverload) -> Iterable[OpOverload]:
 
 
 def find(name: str) -> Any:
-    """The aten overload of a name such as "add.Tensor", None where this torch has none."""
+    """The aten overload of a name such as "add.Tensor"; None if this torch has none."""
     packet, _, overload = name.partition(".")
     try:
         return getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -232,10 +234,11 @@ def find(name: str) -> Any:
 
 
 def listed(name: str) -> Any:
-    """The aten overload of an entry of the op tables; None where the entry does not hold for the running torch.
+    """The aten overload of an entry of the op tables; None if the entry does not apply to the running torch.
 
-    Raises RuntimeError where it should and torch has no such overload; for a torch that is newer than the tables it is
-    a warning."""
+    Raises RuntimeError if the entry applies and torch has no such overload. For a torch newer than the tables, it warns
+    instead.
+    """
     if not torch_compat.holds(HELD_BY.get(name, "")):
         return None
     op = find(name)
@@ -267,7 +270,7 @@ def decomposed(op: OpOverload, function: Callable[..., Any]) -> Callable[..., An
 
 
 def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of one that torch wrote, whose own checks word errors differently: what it refuses the CPU decides."""
+    """A kernel which runs a decomposition of torch's. A call that it refuses goes to the CPU, whose errors differ."""
     run = decomposed(op, function)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -283,10 +286,10 @@ def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Calla
 
 def into_out(op: OpOverload, native: Container[Any], table: Mapping[Any, Callable[..., Any]]
              ) -> Callable[..., Any] | None:  # fmt: skip
-    """A kernel for an out= overload, by its functional relative, which is `native` or in torch's `table`; else None.
+    """A kernel for an out= overload, from its functional form, which is `native` or in torch's `table`; else None.
 
-    torch's own decompositions of such overloads are not used: those of losses and paddings write a result of 16 bits
-    into a copy of the tensor that was given.
+    torch's own decompositions of such overloads are not used: those of losses and paddings write a 16-bit result into a
+    copy of the out tensor.
     """
     names = [a.name for a in op._schema.arguments if a.is_out]
     packet = op.overloadpacket
@@ -298,7 +301,7 @@ def into_out(op: OpOverload, native: Container[Any], table: Mapping[Any, Callabl
 
 
 def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:
-    """Kernels for every overload that our own decompositions serve: the functional one, in-place, out=."""
+    """Kernels for every overload that our own decompositions serve: functional, in-place, out=."""
     for name, function in DECOMPOSITIONS.items():
         functional = listed(name)
         for op in () if functional is None else variants(functional):

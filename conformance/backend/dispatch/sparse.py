@@ -1,12 +1,13 @@
-"""Sparse tensors on the device: two or three strided tensors under one of torch's own sparse tensor objects.
+"""Sparse tensors on the device: two or three strided tensors in one of torch's own sparse tensor objects.
 
 Defines `parts` and `assembled` (a sparse tensor as its strided parts and back), `refill` (write one in place), and
-`BORROWED`, the operators that only look at the parts.
+`BORROWED` (operators that only access the parts).
 
-The key insight: torch chooses a sparse tensor's class by its device's type alone, and its CPU kernels for making one
-and taking it apart never look at memory. So those kernels are borrowed, the parts are ordinary tensors of the device,
-and what computes on a sparse tensor is the counted CPU fallback.
-Must not know operators that compute.
+torch chooses a sparse tensor's class by the device type. Its CPU kernels that construct and split sparse tensors never
+read memory, so the device uses these kernels. The parts are ordinary tensors of the device. Computation on a sparse
+tensor is a counted CPU fallback.
+
+This module must not depend on operators that compute.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _COMPRESSED = {
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
 
-# Overloads served by torch's own kernels, by the dispatch key that has them and the one that they are given to.
+# Overloads served by torch's own kernels, by dispatch key on the device, with the key of torch's kernel.
 BORROWED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "SparsePrivateUse1": (
         Key.SparseCPU,
@@ -67,7 +68,7 @@ def is_sparse(x: Any) -> bool:
 
 
 def parts(x: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that a sparse one consists of: indices, then values."""
+    """The strided tensors of a sparse tensor: indices, then values."""
     x = x.detach()
     if x.layout is torch.sparse_coo:
         return torch_compat.coo_parts(x)
@@ -84,7 +85,7 @@ def assembled(like: torch.Tensor, pieces: Sequence[torch.Tensor]) -> torch.Tenso
 
 
 def refill(target: torch.Tensor, pieces: Sequence[torch.Tensor], like: torch.Tensor) -> None:
-    """Give a sparse tensor of the device the parts, and the size, of what `like` has become on the CPU."""
+    """Update a sparse tensor of the device with new parts, and with the size of `like`, its changed CPU copy."""
     if target.layout is torch.sparse_coo:
         with torch_compat.below_autograd():
             aten.sparse_resize_and_clear_.default(target, like.shape, like.sparse_dim(), like.dense_dim())

@@ -1,10 +1,11 @@
-"""A torch tensor on the tiny device: its elements as a lazy value, and a lazy value as its elements.
+"""Conversion between torch tensors on the tiny device and lazy values of their elements.
 
-Defines `Spec` (metadata of a result), `read`, `make`, `assign`, the conversions `cast` and `constant`, and how tensors
-are put on storages.
+Defines `Spec` (metadata of a result), `read`, `make`, `assign`, the conversions `cast` and `constant`, and functions
+that put tensors on storages.
 
-The key insight: a tensor is a geometry on a lazy storage and nothing more, so reading and assigning are all it needs.
-Must not know operators.
+A tensor is only a geometry on a lazy storage, so it needs no operations except read and assign.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations
@@ -50,16 +51,17 @@ def constant(number: float | int | bool, dtype: DType) -> UOp:
 
 
 def cast(x: UOp, dtype: DType) -> UOp:
-    """Convert as torch's CPU does: to bool by comparing with 0, from float to narrow integers by wider ones.
+    """Convert as torch's CPU does: to bool by comparing with 0, from float to narrow integers through wider ones.
 
-    What no integer of the dtype equals converts as x86 does it: to 2**31 by cvttss2si, of which a narrow one keeps the
-    low bits, and to 2**63; above 2**63 a uint64 is the rest of that. A uint8 has the low bits of a float64 as an int64.
+    Floats outside the integer's range convert as on x86. cvttss2si gives 2**31, and a narrow integer keeps its low
+    bits; the 64-bit form gives 2**63. A uint64 above 2**63 is computed from the difference to 2**63. A uint8 has the
+    low bits of a float64 converted to int64.
     """
     if x.dtype == dtype:
         return x
     if dtypes.is_float(x.dtype) and dtypes.is_float(dtype) and x.dtype.itemsize < dtype.itemsize:
         number = expressions.constant_of(x)
-        if number is not None:  # stays one to see: of zeros, a sum must not be folded away
+        if number is not None:  # keeps the constant visible: a sum of zeros must not be folded away
             return x.const_like(number, dtype)
     if x.dtype is dtypes.float16 and dtype is dtypes.float32 and _is_rounded(x):
         return _decoded(x)
@@ -85,7 +87,7 @@ def _is_rounded(x: UOp) -> bool:
 
 
 def _decoded(half: UOp) -> UOp:
-    """half -> float32 by its bits: tinygrad drops a cast to half that is cast back, and with it the rounding."""
+    """half -> float32 by its bits: tinygrad drops a cast to half that is cast back, and the rounding with it."""
     bits = half.bitcast(dtypes.uint16).cast(dtypes.uint32)
     magnitude = (bits & 0x7FFF) << 13
     finite = magnitude.bitcast(dtypes.float32) * float(2**112)  # the exponents' biases differ by 112
@@ -107,7 +109,7 @@ def geometry(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 def read(t: torch.Tensor) -> UOp:
     """The elements of a tensor as a lazy value of its shape (complex: with a last dimension of 2).
 
-    All that is queued is done first: what it writes while an operator has other operands in hand would change them.
+    All queued calls run first: a write between the reads of one operator's operands would change the earlier ones.
     """
     if t.device.type != "tiny":
         return _read_host(t)
@@ -116,17 +118,19 @@ def read(t: torch.Tensor) -> UOp:
 
 
 def peek(t: torch.Tensor) -> UOp:
-    """The same of one tensor on tiny that no queued call writes: what is queued stays so."""
+    """The elements of one tensor on tiny that no queued call writes; the queue is unchanged."""
     return access.read(storage_to_read(t), t.dtype, *geometry(t))
 
 
 def elements(t: torch.Tensor) -> UOp:
-    """The elements of a tensor as a lazy value, its conjugate and negative bits carried out."""
+    """The elements of a tensor as a lazy value, with conjugate and negative bits applied."""
     return _unread(t, read(t))
 
 
 def _unread(t: torch.Tensor, x: UOp) -> UOp:
-    """What lies in the storage where a tensor reads `x`, or the other way round: conjugation and negation are both."""
+    """Apply a tensor's conjugate and negative bits to a value; the same function reads and writes, as it is an
+    involution.
+    """
     if t.is_conj():
         imaginary = UOp.arange(2).reshape((1,) * (x.ndim - 1) + (2,)).expand(x.shape) > 0
         x = imaginary.where(-x, x)
@@ -134,7 +138,7 @@ def _unread(t: torch.Tensor, x: UOp) -> UOp:
 
 
 def _read_host(t: torch.Tensor) -> UOp:
-    """A 0-dim CPU tensor, which torch lets into any operator: read on the host, no copy to the device."""
+    """A 0-dim CPU tensor, which every operator accepts: read on the host, no copy to the device."""
     if t.dim() or not (t.dtype in COMPUTED or t.dtype in PAIRS):
         raise RuntimeError(f"Expected all tensors to be on the same device, but found tiny and {t.device}")
     if t.dtype in PAIRS:
@@ -144,7 +148,7 @@ def _read_host(t: torch.Tensor) -> UOp:
 
 
 def new_tensor(spec: Spec, index: int) -> torch.Tensor:
-    """A tensor of this metadata on `tiny:index` with a storage of its own; it reads as zeros."""
+    """A tensor of this metadata on `tiny:index` with a new storage; it reads as zeros."""
     real, nbytes = content_of(spec)
     if not is_describable(spec.dtype):
         return SET(empty_tensor(spec.dtype, index), allocate(nbytes, index, real), 0, spec.size, spec.stride)
@@ -156,7 +160,7 @@ def new_tensor(spec: Spec, index: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=8192)
 def content_of(spec: Spec) -> tuple[DType, int]:
-    """The dtype in which a new tensor's storage holds its elements, and its bytes."""
+    """The dtype in which a new tensor's storage holds its elements, and its size in bytes."""
     return element(spec.dtype)[0], layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
 
 
@@ -168,7 +172,7 @@ def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Seque
 def tensor_on_content(
     lazy: LazyStorage, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> torch.Tensor:
-    """A tensor with this geometry on what some torch storage holds, or held: to be read only, and soon dropped."""
+    """A temporary tensor with this geometry on the content of a torch storage, which may be gone; for reading only."""
     return tensor_on(view_of(lazy), dtype, size, stride, offset)
 
 
@@ -205,7 +209,7 @@ def place(lazy: LazyStorage, spec: Spec, result: UOp) -> None:
 
 
 def assign(target: torch.Tensor, result: UOp) -> None:
-    """Write elements into an existing tensor, through its geometry, in its dtype, and its conjugate or negative bit."""
+    """Write elements into an existing tensor, with its geometry, dtype, and conjugate or negative bit."""
     real, _ = element(target.dtype)
     store(
         lazy_storage(target), target.dtype, *geometry(target), _unread(target, _stored_as(result, target.dtype, real))
@@ -225,7 +229,7 @@ def store(
 
 
 def fill(target: torch.Tensor, number: float | int | bool) -> None:
-    """Write a number that the target's (real) dtype holds to each of its elements, also where these share memory."""
+    """Write a number that the target's (real) dtype can hold to all of its elements, even if these share memory."""
     size, stride, offset = geometry(target)
     real = COMPUTED[target.dtype]
     if target.is_neg():
@@ -238,7 +242,7 @@ def fill_storage(
     lazy: LazyStorage, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int,
     number: float | int | bool,
 ) -> None:  # fmt: skip
-    """Write a number that the (real) dtype holds to a view of a storage."""
+    """Write a number that the (real) dtype can hold to a view of a storage."""
     real = COMPUTED[dtype]
     kind = bool if real is dtypes.bool else float if dtypes.is_float(real) else int
     access.fill(lazy, real, size, stride, offset, kind(number))

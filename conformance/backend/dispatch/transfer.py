@@ -1,8 +1,9 @@
-"""Bytes between the host and the device: `copy_` in every direction, whole storages, single numbers.
+"""Transfers between host and device: `copy_` in every direction, whole storages, single numbers.
 
-The key insight: what moves is memory, not elements. A storage goes over whole and is viewed again on the other side,
-so a copy out needs no gather kernel and keeps every stride; elements are gathered on whichever side it costs nothing.
-Must not know operators other than copies.
+A transfer moves memory, not elements. The whole storage is copied and viewed again on the other side, so a copy out
+needs no gather kernel and keeps all strides. Elements are gathered on the side where that is free.
+
+This module must not depend on operators other than copies.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
 def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
     """The storage's bytes as a flat uint8 CPU tensor; the storage must have been flushed.
 
-    Where the host can address the device's memory this is that memory: copy before anything is written.
+    If the host can address the device's memory, the result shares it: copy the result before any write.
     """
-    if not lazy.nbytes:  # its buffer, where it has one, is never allocated
+    if not lazy.nbytes:  # an empty buffer is never allocated
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     memory, number = flush.to_host(lazy, needed)
     if memory is None:
@@ -41,8 +42,10 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor, host: torch.Tensor, shift: int = 0) -> torch.Tensor:
-    """A CPU tensor with the geometry, and the conjugate and negative bits, of `tensor` on the storage of `host`, which
-    holds its bytes from `shift` elements on."""
+    """A CPU tensor on the storage of `host`, with the geometry and the conjugate and negative bits of `tensor`.
+
+    `host` holds the bytes of the tensor's storage from `shift` elements on.
+    """
     made = torch.empty(0, dtype=tensor.dtype, device="cpu")
     size, stride, offset = geometry(tensor)
     memory = host.untyped_storage()
@@ -53,8 +56,10 @@ def on_host(tensor: torch.Tensor, host: torch.Tensor, shift: int = 0) -> torch.T
 
 
 def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor, whose storage must have been flushed, on the host, only to be read: they may be the
-    device's own memory, and where one number is known to be everywhere they are that number, expanded."""
+    """The elements of a tensor on the host, only for reading; its storage must have been flushed.
+
+    The result may share the device's memory. If all elements equal one number, it is that number, expanded.
+    """
     lazy = storage_to_read(tensor)
     number = None if COMPUTED.get(tensor.dtype) != lazy.dtype or tensor.is_neg() else lazy.number()
     if number is not None:
@@ -64,7 +69,9 @@ def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """CPU tensors with the same geometry as these tiny ones, sharing storages where these do; one schedule for all."""
+    """CPU tensors with the same geometry as these tiny ones, with the same sharing of storages; one schedule for
+    all.
+    """
     tensors = list(tensors)
     storages = {id(c): c for c in (storage_of(t) for t in tensors)}
     if any(lazy.nbytes for lazy in storages.values()):
@@ -74,7 +81,7 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def load(lazy: LazyStorage, host: torch.Tensor, dtype: torch.dtype) -> None:
-    """Replace a storage's content by that of a flat contiguous CPU tensor of bytes, held as `dtype`'s elements."""
+    """Replace a storage's content by a flat contiguous CPU tensor of bytes, held as elements of `dtype`."""
     real, _ = element(dtype)
     nbytes = host.nbytes
     spare = -nbytes % real.itemsize
@@ -85,7 +92,7 @@ def load(lazy: LazyStorage, host: torch.Tensor, dtype: torch.dtype) -> None:
 
 def _upload(host: torch.Tensor, real: Any, device: str) -> UOp:
     flat = host.reshape(-1)
-    if flat.stride() != (1,):  # of one element any stride counts as contiguous, but cannot be viewed as bytes
+    if flat.stride() != (1,):  # with one element any stride counts as contiguous, but cannot be viewed as bytes
         flat = flat.clone(memory_format=torch.contiguous_format)
     if not flat.numel():
         return UOp.const(0, real).expand((0,))
@@ -100,7 +107,7 @@ def item(tensor: torch.Tensor) -> Any:
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """aten::copy_ where either tensor is on the device: any two layouts and dtypes, with broadcast. A Python number,
+    """aten::copy_ if either tensor is on the device: any two layouts and dtypes, with broadcast. A Python number,
     which torch's parser wraps as a tensor, arrives here as a number again."""
     if not isinstance(src, torch.Tensor):
         src = torch.tensor(src)
@@ -109,14 +116,15 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if (not src.dim() or src.size() == self.size()) and _filled(self, src):
         return self
     if self.size() != src.size():
-        # Elementwise operators check broadcasting into an existing tensor the way copy_ does, with the same messages.
+        # Elementwise operators check broadcasting into an existing tensor in the same way as copy_, with the same
+        # messages.
         torch.empty(self.size(), device="meta").add_(torch.empty(src.size(), device="meta"))
     if not self.numel():
         return self
     check_writable(self)
     if is_tiny(self) and is_tiny(src) and overlap.overlap(self, src) == "partial":
         raise RuntimeError(overlap.REFUSED)
-    if self.is_conj():  # what is written to a conjugate view is the conjugate
+    if self.is_conj():  # a conjugate view stores the conjugate
         copy_(self.conj(), src.conj())
     elif self.is_neg():
         copy_(torch_compat.neg_view(self), torch_compat.neg_view(src))
@@ -132,7 +140,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 
 
 def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:
-    """Copy a number that is known, as in ``a[i] = 1``, also to a row; False where it is not that case."""
+    """Copy a constant, as in ``a[i] = 1``, also to a row; False if the source is not a constant."""
     dtype = self.dtype
     if not self.numel():
         return False
@@ -197,7 +205,7 @@ def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:
         assign(self, _broadcast(pair, tuple(self.size()), 2))
     elif self.dtype.is_complex and src.dtype.is_complex:
         assign(self, _broadcast(elements(src).cast(element(self.dtype)[0]), tuple(self.size()), 2))
-    elif src.dtype.is_complex and self.dtype is torch.bool:  # whether either part is not zero, and nothing is discarded
+    elif src.dtype.is_complex and self.dtype is torch.bool:  # true if either part is not zero; nothing is discarded
         assign(self, elements(src).ne(0).max(axis=-1).expand(tuple(self.size())))
     elif src.dtype.is_complex and self.dtype in COMPUTED:
         warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)

@@ -1,8 +1,9 @@
 """Kernels that change or read only metadata: views, resize_, set_, empty.
 
-The key insight: torch's CPU kernels for these never look at memory, so they are right for any device; only what
-depends on a storage's size or on an element's size is written here.
-Must not know values.
+torch's CPU kernels for these never access memory, so they are correct for any device. This module adds only kernels
+that depend on a storage's size or on an element's size.
+
+This module must not depend on values.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BORROWED = (
 
 
 def borrowed(op: Any) -> Callable[..., Any]:
-    """torch's CPU kernel of an operator which touches metadata only."""
+    """torch's CPU kernel of an operator that uses metadata only."""
     kernel = op._op_dk
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +56,7 @@ def empty(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> torch.Tensor:
-    """aten::empty.memory_format; memory reads as zeros, unless deterministic algorithms are to fill it."""
+    """aten::empty.memory_format; memory reads as zeros, or as the fill value of deterministic mode."""
     if memory_format is None and dtype is not None and all(type(s) is int and s >= 0 for s in size):
         shape = tuple(size)
         strides = layout_.contiguous_strides(shape)
@@ -79,7 +80,7 @@ def empty_strided(
 
 
 def _filled(memory: torch.Tensor) -> torch.Tensor:
-    """New memory, filled as `torch.utils.deterministic` says: with nan, or the largest number of its dtype."""
+    """New memory, filled as `torch.utils.deterministic` requires: with nan, or the largest number of its dtype."""
     fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if fills:
         dtype = memory.dtype
@@ -102,7 +103,7 @@ def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     shape = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta")
     old, new = self.dtype.itemsize, dtype.itemsize
     if self.storage_offset() * old % new:
-        # torch words this error with the offset, so the meta tensor must have it.
+        # torch's error message contains the offset, so the meta tensor needs it.
         base = torch.empty(self.untyped_storage().nbytes(), dtype=torch.uint8, device="meta")
         shape = torch.empty(0, dtype=self.dtype, device="meta").set_(  # type: ignore[call-overload]
             base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
@@ -133,7 +134,7 @@ def _reach(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: in
 
 
 def resize_(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
-    """aten::resize_: the storage grows where it must, in place, so that views go on sharing it."""
+    """aten::resize_: the storage grows in place if necessary, so that views still share it."""
     if tuple(self.size()) == tuple(size) and memory_format is None:
         return self
     made = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
@@ -182,7 +183,7 @@ def lazy_clone(self: torch.Tensor) -> torch.Tensor:
 
 
 def record_stream(self: torch.Tensor, s: Any) -> None:
-    """aten::record_stream: nothing, since memory is not reused before the program is done with it."""
+    """aten::record_stream: no effect, since memory is not reused while the program uses it."""
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

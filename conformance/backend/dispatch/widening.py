@@ -1,9 +1,10 @@
-"""Calls in 16 bits that torch CPU has no kernel for: computed on the CPU in a wider dtype, and rounded.
+"""Calls in 16 bits without a kernel in torch CPU: computed on the CPU in a wider dtype, and rounded.
 
-Defines `run`. The key insight: accelerators compute in 16 bits by computing in 32 and rounding, so what a device with
-such a kernel answers is known without one. The CPU refuses such a call by a message that names the dtype, and only then
-is it made again; the meta kernel, which has no kernels to miss, says the dtypes of the results.
-Must not know tensors of the device.
+Defines `run`. Accelerators compute 16-bit results in 32 bits and round, so this gives the same answer as a device with
+such a kernel. The CPU refuses such a call with a message that contains the dtype, and only then it is repeated in the
+wider dtype. The meta kernel gives the dtypes of the results.
+
+This module must not depend on tensors of the device.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.com
 def run(
     call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]
 ) -> Any:
-    """`call` of CPU tensors, of which it writes some; raises what it raises in the dtypes that it was given."""
+    """Run `call` on CPU tensors, including the `written` ones; raises the error of the call in the original dtypes."""
     try:
         return call(*args, **kwargs)
-    except RuntimeError as error:  # NotImplementedError is one
+    except RuntimeError as error:  # includes NotImplementedError
         if not _NO_KERNEL.search(str(error)):
             raise
         refused = error
@@ -38,7 +39,7 @@ def run(
     try:
         kinds = _result_dtypes(call, args, kwargs)
         result = call(*_mapped(args, widened), **_mapped(kwargs, widened))
-    except (RuntimeError, TypeError):  # the answer to the call as it was made is the better one
+    except (RuntimeError, TypeError):  # the error of the original call is clearer
         raise refused from None
     for own in written:
         if id(own) in wide:

@@ -1,1 +1,1 @@
-"""What a torch storage holds: geometry, lazy content, pending writes, and when it is computed."""
+"""Contents of torch storages: geometry, lazy content, pending writes, and the time of computation."""

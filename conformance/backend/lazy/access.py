@@ -1,10 +1,12 @@
-"""Views of a storage read and written: what is asked of a `LazyStorage` by geometry.
+"""Reads and writes of views of a storage: the operations on a `LazyStorage` that take a geometry.
 
 Defines `read`, `write`, `fill`, `hold`, and `resize`.
 
-The key insight: most writes of a program come in loops, and most reads ask for what was just written. So a write is
-kept pending while it continues a loop or is a number, and a read is served around the pending writes where it can be.
-Must not know operators.
+Most writes of a program come in loops, and most reads read a value that was just written. A write therefore stays
+pending while it continues a loop or is a number. A read leaves the pending writes unapplied if they do not touch the
+view, or if one of the last writes wrote exactly this view.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from .layout import Ints
 from .loop_rerolling import Loop, Write, strided_read
 from .storage import BY_ADDRESS, DIRTY, LAZY, LOOPING, LazyStorage
 
-# Pending writes after which a storage applies them.
+# Number of pending writes at which a storage applies them.
 MANY_WRITES = 4096
 
 
@@ -34,7 +36,7 @@ def paired(size: Ints, stride: Ints, offset: int) -> tuple[Ints, Ints, int]:
 
 
 def read(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, offset: int) -> UOp:
-    """The elements of a view; a complex view has a last dimension of 2 more."""
+    """The elements of a view; a complex view has an additional last dimension of 2."""
     real, parts = element(dtype)
     if parts == 2:
         size, stride, offset = paired(size, stride, offset)
@@ -51,7 +53,7 @@ def read(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, off
     view, pending = storage.view, constants or loop is not None
     if view is not None and not pending and view[:3] == (size, stride, offset) and view[3].dtype == real:
         return view[3]
-    # What is known to be held was inside, and is forgotten when a storage changes its size.
+    # The cached views above passed this check before, and a storage that changes its size drops them.
     layout.check_inside(size, stride, offset, real.itemsize, storage.nbytes)
     value = strided_read(flush.flat_as(storage, real), size, stride, offset)
     storage.view = (size, stride, offset, value)
@@ -102,7 +104,7 @@ def fill(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset: in
 
 
 def hold(storage: LazyStorage, size: Ints, stride: Ints, value: UOp) -> None:
-    """Hold `value`, which covers the whole storage in this geometry, from now on; computed if it has grown too deep."""
+    """Hold `value`, which covers the whole storage in this geometry; compute it if its graph is too deep."""
     storage.hold(size, stride, value)
     flush.limit_growth(storage)
 
@@ -112,7 +114,7 @@ def _covers(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset:
 
 
 def _continues_loop(storage: LazyStorage, write: Write, real: DType) -> bool:
-    """Whether a write is the next of a pending loop, which has taken it."""
+    """Add a write to the pending loop; False if it does not continue the loop."""
     if storage.loop is None or storage.dtype != real or not storage.loop.extend(write):
         return False
     if storage.loop.count >= MANY_WRITES:
@@ -138,7 +140,7 @@ def _write_number(storage: LazyStorage, size: Ints, stride: Ints, offset: int, n
 
 
 def resize(storage: Any, nbytes: int) -> None:
-    """Change a torch storage's size in place; what it held stays, as far as it fits, and every view goes on sharing it.
+    """Change a torch storage's size in place. Its content stays, as far as it fits, and all views still share it.
 
     torch has no hook for this from Python. Storages may swap their data pointers when one of them is empty, so the new
     size arrives in two swaps.

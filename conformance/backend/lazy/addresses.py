@@ -1,7 +1,7 @@
-"""The address space that gives every storage a data pointer of its own.
+"""The address space that gives every storage its own data pointer.
 
-The key insight: torch compares data pointers to see whether tensors overlap, so they must be unique and differ by
-offsets, while nothing may ever be read through them.
+torch compares data pointers to detect overlap between tensors. Pointers must therefore be unique and differ by offsets,
+but no code may read through them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..runtime.lock import LOCK
 
 
 class AddressSpace:
-    """Unique addresses in reserved, never readable memory, so that pointer arithmetic and overlap checks are right.
+    """Unique addresses in reserved, unreadable memory, so that pointer arithmetic and overlap checks are correct.
 
-    Sizes are rounded up to powers of two, of at least 64 bytes, and reused after `release`.
+    Sizes are rounded up to powers of two, of at least 64 bytes. `release` makes an address available again.
     """
 
     REGION = 1 << 40
@@ -27,7 +27,7 @@ class AddressSpace:
         self._next = self._end = 0
 
     def reserve(self, nbytes: int) -> tuple[int, int]:
-        """(address, size class) of `nbytes` bytes that nothing else has; the class is what `release` wants back."""
+        """(address, size class) of `nbytes` unused bytes; `release` takes the same pair."""
         size = max(64, 1 << (max(nbytes, 1) - 1).bit_length())
         if freed := self._free.get(size):
             with contextlib.suppress(IndexError):  # another thread was faster
@@ -41,14 +41,14 @@ class AddressSpace:
             return address, size
 
     def release(self, address: int, size: int) -> None:
-        """Give an address back for reuse; finalizers do, so it waits for no lock."""
+        """Make an address available again. Finalizers call this, so it takes no lock."""
         self._free.setdefault(size, []).append(address)
 
 
 def _map_unreadable(least: int, most: int) -> tuple[int, int]:
-    """(address, length) of fresh PROT_NONE memory, as near to `most` bytes as the process's limits allow.
+    """(address, length) of new PROT_NONE memory, as near to `most` bytes as the process's limits allow.
 
-    Raises MemoryError when not even `least` bytes of address space are left.
+    Raises MemoryError if fewer than `least` bytes of address space are left.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

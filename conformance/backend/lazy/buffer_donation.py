@@ -1,11 +1,14 @@
-"""New contents computed into the buffers of the old ones, where no other value reads the old content.
+"""Donation of buffers: a new content is computed into the buffer of the old one, if no other value reads the old one.
 
-Defines `donate`, which turns lazy values into stores, and `is_swap`, the reason for which that may not be done.
+Defines `donate`, which turns lazy values into stores, and `is_swap`, which recognizes the error for which a donation
+has to be undone.
 
-The key insight: a value is computed into a new buffer, after which the old one is mostly dropped: for the parameters
-and moments of a training step that doubles the memory. tinygrad orders the kernels of one schedule, so that what still
-reads the old content runs before the store; the caller must only know that nothing outside that schedule reads it.
-Must not know storages or torch.
+Without donation, a value is computed into a new buffer, and the old buffer is mostly freed after it. For the parameters
+and moments of a training step that doubles the memory. tinygrad orders the kernels of one schedule, so that kernels
+that read the old content run before the store. The caller must ensure that nothing outside the schedule reads the old
+content.
+
+This module must not depend on storages or torch.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from ..runtime.expressions import constant_of, is_realized, strip_reshapes
 def donate(
     values: Sequence[UOp], donors: Mapping[int, UOp], others: Sequence[UOp] = ()
 ) -> tuple[dict[int, UOp], list[UOp], list[UOp]]:
-    """Store the `values` at the places in `donors` in these buffers, of their shape and dtype.
+    """Store each value whose place is in `donors` in that buffer, which has the value's shape and dtype.
 
-    Returns the stores by place, all values, and `others` (which are not computed), both reading a stored value from its
-    buffer. A donor is not used if `others` go on reading its old content, or if tinygrad would make a copy on the way.
+    Returns the stores by place, all `values`, and `others` (which are not computed). The last two read a stored value
+    from its buffer. A donor is not used if `others` still read its old content, or if tinygrad would make a copy.
     """
     while True:
         stores, new = _rewritten([*values, *others], {i: (values[i], donor) for i, donor in donors.items()})
@@ -38,12 +41,12 @@ def donate(
 
 
 def is_swap(error: BaseException) -> bool:
-    """Whether tinygrad found no order for the stores: of two buffers that swap their contents neither can be first."""
+    """Whether tinygrad found no order for the stores, as for two buffers that swap their contents."""
     return isinstance(error, RuntimeError) and "cycle" in str(error)
 
 
 def _rewritten(roots: Sequence[UOp], donors: Mapping[int, tuple[UOp, UOp]]) -> tuple[dict[int, UOp], dict[UOp, UOp]]:
-    """The stores by place, and the nodes under `roots` that read what is stored, reading it from its buffer."""
+    """The stores by place, and the replacements of the nodes under `roots` that now read stored values from buffers."""
     new: dict[UOp, UOp] = {}
     stores: dict[int, UOp] = {}
     computed = {
@@ -53,7 +56,7 @@ def _rewritten(roots: Sequence[UOp], donors: Mapping[int, tuple[UOp, UOp]]) -> t
     }
     graph = UOp.sink(*roots).toposort(enter_calls=False)
     readers: Counter[UOp] = Counter()
-    for node in reversed(graph):  # what works on one operand alone is part of its readers' kernels
+    for node in reversed(graph):  # a node with one operand is part of its readers' kernels
         operands = [s for s in node.src if constant_of(s) is None]
         count = readers[node] if len(operands) == 1 and node.op is not Ops.SINK else 1
         for operand in operands:
@@ -74,7 +77,7 @@ def _rewritten(roots: Sequence[UOp], donors: Mapping[int, tuple[UOp, UOp]]) -> t
             new[node] = stores[i].reshape(node.shape)
     for i, (value, donor) in donors.items():
         if computed.get(strip_reshapes(value)) != i:
-            stores[i] = _store(donor, new.get(value, value))  # a number, or what another buffer holds too
+            stores[i] = _store(donor, new.get(value, value))  # a number, or a value that another buffer also holds
     return stores, new
 
 
@@ -87,11 +90,11 @@ def _store(donor: UOp, content: UOp) -> UOp:
 
 
 def _at_its_place(donor: UOp, content: UOp, readers: Mapping[UOp, int]) -> bool:
-    """Whether the kernel that computes `content` from `donor` may write it there right away.
+    """Whether the kernel that computes `content` from `donor` may write directly into `donor`.
 
-    It may when each element needs only the one that it replaces. tinygrad misses some that do not and writes over what
-    is still to be read (`fix_store_hazard`: a part that is read elsewhere). It computes beside the buffer and then
-    copies when more than two others are read or the kernel has a sum of its own (`remove_bufferize`).
+    This is safe if each element needs only the element that it replaces. tinygrad misses some unsafe cases and
+    overwrites elements that are still to be read (`fix_store_hazard`: a part that is read elsewhere). It computes into
+    a new buffer and then copies if the kernel reads more than two others or has its own sum (`remove_bufferize`).
     """
     read: set[UOp] = set()
     reaches: dict[UOp, bool] = {}
@@ -103,7 +106,7 @@ def _at_its_place(donor: UOp, content: UOp, readers: Mapping[UOp, int]) -> bool:
     return len(read) <= 3 and not any(s.op is Ops.REDUCE and readers[s] == 1 for s in read)
 
 
-_LEAVES = frozenset({Ops.BUFFER, Ops.AFTER, Ops.REDUCE})  # what a kernel reads; a sum with several readers has its own
+_LEAVES = frozenset({Ops.BUFFER, Ops.AFTER, Ops.REDUCE})  # operands of a kernel; a sum with several readers has its own
 
 
 __all__ = ["donate", "is_swap"]

@@ -1,14 +1,15 @@
-"""Operator calls that wait to become values: a queue in program order, emptied before anything could see it.
+"""The queue of operator calls that are not yet values, in program order, emptied before its delay can be observed.
 
-Defines `Call`, `defer` (put one into the queue), `settle` (turn all of them into values), `drop_unneeded` (leave out
-those whose results are gone) and `pending`.
+Defines `Call`, `defer` (add a call to the queue), `settle` (turn all calls into values), `drop_unneeded` (remove the
+calls whose results are gone) and `pending`.
 
-The key insight: a lazy device need not build an expression when an operator is called, only before somebody asks for
-it; metadata are all that the caller sees until then. What is queued runs in its order, each call upon the contents that
-the calls before it left, so emptying the queue is what calling them one by one would have been; a storage knows
-whether the queue reads or writes it, and whoever wants its content empties the queue first. A call whose results are
-gone is left out, and a queue that equals an earlier one need not be turned into values at all (`steps`).
-Must not know operators, tensors or storages.
+A lazy device does not need to build an expression at the call of an operator. Until a content is read, the caller sees
+metadata only. The queue runs in order, each call on the contents that the earlier calls left, so the results equal
+those of immediate execution. Each storage records whether the queue reads or writes it, and code that reads its content
+empties the queue first. Calls whose results are gone are removed. A queue that equals an earlier one need not be turned
+into values (`steps`).
+
+This module must not depend on operators, tensors or storages.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from ..runtime import allocations
 from ..runtime.lock import LOCK
 from ..runtime.subnormals import Subnormals
 
-# What the queue does with a storage, as `LazyStorage.queued`.
+# The queue's use of a storage, as `LazyStorage.queued`.
 UNQUEUED, READ, WRITTEN = 0, 1, 2
-# Calls after which the queue is emptied, so that what it keeps is bounded.
+# Number of calls at which the queue is emptied, which bounds the memory that it keeps alive.
 LONGEST = 4096
-# Calls after which those whose results are gone are looked for; the next time, where there are twice as many as stayed.
+# Number of calls at which calls with dead results are removed; next, at twice the number that remained.
 CHECKED = 256
 
 
 class Kind(Protocol):
-    """What calls of one operator with one geometry of its arguments have in common."""
+    """The common part of all calls of one operator with one geometry of its arguments."""
 
     fresh: bool  # whether the call makes the storages that it writes
 
     def execute(self, call: Call) -> None:
-        """Read the operands and hold or write the results; doing so once more after an interrupt changes nothing."""
+        """Read the operands, then hold or write the results. A repetition after an interrupt must change nothing."""
 
     def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
-        """The call's numbers as a key, those that are data to its kernels appended to `data` instead."""
+        """The call's numbers as a key. Numbers that are data to the kernels are appended to `data` instead."""
 
 
 class Call:
@@ -51,33 +52,34 @@ class Call:
     def __init__(self, kind: Any, read: Sequence[Any], written: Sequence[Any], given: Sequence[Any] = ()) -> None:
         self.kind = kind
         self.read, self.written = read, written  # storages
-        self.given = given  # its numbers, or the buffers of what it restores
-        self.arrays: Sequence[Any] = ()  # what its value function computes on the host, from an index
-        self.results: Any = None  # what was computed, in case that writing it was interrupted
+        self.given = given  # the call's numbers, or the buffers of the value that it restores
+        self.arrays: Sequence[Any] = ()  # arrays that the value function computes on the host, from an index
+        self.results: Any = None  # the computed results, kept in case an interrupt stops the write
 
 
 SETTING = "TINY_QUEUE"
-"""The environment variable that switches the queue off, with the value 0."""
+"""Environment variable; the value 0 switches the queue off."""
 
 _queue: list[Call] = []
 _running = False
-_checked_at = CHECKED  # calls after which the next look is taken
+_checked_at = CHECKED  # queue length at which `drop_unneeded` runs next
 _open = os.environ.get(SETTING) != "0"
 
 
 def pending() -> list[Call]:
-    """The calls that have not been turned into values, in order."""
+    """The calls that are not yet values, in order."""
     return _queue
 
 
 def is_closed() -> bool:
-    """Whether nothing may be put into the queue: it is switched off, or being emptied."""
+    """Whether the queue accepts no calls, because it is switched off or being emptied."""
     return _running or not _open
 
 
 def queue_calls(on: bool) -> bool:
-    """Let calls wait from now on, or not, and empty the queue; what was so before. `TINY_QUEUE=0` in the environment
-    lets none wait from the start."""
+    """Switch the queue on or off and empty it; returns the previous setting. `TINY_QUEUE=0` in the environment switches
+    it off from the start.
+    """
     global _open
     settle()
     before, _open = _open, on
@@ -85,7 +87,7 @@ def queue_calls(on: bool) -> bool:
 
 
 def defer(call: Call) -> None:
-    """Put a call into the queue."""
+    """Add a call to the queue."""
     global _checked_at
     with LOCK:
         for storage in call.read:
@@ -102,12 +104,12 @@ def defer(call: Call) -> None:
 
 
 def writes_in_place() -> bool:
-    """Whether a queued call writes what it is given."""
+    """Whether a queued call writes one of its operands in place."""
     return any(storage in call.read for call in _queue for storage in call.written)
 
 
 def needed(calls: Sequence[Call]) -> list[Call]:
-    """The calls whose results somebody holds, or another one of them reads."""
+    """The calls whose results have an owner, or that another one of these calls reads."""
     kept: list[Call] = []
     read: set[int] = set()
     for call in reversed(calls):
@@ -119,7 +121,7 @@ def needed(calls: Sequence[Call]) -> list[Call]:
 
 
 def drop_unneeded() -> None:
-    """Leave out the calls whose results are gone, so that what only they read is freed."""
+    """Remove the calls whose results are gone, so that storages which only they read are freed."""
     with LOCK:
         if _queue and not _running:
             take(needed(_queue))
@@ -129,7 +131,9 @@ allocations.HOLDERS.append(drop_unneeded)
 
 
 def settle() -> None:
-    """Turn all calls into values, in order. An error leaves the call that raises it, and those after it, queued."""
+    """Turn all calls into values, in order. An error leaves the call that raises it, and all later ones, in the
+    queue.
+    """
     global _running, _checked_at
     if not _queue:
         return
@@ -147,13 +151,13 @@ def settle() -> None:
                     uses[id(storage)] -= 1
                     if not uses[id(storage)]:
                         storage.queued = UNQUEUED
-                del call, storage  # what nobody holds any more is not to be computed with what comes next
+                del call, storage  # a storage without another owner must not be computed with the next
         finally:
             _running = False
 
 
 def take(instead: Sequence[Call]) -> None:
-    """Put others in the place of all calls that are queued, and let the storages know."""
+    """Replace all queued calls by these, and update `queued` of the storages."""
     states: dict[int, int] = {}
     for call in instead:
         for storage in call.read:
@@ -168,10 +172,10 @@ def take(instead: Sequence[Call]) -> None:
 
 @contextlib.contextmanager
 def apart(storages: Sequence[Any]) -> Iterator[bool]:
-    """Within the block only what these storages are computed from is queued; the other calls come after it again.
+    """Within the block, the queue holds only the calls that these storages depend on; afterwards the others return.
 
-    Gives False, and leaves the queue as it is, where the others would notice: where one of them uses what the rest
-    writes, and came before that, or nobody but it holds what was written.
+    Yields False, and leaves the queue unchanged, if the delay would change the other calls. That is so if another call
+    uses a storage before a first call writes it, or if the torch storage of such a storage is gone.
     """
     with LOCK:
         first, others = _sliced({id(storage) for storage in storages})
@@ -186,7 +190,7 @@ def apart(storages: Sequence[Any]) -> Iterator[bool]:
 
 
 def _sliced(wanted: set[int]) -> tuple[list[Call], list[Call]]:
-    """The calls from which the storages of these identities are computed, and the others, each in order."""
+    """The calls from which these storages (by identity) are computed, and the others, each in order."""
     first: list[Call] = []
     others: list[Call] = []
     for call in reversed(_queue):
@@ -199,7 +203,7 @@ def _sliced(wanted: set[int]) -> tuple[list[Call], list[Call]]:
 
 
 def _disturbs(first: Sequence[Call], others: Sequence[Call]) -> bool:
-    """Whether the other calls, all of which are to come later than the first, would meet anything else."""
+    """Whether a delay of the other calls until after the `first` calls would change their operands."""
     written = {id(storage): storage for call in first for storage in call.written}
     used = {id(storage) for call in others for storage in (*call.read, *call.written)}
     shared = written.keys() & used
@@ -218,14 +222,14 @@ _data: list[Any] | None = None
 
 
 def note_data(buffer: Any) -> None:
-    """A value function has put numbers into a buffer."""
+    """Record that a value function copied numbers into a buffer."""
     if _data is not None:
         _data.append(buffer)
 
 
 @contextlib.contextmanager
 def watched_data() -> Iterator[list[Any]]:
-    """Within the block: the buffers into which value functions put numbers."""
+    """Within the block: the buffers into which value functions copied numbers."""
     global _data
     _data = []
     try:

@@ -1,10 +1,11 @@
-"""Numbers written to many places, replayed on the host into one table.
+"""Writes of numbers to many places, replayed on the host into one table.
 
 Defines `replayed`.
 
-The key insight: `for i in range(n): a[i] = i` depends on nothing but numbers, so the host can do it: one table of what
-was written, and a mask of where.
-Must not know storages.
+A loop such as `for i in range(n): a[i] = i` depends only on numbers, so the host can execute it. The result is one
+table of the written numbers, and a mask of the written places.
+
+This module must not depend on storages.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def replayed(writes: Sequence[NumberWrite], flat: UOp, device: str) -> UOp:
     values = torch.full((high - low,), 0 if old is None else old, dtype=TORCH[dtype], device="cpu").numpy()
     written = np.zeros(high - low, dtype=np.bool_)
     for single, group in itertools.groupby(writes, key=lambda write: not write[0]):
-        if single:  # one element each: all at once, of equal places the last counts
+        if single:  # one element each, written in one assignment; of equal places the last wins
             _, _, offsets, numbers = zip(*group, strict=True)
             place = np.array(offsets) - low
             values[place] = np.array(numbers, dtype=values.dtype)

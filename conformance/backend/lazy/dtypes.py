@@ -1,9 +1,9 @@
-"""torch dtypes as tinygrad dtypes: which hold a value directly, and which only as the bits of another.
+"""torch dtypes as tinygrad dtypes, computed directly or stored only as bits of another dtype.
 
-Defines `ELEMENT` (how one element is stored), `COMPUTED` (dtypes that value functions compute in) and `opmath`.
+Defines `element` (storage of one element), `COMPUTED` (dtypes that value functions compute in) and `opmath`.
 
-The key insight: what a storage holds and what a kernel computes in are two questions. A complex element is stored as
-two reals and a float8 as a byte; both move through every copy and view exactly, whether or not anything computes them.
+The dtype of a storage and the dtype of a computation are separate. A complex element is stored as two reals, and a
+float8 as a byte. Both pass exactly through every copy and view, even if no kernel computes them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BYTES = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
 
 
 def element(dtype: torch.dtype) -> tuple[DType, int]:
-    """How one element of `dtype` lies in a flat value: the tinygrad dtype, and how many of it (2 for complex)."""
+    """Storage of one element of `dtype` in a flat value: the tinygrad dtype, and the number of them (2 for complex)."""
     if dtype in COMPUTED:
         return COMPUTED[dtype], 1
     if dtype in PAIRS:
@@ -50,5 +50,5 @@ def element(dtype: torch.dtype) -> tuple[DType, int]:
 
 
 def opmath(dtype: DType) -> DType:
-    """The dtype in which CPU kernels do arithmetic on `dtype`: float32 for the 16-bit floats (ATen's OpMathType.h)."""
+    """The arithmetic dtype of CPU kernels on `dtype`: float32 for the 16-bit floats (ATen's OpMathType.h)."""
     return dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype

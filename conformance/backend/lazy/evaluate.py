@@ -1,11 +1,11 @@
-"""Computing the contents of storages in one schedule.
+"""Computation of the contents of storages in one schedule.
 
-Defines `evaluate`, and `computed_along`, the storages that had better be computed together with others.
+Defines `evaluate`, and `computed_along`, the storages that should be computed together with a group.
 
-The key insight: whatever one schedule computes, every other lazy value may read: all live storages are rewritten to
-read the new buffers, and nothing is computed twice. A content may be computed into the buffer of the content that it
-replaces, its donor, when no other storage reads that.
-Decides nothing: the storages to compute, with their pending writes applied, come from `flush`.
+All live storages are rewritten to read the buffers that a schedule computes, so no value is computed twice. A content
+may be computed into its donor, the buffer of the content that it replaces, if no other storage reads that.
+
+This module makes no decisions: `flush` selects the storages to compute, and applies their pending writes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .storage import BY_ADDRESS, LAZY, LazyStorage
 
 
 def evaluate(group: Sequence[LazyStorage], device: str, why: str) -> None:
-    """Compute the contents of storages on one device; other lazy storages read them from now on.
+    """Compute the contents of storages on one device; other lazy storages read the results from then on.
 
-    No storage may have the writes of a loop pending. `why` is the reason that a trace reports.
+    No storage may have pending writes of a loop. `why` is the reason that a trace reports.
     """
     inside = set(group)
     rest = [s for s in LAZY.values() if s not in inside]
@@ -39,7 +39,7 @@ def evaluate(group: Sequence[LazyStorage], device: str, why: str) -> None:
                 placed = {}
                 done, others = scheduler.realize(wanted, device, others, why)
             else:
-                for i in placed if run.begun else ():  # they must not be computed from themselves once more
+                for i in placed if run.begun else ():  # prevents a second computation from their own results
                     group[i].replace(donors[i], group[i].nbytes)
                 raise
         for storage, value in zip([*group, *rest], [*done, *others], strict=True):
@@ -50,7 +50,7 @@ def evaluate(group: Sequence[LazyStorage], device: str, why: str) -> None:
 
 
 def computed_along(group: Sequence[LazyStorage], device: str) -> list[LazyStorage]:
-    """Lazy storages to compute with a group: left lazy they would keep far larger intermediate values alive."""
+    """Lazy storages to compute with a group, because they would otherwise keep far larger intermediate values alive."""
     inside = set(group)
     rest = [s for s in LAZY.values() if s not in inside and s.device == device]
     if not rest:
@@ -62,9 +62,9 @@ def computed_along(group: Sequence[LazyStorage], device: str) -> list[LazyStorag
 
 
 def _donors(group: Sequence[LazyStorage]) -> dict[int, UOp]:
-    """The buffers into which storages of a group may be computed, by place; values outside it may still read them.
+    """The buffers into which storages of a group may be computed, by place. Values outside it may still read them.
 
-    No two storages get the same, and none gets one that another storage holds as its content, as copies do.
+    Each storage gets a different one. A buffer that another storage holds as its content, as copies do, is excluded.
     """
     donors = {donor: i for i, storage in enumerate(group) if (donor := storage.donor_buffer()) is not None}
     if donors:

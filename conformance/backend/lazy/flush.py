@@ -1,12 +1,17 @@
-"""When lazy contents are computed, and their pending writes applied.
+"""The times at which lazy contents are computed and their pending writes applied.
 
-Defines `flush` (values leave the device), `flat` and `flat_as` (the content with all writes applied), `limit_growth`
-(a graph too deep for one schedule), `flush_pending` (before an operator reads), and `detach_readers` (before a buffer's
-memory is written).
+Defines:
 
-The key insight: laziness must not be observable. A value is computed when the host reads it, when its graph
-has grown past what one schedule should hold, or when memory that it reads is about to change; at no other time.
-Must not know operators or tensors.
+- `flush`: compute contents, before values leave the device.
+- `flat`, `flat_as`: the content with all writes applied.
+- `limit_growth`: compute a value whose graph is too deep for one schedule.
+- `flush_pending`: store pending writes of large buffers, before an operator reads.
+- `detach_readers`: compute the other readers of a buffer, before its memory is written.
+
+Laziness must not be observable. A value is computed only in three cases: the host reads it, its graph is too large for
+one schedule, or memory that it reads is about to change.
+
+This module must not depend on operators or tensors.
 """
 
 from __future__ import annotations
@@ -30,21 +35,21 @@ from .layout import Ints
 from .loop_rerolling import Write
 from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage
 
-# A lazy value is computed when its measure exceeds one of these: scheduling time grows with depth, compile time with
-# cost, and clang takes no more than 256 nested brackets.
+# A lazy value is computed when its measure exceeds one of these limits. Scheduling time grows with depth, and compile
+# time with cost. clang accepts at most 256 nested brackets.
 MAX_DEPTH = 4096
 MAX_NESTING = 128
 MAX_COST = 2048
-# Constant writes in a row that are kept as movement ops; more are replayed on the host into one table.
+# Number of consecutive constant writes kept as movement ops; a longer series becomes one table on the host.
 FEW_WRITES = 4
-# A write is stored in the buffer's own memory when the buffer has at least this many bytes and the write is at most
+# A write is stored directly in the buffer's memory if the buffer has at least this many bytes and the write is at most
 # this share of it.
 IN_PLACE_BYTES = 1 << 20
 IN_PLACE_SHARE = 16
 
 
 def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "observed") -> None:
-    """Compute these storages in one schedule, and with them (when `dirty`) all that were written in place.
+    """Compute these storages in one schedule, and (if `dirty`) all storages that were written in place.
 
     `why` is the reason that a trace reports.
     """
@@ -52,7 +57,7 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     storages = list(storages)
     with LOCK, Subnormals():
         if not storages and not DIRTY and not LOOPING and not LARGE_PENDING and not calls.writes_in_place():
-            return  # what waits besides is not wanted yet
+            return  # other queued calls are not needed yet
         step = steps.begun(storages) if dirty else None
         if step is not None:
             if not steps.replay(step, why):
@@ -97,9 +102,9 @@ def flat_as(storage: LazyStorage, dtype: DType) -> UOp:
 
 
 def to_host(storage: LazyStorage, needed: int | None = None) -> tuple[memoryview | None, Number | None]:
-    """The content after `flush`: its bytes, or (None, number) where all elements are one constant.
+    """The content after `flush`: its bytes, or (None, number) if all elements are one constant.
 
-    `needed` is the number of bytes that are read, where that is known.
+    `needed` is the number of bytes that the caller reads, if it is known.
     """
     content = flat(storage)
     constant = expressions.constant_of(content)
@@ -107,9 +112,9 @@ def to_host(storage: LazyStorage, needed: int | None = None) -> tuple[memoryview
 
 
 def limit_growth(storage: LazyStorage) -> None:
-    """Compute a value that has grown past what one schedule should hold.
+    """Compute a value whose graph is too large for one schedule.
 
-    Live storages whose values it is computed from are computed with it: later they would be computed a second time.
+    Live storages whose values are part of the graph are computed in the same schedule, to avoid a second computation.
     """
     if recording.is_open():
         return
@@ -122,10 +127,10 @@ def limit_growth(storage: LazyStorage) -> None:
 
 
 def flush_pending(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset: int) -> None:
-    """Store the writes that are pending for large buffers, before an operator reads this view and, perhaps, others.
+    """Store the pending writes of large buffers, before an operator reads this view and possibly others.
 
-    A store while an operator has some of its operands in hand would change them: they are read when the kernel runs.
-    Elements outside all pending writes of the storage itself may be read as they are.
+    Kernels read their operands when they run. A store between the reads of one operator's operands would change the
+    earlier ones. Elements outside all pending writes of the storage itself may be read without a store.
     """
     if LARGE_PENDING and not storage.is_outside_loop(real, size, stride, offset) and not recording.is_open():
         storages = list(LARGE_PENDING.values())
@@ -135,9 +140,10 @@ def flush_pending(storage: LazyStorage, real: DType, size: Ints, stride: Ints, o
 
 
 def detach_readers(storages: Iterable[LazyStorage]) -> bool:
-    """Make every other storage independent of the buffers of these realized ones, whose memory is about to change.
+    """Make every other storage independent of the buffers of these realized storages, whose memory is about to change.
 
-    Lazy values that read the buffers are computed, copies that share them become real ones. Whether there were any.
+    Lazy values that read the buffers are computed, and copies that share them become real ones. Returns whether there
+    were any.
     """
     calls.settle()
     written = {flat(storage).base: storage for storage in storages}
@@ -157,7 +163,7 @@ def detach_readers(storages: Iterable[LazyStorage]) -> bool:
 
 
 def postpone(storage: LazyStorage) -> None:
-    """Writes are pending: into a large buffer they are stored before the next operator reads."""
+    """Register pending writes: into a large buffer they are stored before the next operator reads."""
     if storage.nbytes >= IN_PLACE_BYTES:
         LARGE_PENDING[storage.serial] = storage
 
@@ -180,7 +186,7 @@ def end_loop(storage: LazyStorage) -> None:
 
 
 def apply(storage: LazyStorage, writes: Sequence[Write]) -> None:
-    """Apply writes whose values were all computed before the first of them."""
+    """Apply writes whose values were all computed before the first write."""
     if _stored_in_memory(storage, writes):
         return
     storage.remember_donor()
@@ -213,9 +219,9 @@ def _apply_constants(storage: LazyStorage) -> None:
 
 
 def _stored_in_memory(storage: LazyStorage, writes: Sequence[Write | NumberWrite]) -> bool:
-    """Store small writes in a large buffer's own memory, in time of their size; False where that cannot be done.
+    """Store small writes directly in a large buffer's memory, in time proportional to their size; False if impossible.
 
-    Other readers of the buffer get its old content first: lazy values are computed, copies become real ones.
+    Other readers of the buffer first get its old content: lazy values are computed, and copies become real ones.
     """
     content = storage.flat
     count = sum(layout.plan(size, stride).numel for size, stride, _, _ in writes)
@@ -248,7 +254,7 @@ def _stored_in_memory(storage: LazyStorage, writes: Sequence[Write | NumberWrite
 
 
 def _value(storage: LazyStorage) -> UOp:
-    """The content without pending constant writes, flat or in the geometry in which it was computed."""
+    """The content without pending constant writes, flat or in its original geometry."""
     if storage.loop is not None:
         end_loop(storage)
     return storage.base_value()

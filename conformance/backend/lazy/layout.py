@@ -1,12 +1,13 @@
-"""(size, stride, offset) as tinygrad movement ops: how a strided view reads a flat value, and how it writes into one.
+"""(size, stride, offset) as tinygrad movement ops: reads of a strided view from a flat value, and writes into one.
 
-Defines `read`, `write` and the questions about geometry that storages and copies ask.
+Defines `read`, `write` and the predicates about geometry that storages and copies need.
 
-The key insight: sort the dimensions by stride. If every dimension's extent fits inside the next larger stride the
-layout is *nested*: a read is shrink, pad, reshape and taking column 0, level by level, and a write is the inverse
-with a mask, so both fuse into whatever follows and need no gather. Everything else is an index computation, but for a
-write that is nested ones side by side.
-Must not know torch, storages or devices: a flat value is any object with tinygrad's movement methods.
+Dimensions are sorted by stride. A layout is *nested* if every dimension's extent fits inside the next larger stride. A
+nested read is shrink, pad, reshape and taking column 0, level by level. A nested write is the inverse with a mask. Both
+fuse into the following operators and need no gather. A layout that is nested except for one short dimension becomes
+several nested ones. All other layouts need an index computation.
+
+This module must not depend on torch, storages or devices: a flat value is any object with tinygrad's movement methods.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a (size, stride) lies in memory, offset left aside. Dimensions are numbered as in `size`."""
+    """The layout of a (size, stride) in memory, without the offset. Dimensions are numbered as in `size`."""
 
     size: Ints
     stride: Ints
     order: Ints  # dimensions with size > 1 and stride > 0, largest stride first
-    extent: int  # elements from the first to one past the last that is reached
+    extent: int  # elements from the first to one past the last that the view reaches
     nested: bool  # each dimension's extent fits inside the next larger stride
-    dense: bool  # nested without gaps: every element from first to last is reached, once
+    dense: bool  # nested without gaps: the view reaches every element from first to last, once
     expanded: bool  # some dimension of size > 1 has stride 0
     numel: int
 
@@ -63,7 +64,8 @@ class Plan:
 def elements(flat: UOp, index: UOp) -> UOp:
     """`flat[index]` along the first dimension, indices in range, none negative; shape `index.shape + flat.shape[1:]`.
 
-    Booleans go through a byte: tinygrad folds a gather into a load for sums, and a sum of booleans is another thing.
+    Booleans are gathered as bytes: tinygrad folds a gather into a load only for sums, and a sum of booleans is not an
+    integer sum.
     """
     if flat.dtype is dtypes.bool:
         return elements(flat.cast(dtypes.uint8), index).ne(0)
@@ -113,7 +115,7 @@ def covers(size: Ints, stride: Ints, offset: int, length: int) -> bool:
 
 
 def check_inside(size: Ints, stride: Ints, offset: int, itemsize: int, nbytes: int) -> None:
-    """Raise torch's RuntimeError for a view that reaches past its storage, which was made smaller since."""
+    """Raise torch's RuntimeError for a view that exceeds its storage after the storage was made smaller."""
     extent = plan(size, stride).extent
     need = (offset + extent) * itemsize
     if need > nbytes and extent:
@@ -131,14 +133,15 @@ def positions(size: Ints, stride: Ints, offset: int = 0) -> np.ndarray:
     return np.broadcast_to(out, size)
 
 
-# A layout that is not nested becomes at most so many nested ones.
+# The largest number of nested layouts into which another layout is split.
 FEW_PARTS = 8
 
 
 @functools.lru_cache(maxsize=4096)
 def _in_parts(size: Ints, stride: Ints) -> int | None:
-    """The dimension of fewest steps without which the layout is nested, None where there is none of few steps, or where
-    elements share memory, since the parts would be written in another order than row-major."""
+    """The shortest dimension without which the layout is nested. None if no such dimension has few steps, or if
+    elements share memory, since the order of the writes would then differ from row-major.
+    """
     for d in sorted(plan(size, stride).order, key=lambda d: size[d]):
         nested = plan((*size[:d], *size[d + 1 :]), (*stride[:d], *stride[d + 1 :])).nested
         if nested and size[d] <= FEW_PARTS:
@@ -148,7 +151,7 @@ def _in_parts(size: Ints, stride: Ints) -> int | None:
 
 
 def _part(size: Ints, stride: Ints, offset: int, d: int, i: int) -> tuple[Ints, Ints, int]:
-    """The geometry of step `i` of dimension `d`, which is left out."""
+    """The geometry of step `i` of dimension `d`, which is removed."""
     return (*size[:d], *size[d + 1 :]), (*stride[:d], *stride[d + 1 :]), offset + i * stride[d]
 
 
@@ -179,10 +182,10 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
 
 
 def _starts(p: Plan, offset: int) -> Ints | None:
-    """Where the view starts at each level, in that level's strides, and last in single elements.
+    """The view's start at each level, in that level's strides, and last in single elements.
 
-    A flat value is cells of the largest stride, each of them cells of the next, and so on. None where the view
-    straddles the cells of some level, so that it lies in them only after its offset is cut away.
+    A flat value consists of cells of the largest stride, each of them of cells of the next, and so on. None if the view
+    crosses a cell boundary at some level; its offset then has to be cut off first.
     """
     starts, rest, extent = [], offset, p.extent
     for d in p.order:
@@ -195,7 +198,7 @@ def _starts(p: Plan, offset: int) -> Ints | None:
 
 
 def _fit(x: UOp, begin: int, end: int) -> UOp:
-    """Elements begin to end of the last axis, zeros where that reaches past its end."""
+    """Elements begin to end of the last axis, padded with zeros past its end."""
     lead = x.ndim - 1
     have = x.shape[-1]
     if end > have:
@@ -230,17 +233,17 @@ def _place(core: UOp, p: Plan, offset: int, length: int) -> UOp:
         outer = p.stride[p.order[level - 1]] if level else length
         before = starts[level] * p.stride[d]
         after = outer - before - int(x.shape[-1])
-        if after < 0:  # the last cell's unused end reaches past the enclosing cell
+        if after < 0:  # the last cell's unused end exceeds the enclosing cell
             x, after = _fit(x, 0, outer - before), 0
     return x.pad(((0, 0),) * (x.ndim - 1) + ((before, after),)).reshape((length,))
 
 
 def write(flat: UOp, size: Ints, stride: Ints, offset: int, value: UOp, table: Callable[[np.ndarray], UOp]) -> UOp:
-    """`flat` (shape (n,)) after the view of this geometry was assigned `value` (shape `size`, same dtype).
+    """`flat` (shape (n,)) after the assignment of `value` (shape `size`, same dtype) to the view of this geometry.
 
-    A layout that is nested but for one dimension of few steps is written step by step, in the same kernel. `table`
-    turns a host array of int64 positions into a value; it is asked only for what is left.
-    Where several elements of the view are one element of memory the last in row-major order is kept.
+    A layout that is nested except for one dimension of few steps is written step by step, in the same kernel. `table`
+    turns a host array of int64 positions into a value, and is called only for all other layouts. If several elements of
+    the view share one element of memory, the last in row-major order is kept.
     """
     p = plan(size, stride)
     length = int(flat.shape[0])

@@ -1,11 +1,12 @@
-"""Writes of a loop rolled back into one: `for i in range(n): a[i] += b[i] * i` becomes one write of n elements.
+"""Rerolling of loops of writes: `for i in range(n): a[i] += b[i] * i` becomes one write of n elements.
 
-Defines `Loop`, writes to one flat value that have not been applied yet, and `Write`, one of them.
+Defines `Loop`, pending writes to one flat value, and `Write`, a single write.
 
-The key insight: the values that a loop writes are one expression whose reads and constants move on by equal steps, so n
-of them are that expression over n times as many elements. What is equal and what moves is seen when a value arrives,
-in time of the expression's size; applied one by one each write would be a select over the whole storage.
-Must not know torch or storages.
+The values that a loop writes are one expression whose reads and constants advance by equal steps. Therefore n values
+are that expression over n times as many elements. The comparison with the last value takes time proportional to the
+size of the expression. Applied one by one, each write would be a select over the whole storage.
+
+This module must not depend on torch or storages.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from . import layout
 from .layout import Ints
 from .recurrences import recurrence
 
-# Expressions of more nodes are not looked through: they cost more than the write.
+# Larger expressions are not analysed: that costs more than the write.
 LARGEST = 64
-# Writes that belong to no common loop are applied when there are more of them.
+# Number of separate runs of writes at which all are applied.
 MANY_RUNS = 4
 
 # Strided reads, by their value: the flat value that was read, and the geometry.
 _READS: weakref.WeakKeyDictionary[UOp, tuple[UOp, Ints, Ints, int]] = weakref.WeakKeyDictionary()
 
-# Turns that a recurrence reads back at most.
+# Largest number of turns that a recurrence reads back.
 FARTHEST = 4
-# Shorter recurrences are one expression; others are a kernel of their own between those that begin and store it.
+# Shorter recurrences are one expression; longer ones are a separate kernel between their first values and the store.
 FEW_TURNS = 16
 NO_VALUES: dict[UOp, int] = {}
 
@@ -42,7 +43,7 @@ Table = Callable[[list[Number], Any], UOp]  # the numbers as a realized value of
 
 
 def strided_read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
-    """The elements of a view of a flat value, which a loop recognizes when it reads the next such view."""
+    """The elements of a view of a flat value, registered so that a loop recognizes the next such view."""
     value = layout.read(flat, size, stride, offset)
     if not layout.plan(size, stride).dense:
         _READS[value] = flat, size, stride, offset
@@ -52,8 +53,8 @@ def strided_read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
 class Expression(NamedTuple):
     """A value as elementwise work on reads of flat values."""
 
-    steps: tuple[tuple[Any, ...], ...]  # in order; operands by their places. Equal for two turns of a loop
-    starts: tuple[int, ...]  # of the reads
+    steps: tuple[tuple[Any, ...], ...]  # in order, with operands by place; equal for two turns of a loop
+    starts: tuple[int, ...]  # start of each read
     numbers: tuple[Number, ...]  # the constants
 
 
@@ -62,9 +63,10 @@ class _TooLarge(Exception):
 
 
 def _expression(value: UOp, count: int, earlier: dict[UOp, int] = NO_VALUES) -> Expression | None:
-    """`value`, of `count` elements, None where it is too large or its operands do not have one or `count` elements.
+    """`value`, of `count` elements, as an expression; None if it is too large or an operand has neither one nor `count`
+    elements.
 
-    `earlier` values are those of so many turns before.
+    `earlier` maps values of earlier turns to the number of turns back.
     """
     steps: list[tuple[Any, ...]] = []
     starts: list[int] = []
@@ -120,14 +122,14 @@ class Write(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """Elements from the first to one past the last that it reaches."""
+        """Elements from the first to one past the last that the write reaches."""
         return layout.plan(self.size, self.stride).extent
 
 
 class _Run:
     """Writes of one geometry at equal distances, whose values are one expression; or one write of any value.
 
-    Of a recurrence the first writes may be any, and the others are one expression with the values of earlier ones.
+    In a recurrence the first writes may have any value. The others are one expression of earlier values.
     """
 
     def __init__(self, first: Write) -> None:
@@ -140,11 +142,11 @@ class _Run:
 
     @property
     def is_recurrence(self) -> bool:
-        """Whether a turn needs the ones before it."""
+        """Whether a turn needs earlier turns."""
         return 0 < len(self.turns) < len(self.writes)
 
     def extend(self, write: Write) -> bool:
-        """Take a further write; False where it is not the next."""
+        """Add a write; False if it does not continue the run."""
         step = write.offset - self.writes[-1].offset
         if write[:2] != self.first[:2] or (self.step and step != self.step):
             return False
@@ -156,17 +158,17 @@ class _Run:
         elif not (self.is_recurrence and self._continues(turn, step)):
             if len(self.turns) > 1 or len(self.writes) == FARTHEST or not any(s[0] == "earlier" for s in turn.steps):
                 return False
-            self.turns, self.moves = [turn], (0,) * len(turn.starts)  # what came before only begins it
+            self.turns, self.moves = [turn], (0,) * len(turn.starts)  # the earlier writes only start the recurrence
         self.step = step
         self.writes.append(write)
         return True
 
     def _continues(self, turn: Expression | None, step: int) -> bool:
-        """Take a turn that is the last one moved on; False where it is not."""
+        """Add a turn that is the last one, advanced by a step; False if it is not."""
         if turn is None or turn.steps != self.turns[-1].steps:
             return False
         moves = tuple(b - a for a, b in zip(self.turns[-1].starts, turn.starts, strict=True))
-        # Strides are not negative: reads have to move as the writes do, or stay.
+        # Strides are not negative: reads have to advance in the direction of the writes, or not at all.
         if any(m * step < 0 for m in moves) or (len(self.turns) > 1 and moves != self.moves):
             return False
         self.moves = moves
@@ -174,11 +176,11 @@ class _Run:
         return True
 
     def _earlier(self) -> dict[UOp, int]:
-        """The last values, each with how many turns ago it was written; of equal ones the last."""
+        """The last values, each with how many turns ago it was written; among equal values the latest."""
         return {w.value: back for back, w in reversed([*enumerate(self.writes[: -FARTHEST - 1 : -1], 1)])}
 
     def rolled(self, table: Table, device: str) -> list[Write]:
-        """Few writes that do what all of them do, in any order."""
+        """Few writes equivalent to all writes of the run, in any order."""
         if self.is_recurrence and len(self.turns) < FEW_TURNS:
             return self.writes
         if len(self.writes) == 1:
@@ -194,7 +196,9 @@ class _Run:
         return [Write(size, stride, min(self.first.offset, self.writes[-1].offset), value.reshape(size))]
 
     def _operands(self, turns: Sequence[Expression], table: Table) -> list[UOp]:
-        """What the steps begin with, in their order: by turn, or one row where it is the same in all, and element."""
+        """The operands of the steps, in order, each with one row per turn (one row if all are equal) and one column per
+        element.
+        """
         starts = iter(zip(turns[0].starts, self.moves, strict=True))
         numbers = zip(*[t.numbers for t in turns], strict=True)
         operands = []
@@ -215,7 +219,7 @@ class _Run:
 
 
 def _at_once(operands: Sequence[UOp], steps: Sequence[tuple[Any, ...]], shape: Ints) -> UOp:
-    """All turns of a loop whose turns do not need each other."""
+    """All turns of a loop whose turns are independent."""
     operand, done = iter(operands), list[UOp]()
     for kind, *of in steps:
         x = UOp(of[0], of[1], tuple(done[i] for i in of[3:]), of[2]) if kind == "compute" else next(operand)
@@ -224,44 +228,44 @@ def _at_once(operands: Sequence[UOp], steps: Sequence[tuple[Any, ...]], shape: I
 
 
 class Loop:
-    """Writes to different elements, gathered in few runs, and the newest, which may still be written over.
+    """Writes to different elements, grouped in few runs, and the newest write, which may still be overwritten.
 
-    Nothing may be read meanwhile but what lies apart from them, and what the newest wrote.
+    Until the loop ends, only elements outside these writes and the value of the newest write may be read.
     """
 
     def __init__(self, first: Write) -> None:
         self.newest, self.count = first, 1
-        self.low, self.high = first.offset, first.offset + first.extent  # what is written lies in there
-        self._step: int | None = None  # from each write to the next, 0 where they differ in it or in geometry
+        self.low, self.high = first.offset, first.offset + first.extent  # bounds of all written elements
+        self._step: int | None = None  # distance between consecutive writes, 0 if distances or geometries differ
         self._runs: list[_Run] = []
 
     def is_outside(self, size: Ints, stride: Ints, offset: int) -> bool:
-        """Whether a view lies outside all that has been written."""
+        """Whether a view lies outside all elements that have been written."""
         return offset >= self.high or offset + layout.plan(size, stride).extent <= self.low
 
     def is_ahead(self, size: Ints, stride: Ints, offset: int) -> bool:
-        """Whether a view is where a later write would be: it shares no element with any, as columns do not."""
+        """Whether a view is at the place of a later write: it shares no element with any, as columns do not."""
         distance = offset - self.newest.offset if (size, stride) == self.newest[:2] else 0
         step = distance if self._step is None else self._step
         turns, rest = divmod(distance, step) if step else (0, 0)
         return turns > 0 == rest and layout.plan((self.count + turns, *size), (abs(step), *stride)).nested
 
     def _distance(self, write: Write) -> int:
-        """From the newest write to one of its geometry; 0 where earlier writes were not at that distance."""
+        """Distance from the newest write to this one, if the geometries are equal; 0 if earlier distances differ."""
         step = write.offset - self.newest.offset if write[:2] == self.newest[:2] else 0
         return step if self._step in (None, step) else 0
 
     def is_newest(self, size: Ints, stride: Ints, offset: int) -> bool:
-        """Whether a view is what the newest write wrote."""
+        """Whether a view is the target of the newest write."""
         return self.newest[:3] == (size, stride, offset)
 
     def written(self, size: Ints, stride: Ints, offset: int) -> UOp | None:
-        """The value of a view that is what one of the last writes wrote, as a recurrence reads."""
+        """The value of a view that one of the last writes wrote, as a recurrence reads; else None."""
         last = self._runs[-1].writes[:-FARTHEST:-1] if self._runs else []
         return next((w.value for w in (self.newest, *last) if w[:3] == (size, stride, offset)), None)
 
     def extend(self, write: Write) -> bool:
-        """Take a further write; False where it must come after the others, or where these are no loop."""
+        """Add a write; False if it must come after the others, or if it belongs to no loop with them."""
         if not self.is_newest(*write[:3]):
             step = self._distance(write)
             free = self.is_outside(*write[:3]) or (step and self.is_ahead(*write[:3]))
@@ -278,7 +282,7 @@ class Loop:
             self._runs.append(_Run(self.newest))
 
     def writes(self, table: Table, device: str) -> list[Write]:
-        """Few writes that do what all of them do, in any order; the loop is over."""
+        """Few writes equivalent to all writes of the loop, in any order; ends the loop."""
         self._end_newest()
         return [write for run in self._runs for write in run.rolled(table, device)]
 

@@ -1,11 +1,12 @@
-"""A loop whose turns need the ones before, `for i in range(1, n): a[i] = a[i - 1] * 2`, as one kernel.
+"""A loop whose turns depend on earlier turns, `for i in range(1, n): a[i] = a[i - 1] * 2`, as one kernel.
 
 Defines `recurrence`.
 
-The key insight: written as nodes the last value of n turns is an expression n deep, which is cut into kernels where it
-nests too deep, and each write is a select over the whole storage. Written as a loop it is a kernel of one turn's size,
-which keeps what it wrote.
-Must not know torch or storages.
+As nodes of a graph, the last value of n turns is an expression of depth n. It has to be cut into several kernels, and
+each write is a select over the whole storage. As a loop, it is a kernel of one turn's size, which reads its earlier
+results.
+
+This module must not depend on torch or storages.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ Steps = tuple[tuple[Any, ...], ...]
 def recurrence(
     begins: Sequence[UOp], operands: Sequence[UOp], steps: Steps, turns: int, down: bool, device: str
 ) -> UOp:
-    """The values of a loop, a row for each turn and those it begins with, in the order of memory.
+    """The values of a loop, in the order of memory: one row for each turn and for each of the first values.
 
-    `begins` are the values of the first turns. `steps` are a turn's, in order: ("compute", op, dtype, arg, *places),
-    ("earlier", turns ago), or any other for the next of the `operands`, which have a row for each turn, or one row, and
-    a column for each element, or one column. Rows are in the order of memory; with `down` the loop runs against it.
+    `begins` are the values of the first turns. `steps` are the steps of one turn, in order: ("compute", op, dtype, arg,
+    *places), ("earlier", turns ago), or any other for the next of the `operands`. Operands have a row for each turn, or
+    one row, and a column for each element, or one column. Rows are in the order of memory; with `down` the loop runs in
+    reverse order.
     """
     count = int(math.prod(begins[0].shape))
     inlined = [x.op is Ops.CONST for x in operands]

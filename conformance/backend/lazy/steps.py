@@ -1,14 +1,14 @@
-"""Steps that equal an earlier one: a queue of calls whose schedule runs without any of them becoming a value.
+"""Replay of a queue of calls that equals an earlier one, without turning any call into a value.
 
-Defines `replay`, which computes a queue as an equal one was computed before, and `recorded`, which remembers how one
-was.
+Defines `replay`, which computes a queue in the same way as an earlier equal one, and `recorded`, which records the
+computation of a queue.
 
-The key insight: between two moments at which the host looks, a program is a list of calls, and what becomes of the list
-is decided by the calls, by which of them reads what another one wrote, by what the storages hold at its beginning, and
-by which storages are still held at its end. All of that is known without building one node of a graph. Where it equals
-what was there before, the schedule is the same and so is what each storage holds afterwards; where anything differs, or
-cannot be told, the queue is turned into values as ever.
-Must not know operators.
+Between two reads by the host, a program is a list of calls. Its result depends on the calls, their data dependencies,
+the initial contents of the storages, and the storages that are still alive at the end. A comparison of these needs no
+graph. If they equal an earlier step, the schedule and the final contents of all storages are the same. If anything
+differs or cannot be compared, the queue is turned into values as usual.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from .calls import Call
 from .dtypes import COMPUTED
 from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage
 
-# Steps that are remembered, and how often one must have been seen before it is.
+# Size of the cache of steps, and number of earlier occurrences before a step is recorded.
 MOST_STEPS = 64
 SEEN_BEFORE = 1
-# Whether steps are replayed at all.
+# Whether steps are replayed.
 ENABLED = True
 
 Key = tuple[Any, ...]
 
 
 class _Unlike(Exception):
-    """A step of which too little is known to compare it with others."""
+    """A step that cannot be compared with others."""
 
 
 class Begun(NamedTuple):
     """A queue that is about to be computed."""
 
     key: Key
-    storages: list[Any]  # all that its calls use, in the order in which they meet them
-    buffers: list[UOp]  # that these hold
+    storages: list[Any]  # all storages that the calls use, in order of first use
+    buffers: list[UOp]  # the buffers that these storages hold
     data: list[Any]  # arrays, and numbers with their dtypes, that are data
 
 
 class Value(NamedTuple):
-    """What a storage holds after a step."""
+    """Content of a storage after a step."""
 
-    flat: int | UOp | None  # of the step's buffers, or a value that reads none
-    view: tuple[Any, ...] | None  # likewise, its last element
+    flat: int | UOp | None  # index of a buffer of the step, or a value that reads no buffer
+    view: tuple[Any, ...] | None  # the last element is like `flat`
     number: tuple[Any, Any]
     donor: int | None
 
 
 class Restored:
-    """A lazy value that a step left behind: a `Kind` of queued call, whose operands are the step's buffers."""
+    """A lazy value that a step left: a `Kind` of queued call, whose operands are the step's buffers."""
 
     fresh = False
 
     def __init__(self, flat: UOp | None, view: tuple[Any, ...] | None, reads: list[UOp], donor: int | None) -> None:
-        """`reads` are the buffers in the value, which stand for others; `donor` is one of them."""
+        """`reads` are the placeholder buffers in the value; `donor` is the index of one of them."""
         self.flat, self.view, self.reads, self.donor = flat, view, reads, donor
 
     def execute(self, call: Call) -> None:
@@ -85,19 +85,19 @@ class Restored:
         )
 
     def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
-        """Its operands are buffers, and no numbers."""
+        """No numbers: all operands are buffers."""
         return ()
 
 
 class Step(NamedTuple):
-    """How a queue was computed."""
+    """Recorded computation of a queue."""
 
     schedule: Replay
-    sources: list[int]  # the schedule's buffers, among the step's
+    sources: list[int]  # indices of the schedule's buffers among the step's
     made: list[
         Spec
     ]  # buffers that value functions make for the schedule to write, which follow the step's own and data
-    values: list[Value | Restored | None]  # what each storage holds afterwards, None where that is as before
+    values: list[Value | Restored | None]  # content of each storage afterwards, None if unchanged
     reads: list[list[int]]  # of each Restored: its buffers among the step's
     overwritten: list[int]  # storages into whose own buffers the schedule writes
     device: str
@@ -107,12 +107,14 @@ _known: OrderedDict[Key, Step | int | None] = OrderedDict()
 
 
 def reset_state() -> None:
-    """Remember no step."""
+    """Clear the cache of steps."""
     _known.clear()
 
 
 def begun(wanted: Sequence[LazyStorage]) -> Begun | None:
-    """The queue, which a flush of `wanted` and of all that was written in place computes; None where none is known."""
+    """The queue that a flush of `wanted` and of all storages written in place computes; None if it cannot be
+    compared.
+    """
     if not ENABLED or recording.is_open() or calls.is_closed() or LOOPING or LARGE_PENDING:
         return None
     calls.drop_unneeded()
@@ -162,8 +164,9 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
 
 
 def _state(storage: LazyStorage, buffers: dict[UOp, int], lazy: list[UOp]) -> Any:
-    """What a storage holds at the beginning, as a key; its buffer is numbered, and a lazy value joins those in `lazy`,
-    whose graphs are a key together, since they share most of their nodes."""
+    """Initial content of a storage, as a key. Its buffer gets a number. A lazy value is appended to `lazy`, since lazy
+    values share most of their nodes and are put into the key together.
+    """
     if storage.has_pending_writes:
         raise _Unlike
     donor = storage.donor
@@ -186,7 +189,7 @@ def _state(storage: LazyStorage, buffers: dict[UOp, int], lazy: list[UOp]) -> An
 
 
 def _add_graphs(lazy: Sequence[UOp], buffers: dict[UOp, int], key: list[Any]) -> None:
-    """Let lazy values join the key; the buffers that they read are numbered."""
+    """Add lazy values to the key, and number the buffers that they read."""
     if not lazy:
         return
     graph = canonical(lazy)
@@ -197,9 +200,10 @@ def _add_graphs(lazy: Sequence[UOp], buffers: dict[UOp, int], key: list[Any]) ->
 
 
 def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
-    """What other storages have of the step's buffers, or read of none, joins the key.
+    """Add to the key the uses of the step's buffers by other storages, and lazy values that read no buffer.
 
-    Raises _Unlike where the step would have to compute another one."""
+    Raises _Unlike if the step would have to compute another storage.
+    """
     own = set(buffers)
     lazy: list[UOp] = []
     for storage in DIRTY.values():
@@ -227,7 +231,7 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
 
 
 def replay(step: Begun, why: str) -> bool:
-    """Compute the queue as an equal one was computed before; False where none is known."""
+    """Compute the queue in the same way as an earlier equal one; False if none is recorded."""
     known = _known.get(step.key)
     if not isinstance(known, Step):
         return False
@@ -243,7 +247,7 @@ def replay(step: Begun, why: str) -> bool:
         try:
             slots = scheduler.rerun(known.schedule, [table[i] for i in known.sources], why, run.begin)
         except BaseException:
-            if run.begun and known.overwritten:  # they must not be computed from themselves once more
+            if run.begun and known.overwritten:  # prevents a second computation from their own results
                 held = [(step.storages[i], step.storages[i].flat) for i in known.overwritten]
                 calls.settle()
                 for storage, buffer in held:
@@ -275,14 +279,14 @@ def _hold(storage: LazyStorage, value: Value, table: list[UOp]) -> None:
 
 
 def recorded(step: Begun, compute: Callable[[], None]) -> None:
-    """Turn the queue into values and `compute` them, and remember how, where such a queue was seen before."""
+    """Turn the queue into values, `compute` them, and record the computation if such a queue was seen before."""
     count = _known.get(step.key, 0)
     _known[step.key] = count + 1 if isinstance(count, int) else count
     _known.move_to_end(step.key)
     if len(_known) > MOST_STEPS:
         _known.popitem(last=False)
     inside = {id(storage) for storage in step.storages}
-    # What nobody else holds must not be held here: it would be computed with the rest.
+    # A storage without another owner must not stay alive here: it would be computed with the others.
     step.storages[:] = [s if s.owner() is not None else None for s in step.storages]
     if not isinstance(count, int) or count < SEEN_BEFORE:
         step.storages.clear()
@@ -292,7 +296,7 @@ def recorded(step: Begun, compute: Callable[[], None]) -> None:
     before = [s and (s.flat, s.view, s.version) for s in step.storages]
     others = [(s, s.base_value()) for s in LAZY.values() if id(s) not in inside]
     copies, stored, generation = COUNTERS.copies_in, COUNTERS.stored, memory.generation()
-    first = next(UOp.unique_num)  # buffers with a greater number are made from here on
+    first = next(UOp.unique_num)  # buffers with a greater number are created after this line
     with scheduler.watched() as schedules:
         with calls.watched_data() as data:
             calls.settle()
@@ -309,7 +313,7 @@ def recorded(step: Begun, compute: Callable[[], None]) -> None:
 
 
 def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwrites: int, first: int) -> Step | None:
-    """How the queue was computed; None where that cannot be told. Buffers numbered above `first` are new."""
+    """The recorded computation of the queue; None if it cannot be replayed. Buffers numbered above `first` are new."""
     run, buffers, slots, device = schedule
     if any(b.op is not Ops.BUFFER for b in slots):
         return None

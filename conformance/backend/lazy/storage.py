@@ -1,11 +1,14 @@
-"""What a torch storage holds: one flat lazy value, and the writes that have not been applied to it.
+"""The content of a torch storage: one flat lazy value, and the writes that have not been applied to it.
 
 Defines `LazyStorage` (attached to an UntypedStorage), `allocate`, `lazy_storage`, and the registries of live storages.
 
-The key insight: a Python attribute of an UntypedStorage lives exactly as long as the storage, so every view of it,
-however it was made, finds the same object, and a write through one view is seen by all.
-Nothing here runs a kernel or decides that one should run: `evaluate` computes, `flush` decides when, and `access`
-reads and writes views. Must not know operators.
+The key insight: a Python attribute of an UntypedStorage lives exactly as long as the storage. Every view of the storage
+finds the same object, so a write through one view is visible in all.
+
+This module neither runs kernels nor decides when they run: `evaluate` computes, `flush` decides when, and `access`
+reads and writes views.
+
+This module must not depend on operators.
 """
 
 from __future__ import annotations
@@ -33,11 +36,11 @@ from .loop_rerolling import Loop
 # Contents of at least this many bytes are computed into the buffer that held the previous content.
 DONOR_BYTES = 1 << 14
 
-# Storages of at least this many bytes are compared with the device's memory.
+# The size of storages of at least this many bytes is checked against the device's memory.
 CHECKED_BYTES = 1 << 20
 
-# Keyed by serial number, so that iteration follows the order of creation: an equal program then makes an equal graph.
-LAZY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # their values are rewritten
+# Keyed by serial number, so that iteration follows the order of creation: equal programs then make equal graphs.
+LAZY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # rewritten after a schedule
 DIRTY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # written in place, not computed
 LOOPING: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # with the writes of a loop
 LARGE_PENDING: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # with writes for memory
@@ -46,15 +49,16 @@ _serials = itertools.count()
 
 
 def _unknown_owner() -> bool:
-    """Stands where a weak reference does, of a storage that may be held by another that torch made."""
+    """Owner of a storage that torch itself may also hold; takes the place of a weak reference."""
     return True
 
 
 class LazyStorage:
-    """The content of one storage: a value of shape (length,), and pending writes, which come after it.
+    """The content of one storage: a value of shape (length,), followed by pending writes.
 
-    Pending are constant writes or the writes of a loop, never both. The result of an operator is kept in the geometry
-    in which it covers the storage and is laid out flat only on demand: the next operator mostly reads that geometry.
+    Pending writes are either constant writes or the writes of a loop. The result of an operator is kept in the geometry
+    of its tensor, which covers the storage. It becomes flat only on demand, because the next operator mostly reads the
+    same geometry.
     """
 
     __slots__ = (
@@ -78,20 +82,20 @@ class LazyStorage:
 
     def __init__(self, nbytes: int, device: str, dtype: DType = dtypes.uint8) -> None:
         self.nbytes, self.device, self.serial = nbytes, device, next(_serials)
-        # The device, and the size of a storage that was made smaller: what held of an equal call may not hold there.
+        # The device; after a shrink, with the size of the storage, because the metadata of an equal call may not apply.
         self.place: str | tuple[str, int] = device
-        # With neither a flat value nor a view all elements are one number. New memory reads as zeros: torch promises
-        # nothing, and a constant costs nothing.
+        # With neither a flat value nor a view, all elements are one number. New memory reads as zeros: torch does not
+        # define its content, and a constant costs nothing.
         self._fresh, self._number = dtype, cast(Number, 0)
         self.flat: UOp | None = None  # the content before pending writes
         self.view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and the value that it reads
         self.constants: list[NumberWrite] = []  # pending writes of numbers
         self.loop: Loop | None = None  # pending writes of a loop
-        self.donor: UOp | None = None  # the buffer of the content before it was written, if there was one
+        self.donor: UOp | None = None  # the buffer of the content before it was written, if any
         self.addresses: list[tuple[int, int]] = []  # (address, size class)
         self.version = 0  # counts changes of content
-        self.queued = calls.UNQUEUED  # whether calls that wait in the queue read or write it
-        self.owner: Callable[[], object] = _unknown_owner  # the torch storage, None where that is gone
+        self.queued = calls.UNQUEUED  # whether queued calls read or write this storage
+        self.owner: Callable[[], object] = _unknown_owner  # the torch storage, None if it is gone
 
     def __del__(self) -> None:
         for address, size in self.addresses:
@@ -100,18 +104,18 @@ class LazyStorage:
 
     @property
     def dtype(self) -> DType:
-        """The dtype in which the content is held now."""
+        """The dtype of the current content."""
         if self.flat is not None:
             return self.flat.dtype
         return self.view[3].dtype if self.view is not None else self._fresh
 
     @property
     def has_pending_writes(self) -> bool:
-        """Whether writes have not been applied yet."""
+        """Whether there are writes that have not been applied yet."""
         return bool(self.constants) or self.loop is not None
 
     def base_value(self) -> UOp:
-        """The content before pending writes, flat or in the geometry in which it was computed."""
+        """The content before pending writes, flat or in its original geometry."""
         if self.flat is None:
             if self.view is not None:
                 return self.view[3]
@@ -138,47 +142,47 @@ class LazyStorage:
             self.flat, self.view = _zeros(self.nbytes, dtype), None
             return self.flat
         if bits.op is Ops.BITCAST and bits.src[0].dtype == dtype:
-            return bits.src[0]  # there and back again
+            return bits.src[0]  # a round trip
         if bits.dtype.itemsize != dtype.itemsize and not expressions.is_realized(bits):
-            # tinygrad merges a chain of bitcasts into one inside a kernel, also where element sizes differ: break it.
+            # tinygrad merges a chain of bitcasts inside a kernel, even if element sizes differ; a copy prevents that.
             bits = bits.clone(self.device) if bits.device is None else bits.contiguous()
         spare = -bits.shape[0] * bits.dtype.itemsize % dtype.itemsize
         if bits.dtype is dtypes.bool:
             bits = bits.cast(dtypes.uint8)
-        if spare:  # a storage whose size is no multiple of the element's: the rest is never in a view
+        if spare:  # a size that is no multiple of the element's: no view reaches the remainder
             bits = bits.bitcast(dtypes.uint8).pad(((0, spare),))
         if dtype is dtypes.bool:
             return bits.bitcast(dtypes.uint8).ne(0)
         return bits.bitcast(dtype) if bits.dtype != dtype else bits
 
     def number(self) -> Number | None:
-        """The number that every element is known to be, None where that is not known."""
+        """The number that all elements equal; None if they may differ."""
         if self.has_pending_writes:
             return None
         return self._number if self.flat is None and self.view is None else expressions.constant_of(self.base_value())
 
     def is_lazy(self) -> bool:
-        """Whether the content is more than a buffer or a constant."""
+        """Whether the content is neither a buffer nor a constant."""
         if self.has_pending_writes:
             return True
         value = self.base_value()
         return expressions.constant_of(value) is None and not expressions.is_realized(value)
 
     def is_outside_loop(self, real: DType, size: Ints, stride: Ints, offset: int) -> bool:
-        """Whether a view lies outside a loop's writes that are pending for a buffer; False where none are."""
+        """Whether a view lies outside the loop writes pending for a buffer; False if there are none."""
         if self.loop is None or self.flat is None or not expressions.is_realized(self.flat):
             return False
         return self.dtype == real and self.loop.is_outside(size, stride, offset)
 
     def realized_buffer(self, dtype: DType) -> UOp | None:
-        """The buffer that holds the content in `dtype`, None where there is none yet."""
+        """The buffer that holds the content in `dtype`; None if there is none yet."""
         flat = self.flat
         if flat is None or self.has_pending_writes or flat.op is not Ops.BUFFER or flat.dtype != dtype:
             return None
         return flat if expressions.is_realized(flat) else None
 
     def base_buffer(self) -> UOp | None:
-        """The buffer that is the content before pending writes; None where there is none."""
+        """The buffer that is the content before pending writes; None if there is none."""
         value = self.flat if self.flat is not None else self.view[3] if self.view is not None else None
         return value.base if value is not None and value.base.op is Ops.BUFFER else None
 
@@ -190,7 +194,7 @@ class LazyStorage:
         return donor
 
     def hold(self, size: Ints, stride: Ints, value: UOp) -> None:
-        """Hold `value`, which covers the whole storage in this geometry, from now on."""
+        """Hold `value`, which covers the whole storage in this geometry."""
         self._drop_pending_writes()
         self.remember_donor()
         self.flat, self.view = None, (size, stride, 0, value)
@@ -198,13 +202,13 @@ class LazyStorage:
         LAZY[self.serial] = self
 
     def hold_number(self, real: DType, number: Number) -> None:
-        """Hold one number of the dtype `real` in every element from now on."""
+        """Hold one number of the dtype `real` in every element."""
         self._drop_pending_writes()
         self.flat, self.view, self._fresh, self._number = None, None, real, number
         self.version += 1
 
     def replace(self, flat: UOp, nbytes: int) -> None:
-        """Hold `flat` from now on, as a storage of `nbytes` bytes."""
+        """Hold `flat`, as a storage of `nbytes` bytes."""
         self._drop_pending_writes()
         self.flat, self.view, self.donor, self.nbytes = flat, None, None, nbytes
         self.version += 1
@@ -214,7 +218,7 @@ class LazyStorage:
         self, flat: UOp | None, view: tuple[Ints, Ints, int, UOp] | None, donor: UOp | None,
         number: tuple[DType, Number] | None = None,
     ) -> None:  # fmt: skip
-        """Hold what a step that was computed before left behind."""
+        """Hold the content that a replayed step left."""
         self._drop_pending_writes()
         self.flat, self.view, self.donor = flat, view, donor
         if number is not None:
@@ -223,7 +227,7 @@ class LazyStorage:
         LAZY[self.serial] = self
 
     def adopt(self, made: LazyStorage) -> None:
-        """Hold what another storage, which is dropped, holds."""
+        """Take the content of another storage, which is discarded."""
         self.restore(made.flat, made.view, None, (made._fresh, made._number))
 
     def substitute_realized(self, value: UOp) -> None:
@@ -237,17 +241,17 @@ class LazyStorage:
             self.donor = None
 
     def remember_donor(self) -> None:
-        """Before the content changes: keep the buffer that holds it."""
+        """Keep the buffer of the current content, before the content changes."""
         flat = self.flat
         if flat is not None and flat.op is Ops.BUFFER and self.nbytes >= DONOR_BYTES and expressions.is_realized(flat):
             self.donor = flat
 
     def mark_dirty(self) -> None:
-        """Written in place: the next flush computes it, so that a loop's graph does not grow."""
+        """Mark the storage as written in place: the next flush computes it, so that a loop's graph does not grow."""
         DIRTY[self.serial] = self
 
     def mark_overwritten(self) -> None:
-        """The memory of the buffer that this storage holds has new contents."""
+        """Record that the memory of the buffer that this storage holds has new contents."""
         self.view = None
         self.version += 1
         memory.count_overwrite()
@@ -273,7 +277,7 @@ def _zeros(nbytes: int, dtype: DType) -> UOp:
 def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.UntypedStorage:
     """A new storage of `nbytes` bytes on `tiny:index`; it reads as zeros in `dtype`.
 
-    Raises torch.OutOfMemoryError where it is larger than all memory of the device, although it occupies none yet.
+    Raises torch.OutOfMemoryError if it is larger than all memory of the device, although it occupies none yet.
     """
     address, size_class = reserve(nbytes, index)
     storage: torch.UntypedStorage = torch_compat.construct_storage(address, torch.device("tiny", index), nbytes)
@@ -291,14 +295,16 @@ def stand_in(nbytes: int, index: int, dtype: DType) -> tuple[torch.UntypedStorag
 
 
 def reserve(nbytes: int, index: int) -> tuple[int, int]:
-    """The address of a new storage of `tiny:index`, and its size class. Raises torch.OutOfMemoryError as `allocate`."""
+    """The address of a new storage of `tiny:index`, and its size class. Raises torch.OutOfMemoryError like
+    `allocate`.
+    """
     if nbytes >= CHECKED_BYTES:
         allocations.check_size(memory.device_name(index), nbytes)
     return ADDRESSES.reserve(nbytes)
 
 
 def own(storage: torch.UntypedStorage, lazy: LazyStorage, address: int, size_class: int) -> None:
-    """Let a torch storage at a reserved address have this content."""
+    """Attach this content to a torch storage at a reserved address."""
     storage._lazy = lazy  # type: ignore[attr-defined]
     lazy.owner = weakref.ref(storage)
     lazy.addresses.append((address, size_class))
@@ -306,7 +312,7 @@ def own(storage: torch.UntypedStorage, lazy: LazyStorage, address: int, size_cla
 
 
 def view_of(lazy: LazyStorage) -> torch.UntypedStorage:
-    """A torch storage with this content, beside the one that owns it."""
+    """An additional torch storage with this content, which does not own it."""
     address, index = lazy.addresses[0][0], memory.device_index(lazy.device)
     storage: Any = torch_compat.construct_storage(address, torch.device("tiny", index), lazy.nbytes)
     storage._lazy = lazy
@@ -314,18 +320,18 @@ def view_of(lazy: LazyStorage) -> torch.UntypedStorage:
 
 
 def storage_of(tensor: torch.Tensor) -> LazyStorage:
-    """What a tiny tensor's storage holds, to tell it from others: its content may wait in the queue still."""
+    """The content object of a tiny tensor's storage, for identity only: queued calls may still change the content."""
     storage: Any = tensor.untyped_storage()
     try:
         lazy: LazyStorage = storage._lazy
     except AttributeError:
-        lazy = BY_ADDRESS[storage.data_ptr()]  # a storage that torch made of a bare pointer, as when it writes a file
+        lazy = BY_ADDRESS[storage.data_ptr()]  # torch made the storage of a bare pointer, as when it writes a file
         lazy.owner = _unknown_owner
     return lazy
 
 
 def storage_to_read(tensor: torch.Tensor) -> LazyStorage:
-    """The content of a tiny tensor's storage, only to be read: what is queued to write it is done."""
+    """The content of a tiny tensor's storage for reading; queued calls that write it run first."""
     lazy = storage_of(tensor)
     if lazy.queued == calls.WRITTEN:
         calls.settle()
@@ -333,7 +339,7 @@ def storage_to_read(tensor: torch.Tensor) -> LazyStorage:
 
 
 def lazy_storage(tensor: torch.Tensor) -> LazyStorage:
-    """The content of a tiny tensor's storage, to be read or written: what is queued to use it is done."""
+    """The content of a tiny tensor's storage for reading or writing; queued calls that use it run first."""
     lazy = storage_of(tensor)
     if lazy.queued:
         calls.settle()

@@ -1,4 +1,4 @@
-"""tinygrad's scheduler and what surrounds it: replay, caches, loop kernels, the toolchain, counters."""
+"""tinygrad's scheduler and its surroundings: replay, caches, loop kernels, the toolchain, counters."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What buffers occupy, for each of tinygrad's devices: bytes in use, bytes kept for reuse, their peaks, and a limit.
+"""Memory of tinygrad's buffers, for each device: bytes in use, bytes kept for reuse, their peaks, and a limit.
 
 Defines `watch`, `Usage`, `usage`, `let_go`, `release_unused` and `check_size`.
 
-The key insight: every buffer comes from its device's allocator with its size, so two functions in front of that
-allocator see all memory there is; values that are still lazy occupy none, and do not count.
+Every buffer comes from its device's allocator with its size, so wrappers around two functions of that allocator count
+all memory. Lazy values occupy none, and do not count.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import torch
 UNLIMITED = 1 << 62
 
 HOLDERS: list[Callable[[], None]] = []
-"""What lets go of buffers that only itself still holds: called before memory is refused, and before it is counted."""
+"""Callbacks that release buffers without another owner: called before memory is refused, and before it is counted."""
 
 
 def let_go() -> None:
-    """Have all that is held and not needed any more released."""
+    """Call all `HOLDERS`, to release buffers that are no longer needed."""
     for holder in HOLDERS:
         holder()
 
 
 @dataclass
 class Figure:
-    """One quantity: now, at its peak, and what was added and taken away, the last three since they were reset."""
+    """One quantity: its current value, its peak, and the sums of additions and removals; the last three can be
+    reset.
+    """
 
     current: int = 0
     peak: int = 0
@@ -47,7 +49,7 @@ class Figure:
 
 
 class Usage:
-    """The memory of one of tinygrad's devices, in bytes, and how often it was asked for."""
+    """Memory of one of tinygrad's devices, in bytes, and the number of its allocations."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -58,7 +60,9 @@ class Usage:
         self.limit = UNLIMITED
 
     def allocate(self, original: Any, size: int, options: Any) -> Any:
-        """A buffer from the original allocator. Raises torch.OutOfMemoryError past the limit or where it has none."""
+        """A buffer from the original allocator. Raises torch.OutOfMemoryError above the limit or if memory is
+        exhausted.
+        """
         cache = getattr(self.allocator, "cache", {})
         reused = bool(cache.get((size, options)))
         if not reused and self.reserved.current + size > self.limit:
@@ -69,7 +73,7 @@ class Usage:
                 raise self.refusal(size)
         try:
             memory = original(size, options)
-        except (MemoryError, OSError) as error:  # what mmap raises, and what tinygrad makes of a driver's answer
+        except (MemoryError, OSError) as error:  # from mmap, or from tinygrad for a driver's error
             raise self.refusal(size) from error
         self.in_use.add(size)
         self.buffers.add(1)
@@ -79,7 +83,7 @@ class Usage:
         return memory
 
     def free(self, original: Any, memory: Any, size: int, options: Any) -> None:
-        """Give a buffer back to the original allocator, which keeps most for the next of the same size."""
+        """Return a buffer to the original allocator, which keeps most for the next allocation of the same size."""
         kept = self._kept(size, options)
         original(memory, size, options)
         self.in_use.take(size)
@@ -89,7 +93,7 @@ class Usage:
             self.blocks.take(1)
 
     def release_unused(self) -> None:
-        """Give the memory that is kept for reuse back to the system."""
+        """Return the unused memory that the allocator keeps to the system."""
         if self.allocator is None or not hasattr(self.allocator, "free_cache"):
             return
         self.allocator.free_cache()
@@ -97,17 +101,17 @@ class Usage:
         self.blocks.take(self.blocks.current - self.buffers.current)
 
     def total(self) -> int:
-        """The memory of the device in bytes, 0 where tinygrad does not say: it is the host's on tinygrad's CPU."""
+        """The memory of the device in bytes, 0 if tinygrad does not report it; on tinygrad's CPU the host's memory."""
         if self.device.split(":")[0] in ("CPU", "PYTHON"):
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return 0
 
     def capacity(self) -> int:
-        """The bytes that may be reserved: the limit, else all of the device's memory, else no limit."""
+        """The bytes that may be reserved: the limit, else all of the device's memory, else unlimited."""
         return min(self.limit, self.total() or UNLIMITED)
 
     def refusal(self, size: int) -> torch.OutOfMemoryError:
-        """The error for `size` bytes that cannot be had."""
+        """The error for `size` bytes that cannot be allocated."""
         self.out_of_memory += 1
         limit = f", limited to {_readable(self.limit)}" if self.limit < UNLIMITED else ""
         return torch.OutOfMemoryError(
@@ -131,7 +135,7 @@ def usage(device: str) -> Usage:
 
 
 def watch(device: str, allocator: Any) -> None:
-    """Count what an allocator of tinygrad gives out and takes back from now on; called when its device is opened."""
+    """Count the allocations and releases of tinygrad's allocator from now on; called when its device is opened."""
     found = usage(device)
     if found.allocator is not None:
         return
@@ -142,7 +146,7 @@ def watch(device: str, allocator: Any) -> None:
 
 
 def release_unused() -> None:
-    """Give the memory that every device keeps for reuse back to the system."""
+    """Return the unused memory that all devices' allocators keep to the system."""
     for found in _usages.values():
         found.release_unused()
 

@@ -1,9 +1,8 @@
-"""Kernels and schedules taken out of tinygrad's cache file, carried to another machine, and put into the file there.
+"""Packs of kernels and schedules: exported from tinygrad's cache file, and imported on another machine.
 
-Defines `held`, `export`, `take_in`, `prune` and `PackError`. The key insight: the place of a row begins with a digest
-of all that made it, the code and the processor, so a pack is exactly the rows that can be found here; where the digest
-is another one, none of them could be, and a pack is refused whole.
-A pack is code, as a wheel is: a program in it is run.
+Defines `held`, `export`, `take_in`, `prune` and `PackError`. The key of a row begins with a digest of the code and the
+processor that made it. A pack contains exactly the rows that this version can find. With another digest, no row could
+be found, so the whole pack is refused. A pack is code, as a wheel is: the programs in it are executed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tinygrad.helpers import CACHEDB, VERSION
 from . import disk_cache, program_cache, schedule_cache
 
 TABLES = (program_cache.TABLE, schedule_cache.TABLE)
-FORMAT = 0x74696E79  # "tiny", in the place that SQLite has for the kind of a file
+FORMAT = 0x74696E79  # "tiny", in SQLite's application id
 _WAIT_S = 60.0  # for another process that writes
 
 
@@ -31,14 +30,14 @@ class PackError(Exception):
 
 
 class Rows(NamedTuple):
-    """How many rows, and their bytes."""
+    """Number of rows, and their bytes."""
 
     number: int
     nbytes: int
 
 
 class Held(NamedTuple):
-    """The rows of one table: those that are found here, and those that other code or another processor made."""
+    """The rows of one table: usable here, or made by other code or for another processor."""
 
     table: str
     usable: Rows
@@ -46,7 +45,7 @@ class Held(NamedTuple):
 
 
 def held() -> list[Held]:
-    """What the cache file has of each table; nothing where there is no file."""
+    """The rows of each table in the cache file; empty if there is no file."""
     found = []
     with _cache(write=False) as file:
         for table in _present(file):
@@ -59,9 +58,9 @@ def held() -> list[Held]:
 
 
 def export(path: Path) -> Rows:
-    """Write all rows that are found here to a pack, which replaces a file of that name once it is whole.
+    """Write all rows that are usable here to a pack, which replaces a file of that name once it is complete.
 
-    Raises PackError where there is none, or where the file cannot be written.
+    Raises PackError if there are no such rows, or if the file cannot be written.
     """
     count = nbytes = 0
     with _cache(write=False) as file, _written(path) as pack:
@@ -78,9 +77,9 @@ def export(path: Path) -> Rows:
 
 
 def take_in(path: Path) -> Rows:
-    """Put the rows of a pack into the cache file; how many of them are new there.
+    """Import the rows of a pack into the cache file; returns the number of new rows.
 
-    Raises PackError for what is no pack, and for one that other code made, or that is for another processor.
+    Raises PackError for a file that is no pack, and for a pack of other code or another processor.
     """
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as pack:
@@ -114,7 +113,9 @@ def _taken(pack: sqlite3.Connection) -> Rows:
 
 
 def prune() -> Rows:
-    """Remove the rows that are not found here, and shorten the file. Raises PackError while others use it."""
+    """Remove the rows that are not usable here, and shorten the file. Raises PackError while another process uses
+    it.
+    """
     removed = [h.other for h in held()]
     with _cache(write=True) as file:
         for table in _present(file):
@@ -136,9 +137,9 @@ def _present(file: sqlite3.Connection) -> list[str]:
 
 @contextlib.contextmanager
 def _cache(*, write: bool) -> Iterator[sqlite3.Connection]:
-    """tinygrad's cache file; what was written is kept if the block ends well. Without a file an empty one is read.
+    """tinygrad's cache file; changes are committed if the block succeeds. Without a file, an empty one is read.
 
-    Raises PackError where SQLite cannot read or write it.
+    Raises PackError if SQLite cannot read or write it.
     """
     if write:
         Path(CACHEDB).parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +150,7 @@ def _cache(*, write: bool) -> Iterator[sqlite3.Connection]:
     try:
         with contextlib.closing(sqlite3.connect(CACHEDB, timeout=_WAIT_S)) as file, file:
             yield file
-    except sqlite3.OperationalError as error:  # locked, full, or not to be opened
+    except sqlite3.OperationalError as error:  # locked, full, or not readable
         raise PackError(f"{CACHEDB} cannot be used now ({error}): try again when nothing runs on tiny") from None
     except sqlite3.DatabaseError as error:
         raise PackError(f"{CACHEDB} is damaged ({error}): remove it, and it is made anew") from None
@@ -157,7 +158,7 @@ def _cache(*, write: bool) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[sqlite3.Connection]:
-    """A new SQLite file that takes this name if the block ends well."""
+    """A new SQLite file, renamed to `path` if the block succeeds."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     except OSError as error:

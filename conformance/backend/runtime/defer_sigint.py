@@ -2,9 +2,9 @@
 
 Defines `DeferSigint`.
 
-The key insight: a schedule that was computed into new buffers can be dropped at any moment and computed again, one that
-stores in place cannot: half of it would leave contents that are neither the old nor the new ones. Compiling comes
-before and may take minutes; only the run is waited for.
+A schedule that computes into new buffers can be aborted at any time and repeated. One that stores in place cannot: an
+abort would leave contents that are neither old nor new. Compilation happens earlier and may take minutes, so only the
+run itself is protected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class DeferSigint:
-    """A block in which, where `needed`, an interrupt that arrives after `begin` is raised when the block ends."""
+    """A block that, if `needed`, raises an interrupt which arrives after `begin` only at the end of the block."""
 
     def __init__(self, needed: bool) -> None:
         self.begun, self._needed = False, needed
@@ -28,7 +28,7 @@ class DeferSigint:
         return self
 
     def begin(self) -> None:
-        """Hold interrupts back from now on; they reach only the main thread."""
+        """Defer interrupts from now on; they reach only the main thread."""
         self.begun = True
         if not self._needed or threading.current_thread() is not threading.main_thread():
             return

@@ -1,13 +1,13 @@
-"""Rows in tinygrad's cache file, for what one process has worked out and the next need not.
+"""Rows in tinygrad's cache file, which carry results from one process to later ones.
 
-Defines `place` (where something lies), `made_by`, `read` and `write`. `CACHELEVEL=0` turns it all off, `CACHEDB` moves
+Defines `place` (the key of a row), `made_by`, `read` and `write`. `CACHELEVEL=0` turns the cache off, `CACHEDB` moves
 the file.
 
-The key insight: a row may be used again only where everything that made it is the same, and that is more than its
-subject: tinygrad's code, our patches of it, the variables that it reads, the processor that kernels are compiled for.
-All that is in the place, so a row is never out of date, only not found, also in a file that was carried to another
-machine. A checksum makes a damaged row one that is not found, too.
-Must not know what the rows hold.
+A row may be reused only if everything that determines it is the same. Besides its subject, that is tinygrad's code, our
+patches of it, the variables that it reads, and the processor. All of these are in the key, so a row is never out of
+date, also in a file from another machine. A row with a wrong checksum counts as not found.
+
+This module must not depend on the content of the rows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import tinygrad
 from tinygrad.helpers import CACHELEVEL, diskcache_get, diskcache_put
 
 _CHECK = 8  # bytes of checksum in front of each row
-_DECIDING = ("schedule", "codegen", "renderer", "uop")  # parts of tinygrad that decide what becomes of a graph
+_DECIDING = ("schedule", "codegen", "renderer", "uop")  # parts of tinygrad that determine schedules and code
 _OURS = ("disk_cache.py", "materialization.py", "program_cache.py", "schedule_cache.py", "replay.py")
 
 
 @functools.cache
 def _makers() -> tuple[str, tuple[str, ...]]:
-    """A digest of all code that makes rows, drivers' bindings aside, and the variables that decide within it."""
+    """A digest of all code that makes rows, except drivers' bindings, and the variables that this code reads."""
     package = Path(tinygrad.__file__).parent
     digest, variables = hashlib.sha256(), {"CC"}
     for path in sorted(path for path in package.rglob("*.py") if "autogen" not in path.parts):
@@ -47,12 +47,12 @@ def _makers() -> tuple[str, tuple[str, ...]]:
 
 @functools.cache
 def made_by() -> str:
-    """What all places begin with here: a digest of the code that makes rows, and of the processor they are made for."""
+    """The common prefix of all keys here: a digest of the code that makes rows, and of the processor."""
     return hashlib.sha256(repr((_makers()[0], platform.machine(), _processor())).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:
-    """What the processor can do, since kernels are compiled for all of it; its name where the system does not say."""
+    """The processor's features, since kernels use all of them; its name if the system does not list them."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, features = line.partition(":")
@@ -62,21 +62,21 @@ def _processor() -> str:
 
 
 def place(*subject: Any) -> str:
-    """Where something lies: by what it is, as values whose repr says all of them, and by what makes it."""
+    """The key of a row: from its subject, as values with complete reprs, and from everything that determines it."""
     variables = [os.environ.get(v) for v in _makers()[1]]
     return made_by() + hashlib.sha256(repr((subject, variables)).encode()).hexdigest()
 
 
 def enabled() -> bool:
-    """Whether anything is kept at all."""
+    """Whether rows are stored."""
     return bool(CACHELEVEL >= 1)
 
 
 def read(table: str, where: str) -> bytes | None:
-    """The row at a place; None where there is none, or a damaged one."""
+    """The row of a key; None if there is none, or if it is damaged."""
     try:
         row = diskcache_get(table, where)
-    except Exception:  # what unpickling may raise has no bounds
+    except Exception:  # unpickling may raise any exception
         return None
     if not isinstance(row, bytes) or row[:_CHECK] != _checksum(row[_CHECK:]):
         return None
@@ -84,7 +84,7 @@ def read(table: str, where: str) -> bytes | None:
 
 
 def write(table: str, where: str, row: bytes) -> None:
-    """Put a row at a place, instead of what was there."""
+    """Store a row under a key, and replace an earlier one."""
     diskcache_put(table, where, _checksum(row) + row)
 
 

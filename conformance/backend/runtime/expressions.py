@@ -1,10 +1,12 @@
-"""Questions about lazy values: known constants, realized buffers, and the size of an expression.
+"""Predicates and measures of lazy values: known constants, realized buffers, and the size of an expression.
 
-Defines `constant_of`, `is_realized`, `read_by`, `strip_reshapes`, and `measure`, by which a graph is found too large.
+Defines `constant_of`, `is_realized`, `read_by`, `strip_reshapes`, and `measure`, which detects graphs that are too
+large.
 
-The key insight: tinygrad's `UOp` has the whole tensor API, so a lazy value is a UOp and nothing else. tinygrad's
-`Tensor`, with its global registry of live tensors, is not used.
-Must not know torch or storages.
+tinygrad's `UOp` has the whole tensor API, so a lazy value is simply a UOp. tinygrad's `Tensor`, with its global
+registry of live tensors, is not used.
+
+This module must not depend on torch or storages.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tinygrad.uop.ops import buffers as _buffers
 
 
 def constant_of(value: UOp) -> float | int | bool | None:
-    """The Python number that every element of `value` is known to equal, or None where that is not known."""
+    """The Python number that every element of `value` equals, or None if it is unknown."""
     while value.op in _CONSTANT_PRESERVING:
         value = value.src[0]
     return value.val if value.op is Ops.CONST else None  # type: ignore[return-value]
@@ -37,7 +39,9 @@ def is_realized(value: UOp) -> bool:
 
 
 def filled_or_new(buffer: UOp) -> UOp:
-    """A buffer that holds its content; for one that a kernel has yet to fill, a new one, since others may be filled."""
+    """A buffer that holds its content. For a buffer that no kernel has filled yet, a new one, since others may be
+    filled.
+    """
     return buffer if is_realized(buffer) else UOp.new_buffer(buffer.arg.device, buffer.max_numel(), buffer.dtype)
 
 
@@ -45,19 +49,19 @@ OUTSIDE = frozenset({Ops.BUFFER, Ops.CALL, Ops.AFTER, Ops.PARAM})
 
 
 def read_by(value: UOp) -> set[UOp]:
-    """What a value reads of memory: buffers, and results of kernels; nothing where it is made of numbers alone."""
+    """The memory that a value reads: buffers, and results of kernels; empty if it consists only of numbers."""
     return {node for node in value.toposort() if node.op in OUTSIDE}
 
 
 def is_rearranged(value: UOp) -> bool:
-    """Whether a value only rearranges another: tinygrad would compute that other and leave the rearranging lazy."""
+    """Whether a value only rearranges another one; tinygrad would compute that one and leave the rearrangement lazy."""
     while value.op is Ops.RESHAPE:
         value = value.src[0]
     return value.op in GroupOp.Movement or value.op is Ops.BITCAST
 
 
 def strip_reshapes(value: UOp) -> UOp:
-    """A value without the reshapes around it; values that differ only by those share the rest."""
+    """A value without the reshapes around it; values that differ only in reshapes share the result."""
     while value.op is Ops.RESHAPE:
         value = value.src[0]
     return value
@@ -69,11 +73,11 @@ def shaped_like(buffer: UOp, value: UOp) -> UOp:
 
 
 class Measure(NamedTuple):
-    """The size of a lazy value, as far as it decides how long scheduling and compiling take."""
+    """The size of a lazy value, as far as it affects the time of scheduling and compiling."""
 
     depth: int  # operations on the longest path
-    nesting: int  # of those, the ones since the last reduction: the depth of one kernel's expression
-    cost: int  # operations in that kernel's expression; what is read at several places counts for each
+    nesting: int  # of those, operations since the last reduction: the depth of one kernel's expression
+    cost: int  # operations in that kernel's expression; an operand read at several places counts for each
 
 
 _measures: weakref.WeakKeyDictionary[UOp, Measure] = weakref.WeakKeyDictionary()

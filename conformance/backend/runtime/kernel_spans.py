@@ -1,8 +1,9 @@
-"""Kernels run one at a time, each within a span of its own, for a profiler.
+"""Profiler spans of kernels, which run one at a time, each within a separate span.
 
-Defines `measured` and `run_measured`. The key insight: a kernel's launch returns before the kernel is done, so that a
-time is the kernel's only if the device is waited for within it; what a schedule gains by overlapping is lost meanwhile.
-Must not know torch.
+Defines `measured` and `run_measured`. A kernel's launch returns before the kernel has finished, so each span includes a
+wait for the device. Kernels of one schedule therefore do not overlap while a profiler runs.
+
+This module must not depend on torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .trace import KernelSpan
 
 @contextmanager
 def measured(span: KernelSpan, name: str, devices: Iterable[str]) -> Iterator[None]:
-    """Within the block one kernel is started; its span ends when these devices of tinygrad's have finished."""
+    """Within the block one kernel starts; its span ends when these tinygrad devices have finished."""
     with span(f"tiny::{name}"):
         yield
         for device in devices:
@@ -28,7 +29,7 @@ def measured(span: KernelSpan, name: str, devices: Iterable[str]) -> Iterator[No
 
 
 def devices_of(call: UOp) -> set[str]:
-    """tinygrad's names of the devices that hold what a call reads and writes."""
+    """tinygrad's names of the devices that hold the operands and results of a call."""
     found = [s.device for s in call.src[1:] if s.device is not None]
     return {name for names in found for name in ([names] if isinstance(names, str) else names)}
 

@@ -1,10 +1,10 @@
-"""One thread at a time in the device: the lock, what is dropped later, and what a fork does to both.
+"""The lock that admits one thread at a time to the device, with deferred releases and fork handling.
 
-Defines `LOCK`, `locked` (a function that takes it) and `clear`, by which a finalizer lets go of nodes.
+Defines `LOCK`, `locked` (a function that takes it) and `clear`, with which a finalizer releases nodes.
 
-The key insight: tinygrad interns its nodes and takes a dying one out of its table by Python code, in whichever thread
-dropped it. A node that dies in one thread while another looks the same node up leaves the table wrong. So nodes are
-built, computed and dropped by the thread that has the lock, and by no other.
+tinygrad interns its nodes and removes a dead one from its table with Python code, in the thread that dropped the last
+reference. If another thread looks up the same node at that time, the table becomes wrong. So only the thread that holds
+the lock builds, computes and drops nodes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from . import torch_compat
 
 LOCK = threading.RLock()
-"""Held while nodes, schedules and buffers are used, which are state of the process in tinygrad."""
+"""Held during every use of nodes, schedules and buffers, which are process-wide state in tinygrad."""
 
-_dropped: list[Any] = []  # by threads that did not have the lock
+_dropped: list[Any] = []  # by threads that did not hold the lock
 
 
 def locked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run by one thread at a time, and without torch.jit.trace, for which sizes are tensors."""
+    """Wrap a function: one thread runs it at a time, and without torch.jit.trace, which turns sizes into tensors."""
 
     @functools.wraps(function)
     def alone(*args: Any, **kwargs: Any) -> Any:
@@ -44,9 +44,9 @@ def locked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def clear(owner: Any, names: tuple[str, ...]) -> None:
-    """Set attributes to None; what they held dies here, or where another thread has the lock, when it is taken next.
+    """Set attributes to None. Their values die now, or, if another thread has the lock, when the lock is taken next.
 
-    Called by finalizers, which may run anywhere and therefore must not wait.
+    Called by finalizers, which may run in any thread and therefore must not wait.
     """
     alone = LOCK.acquire(blocking=False)
     if not alone:
@@ -58,7 +58,8 @@ def clear(owner: Any, names: tuple[str, ...]) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A child has only the thread that forked: another's half of a change would stay one, and its lock taken.
+    # A child has only the thread that forked. Without the lock, it could inherit another thread's incomplete change and
+    # a held lock.
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
 
 

@@ -1,7 +1,7 @@
-"""Kernels written as loops: what depends on its own earlier steps, such as an elimination, in one kernel.
+"""Kernels written as loops, for work that depends on its own earlier steps, such as an elimination.
 
-Defines `kernel`, which runs a program of loops, loads and stores over arrays, and the `Program` and `Array` with which
-one is written:
+Defines `kernel`, which runs a program of loops, loads and stores over arrays, and `Program` and `Array`, which the
+program uses:
 
     def running_sum(p: Program, total: Array, x: Array) -> None:
         sum = p.local(x.dtype, 0.0)
@@ -9,12 +9,13 @@ one is written:
             sum[0] = sum[0] + x[i]
             total[i] = sum[0]
 
-The key insight: tinygrad's kernels are graphs, and nothing in a graph happens before or after anything else but what
-it depends on. So every load and every store is made to depend on the store before it, and the graph has one order, that
-of the program. Only that a load comes before a store which overwrites it cannot be said in the graph, so a loaded value
-is refused once its array has been stored to; `Program.keep` keeps it.
-Must not know torch or what is computed. A `for` over `Program.loop` runs its body once, with a symbol in the index's
-place, so it must end without `break`, and what is computed in it must be stored.
+tinygrad's kernels are graphs, which order nodes only by dependencies. Therefore every load and store depends on the
+store before it, so that the graph has the order of the program. The graph cannot express that a load precedes a store
+which overwrites the element. A loaded value is therefore refused once its array has been stored to; `Program.keep`
+makes a copy.
+
+This module must not depend on torch or on the computation. A `for` over `Program.loop` runs its body once, with a
+symbol as the index. It must end without `break`, and must store the values that it computes.
 """
 
 from __future__ import annotations
@@ -68,18 +69,18 @@ class Array:
         if known is None:
             value = condition.where(value, self[index])
         elif not known:
-            return  # tinygrad would drop a store of what is there already, and with it the order of what is before
+            return  # tinygrad would drop a store of the same value, and the order of the earlier nodes with it
         self._program.store(self._memory, self._place(index), value)
 
 
 class Program:
-    """What is written so far: the last store or loop, on which what follows depends, and which loads are stale."""
+    """State of the program: the last store or loop, on which the next node depends, and the stale loads."""
 
     def __init__(self) -> None:
         self._axes, self._slots = itertools.count(), itertools.count()
         self._last: tuple[UOp, ...] = ()
         self._stores: Counter[UOp] = Counter()  # by memory
-        self._loads: dict[UOp, tuple[UOp, int]] = {}  # the memory, and how many stores to it there had been
+        self._loads: dict[UOp, tuple[UOp, int]] = {}  # the memory, and the number of stores to it at that time
 
     def load(self, memory: UOp, place: UOp) -> UOp:
         """An element of an array's memory."""
@@ -93,7 +94,7 @@ class Program:
         self._stores[memory] += 1
 
     def _fresh(self, value: UOp) -> UOp:
-        """The value; RuntimeError where it was loaded from an array that has been stored to since."""
+        """The value; RuntimeError if it was loaded from an array that has been stored to since."""
         nodes, seen = [value], set()
         while nodes:
             node = nodes.pop()
@@ -107,7 +108,7 @@ class Program:
         return value
 
     def local(self, dtype: DType, *content: Content) -> Array:
-        """A new array of the program's own, filled with these elements here and now."""
+        """A new array of the program, filled with these elements at this point."""
         size = len(content)
         made = Array(self, UOp.placeholder((size,), dtype, next(self._slots), AddrSpace.REG), (size,))
         for i, element in enumerate(content):
@@ -115,11 +116,11 @@ class Program:
         return made
 
     def keep(self, value: UOp) -> UOp:
-        """A value that stays what it is now."""
+        """A copy of the value, unaffected by later stores."""
         return self.local(value.dtype, value)[0]
 
     def loop(self, count: int, independent: bool = False) -> Iterator[UOp]:
-        """0, 1, ... below `count`, which tinygrad wants to be a number; a turn that needs no other is `independent`."""
+        """0, 1, ... below `count`, which must be a number for tinygrad. `independent` turns do not use other turns."""
         if count == 1:
             yield UOp.const(0, dtypes.weakint)
         if count < 2:
@@ -127,7 +128,7 @@ class Program:
         turn = UOp.range(count, next(self._axes), AxisType.WEAK if independent else AxisType.LOOP)
         before, self._last = self._last, (*self._last, turn)
         yield turn
-        self._last = before if turn in self._last else (self._last[0].end(turn),)  # nothing was stored, or something
+        self._last = before if turn in self._last else (self._last[0].end(turn),)  # unchanged if nothing was stored
 
     def sink(self, name: str) -> UOp:
         """The kernel's graph."""
@@ -139,7 +140,7 @@ def kernel(
 ) -> list[UOp]:
     """The outputs, as lazy values, of one kernel: `write(program, *outputs, *inputs, *more)` with an Array for each.
 
-    An output that the program does not store to everywhere holds garbage there.
+    Elements of an output that the program does not store are undefined.
     """
     read = [_in_memory(x, device) for x in inputs]
     made = [UOp.new_buffer(device, math.prod(shape), dtype) for shape, dtype in outputs]
@@ -157,7 +158,7 @@ def _graph(write: Callable[..., None], arrays: Sequence[tuple[Shape, DType]], *m
 
 
 def _in_memory(x: UOp, device: str) -> UOp:
-    """A value as a flat buffer, or as what will be one."""
+    """A value as a flat buffer, or as a value that will become one."""
     flat = x.reshape((math.prod(x.shape),))
     if x.device is None:
         return flat.clone(device)

@@ -1,12 +1,17 @@
-"""Materialization points: nodes of a graph that get a kernel and a buffer of their own, for all of their readers.
+"""Materialization points: nodes of a graph with a separate kernel and buffer, shared by all of their readers.
 
-Defines `materialize` (make one), `read_by_all` (share one among all readers of its value), `remaining` (those still
-read after a schedule) and `computed_along` (the lazy values to compute rather than keep points alive for).
+Defines:
 
-The key insight: a materialization point costs memory for as long as something reads it. Within a schedule the memory
-plan passes its memory on to the next; but a lazy value outside the schedule keeps what it reads, and so the gradients
-of a training step, small themselves, would keep all activations alive.
-Must not know storages or torch.
+- `materialize`: make one.
+- `read_by_all`: share one among all readers of its value.
+- `remaining`: points that are still read after a schedule.
+- `computed_along`: the lazy values to compute so that points can be freed.
+
+A materialization point occupies memory while anything reads it. Within a schedule the memory plan reuses that memory. A
+lazy value outside the schedule keeps its operands alive. The gradients of a training step, small themselves, would in
+this way keep all activations alive.
+
+This module must not depend on storages or torch.
 """
 
 from __future__ import annotations
@@ -20,14 +25,14 @@ from tinygrad.uop.ops import UOp
 from .replay import Key
 
 _REARRANGING = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.FLIP})
-# A lazy value is computed along when the points that it reads have at least this many bytes, and this many times the
+# A lazy value is computed along if the points that it reads have at least this many bytes, and this many times the
 # bytes of the value itself.
 KEPT_BYTES = 1 << 16
 KEPT_SHARE = 4
 
 
 def materialize(value: UOp) -> UOp:
-    """An equal value that a schedule computes once into a buffer of its own, for all of its readers.
+    """An equal value that a schedule computes once into a separate buffer, for all of its readers.
 
     The point lies below transposes and other rearrangements, so that readers in different orders share it.
     """
@@ -37,17 +42,17 @@ def materialize(value: UOp) -> UOp:
 
 
 def read_by_all(values: Sequence[UOp]) -> tuple[list[UOp], dict[UOp, UOp]]:
-    """Equal values in which every reader of a materialized value reads the point; and a map of the nodes replaced.
+    """Equal values in which all readers of a materialized value read the point; and a map of the nodes replaced.
 
-    An operator that ran before the one which made the point reads the value below it: it would compute the value again
-    and keep its inputs alive.
+    An operator that ran before the creation of the point reads the value below it. It would compute the value again and
+    keep its inputs alive.
     """
     nodes = UOp.sink(*values).toposort(enter_calls=False)
     points = {node.src[0]: node for node in nodes if node.op is Ops.CONTIGUOUS}
     new: dict[UOp, UOp] = {}
     if not points:
         return list(values), new
-    read: dict[UOp, UOp] = {}  # instead of a materialized value, its point
+    read: dict[UOp, UOp] = {}  # the point of each materialized value
     for node in nodes:
         first = new if node.op is Ops.CONTIGUOUS else read
         sources = tuple([first.get(s, new.get(s, s)) for s in node.src])
@@ -62,11 +67,11 @@ class Remaining(NamedTuple):
     """The materialization points of a graph after its schedule has run."""
 
     passing: set[UOp]  # read within the schedule only
-    key: Key  # the places of the others; empty where the graph has no points
+    key: Key  # the places of the others; empty if the graph has no points
 
 
 def remaining(nodes: Sequence[UOp], others: Sequence[UOp]) -> Remaining:
-    """The materialization points among the `nodes` of a graph, told apart by whether `others` read them."""
+    """The materialization points among the `nodes` of a graph, separated by whether `others` read them."""
     found = {node: i for i, node in enumerate(nodes) if node.op is Ops.CONTIGUOUS}
     if not found:
         return Remaining(set(), ())
@@ -76,7 +81,7 @@ def remaining(nodes: Sequence[UOp], others: Sequence[UOp]) -> Remaining:
 
 
 def computed_along(values: Iterable[UOp], others: Sequence[UOp]) -> list[int]:
-    """The places of `others` that a schedule of `values` computes anyhow and that would keep larger points alive."""
+    """The places of `others` that a schedule of `values` computes anyway and that would keep larger points alive."""
     nodes = UOp.sink(*values).toposort(enter_calls=False)
     bits = {point: 1 << i for i, point in enumerate(node for node in nodes if node.op is Ops.CONTIGUOUS)}
     candidates = [i for i, value in enumerate(others) if value in nodes and value not in bits] if bits else []

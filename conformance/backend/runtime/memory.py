@@ -1,11 +1,12 @@
 """Buffers: host memory in, host memory out.
 
-Defines `open_device`, `from_host`, `to_host`, `host_view`, and `generation`, which dates what is known of
+Defines `open_device`, `from_host`, `to_host`, `host_view`, and `generation`, which invalidates knowledge about
 contents.
 
-The key insight: where the host can address the device's memory, reading it copies nothing; so what a read returns may
-be the memory itself and must not be written.
-Must not know torch, storages or schedules.
+If the host can address the device's memory, a read copies nothing. A read may therefore return the memory itself, which
+callers must not write.
+
+This module must not depend on torch, storages or schedules.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .toolchain import ensure_compiler
 
 
 def device_name(index: int = 0) -> str:
-    """tinygrad's name of the device behind `tiny:index`: what ``DEV`` selects, the CPU where it selects nothing."""
+    """tinygrad's name of the device behind `tiny:index`: the device that ``DEV`` selects, by default the CPU."""
     base = DEV.device or "CPU"
     return base if index == 0 else f"{base}:{index}"
 
@@ -98,33 +99,33 @@ _generation = 0
 
 
 def generation() -> int:
-    """The number of writes into buffers' memory so far: what is known of contents is valid within one generation."""
+    """The number of writes into buffers' memory so far. Cached facts about contents are valid within one generation."""
     return _generation
 
 
 def count_overwrite() -> None:
-    """The memory of a buffer has new contents: a new generation."""
+    """Start a new generation: the memory of a buffer has new contents."""
     global _generation
     _generation += 1
 
 
 def count_store() -> None:
-    """A buffer's own memory has been written by the host."""
+    """Count a write by the host into a buffer's own memory."""
     COUNTERS.stored += 1
     if trace.LISTENERS:
         trace.notify(trace.Store())
 
 
 def host_view(value: UOp) -> memoryview:
-    """The memory of a realized flat value itself, where the host can address it."""
+    """The memory of a realized flat value itself, if the host can address it."""
     buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]
     return buffer.as_memoryview(force_zero_copy=True)
 
 
 def to_host(value: UOp, needed: int | None = None) -> memoryview:
-    """The bytes of a realized flat value: a copy, or where the host can address it the memory itself (do not write).
+    """The bytes of a realized flat value: a copy, or, if the host can address it, the memory itself (do not write).
 
-    `needed` is how many of them are read: where nothing is copied, only those count.
+    `needed` is the number of bytes that the caller reads. If nothing is copied, only these are counted.
     """
     with LOCK:
         buffer: Buffer = value.base.buffer.ensure_allocated()  # type: ignore[assignment,union-attr]

@@ -1,8 +1,8 @@
-"""Memory of tinygrad's CPU device that a forked process has to itself.
+"""Private memory for tinygrad's CPU device, which a forked process does not share with its parent.
 
-Defines `install`, called before that device is opened. The key insight: tinygrad maps its buffers as shared memory, so
-a parent and its children go on writing to the same pages after a fork, each with an allocator that believes they are
-its own. A private mapping is copied by the system when either side writes.
+Defines `install`, called before that device is opened. tinygrad maps its buffers as shared memory. After a fork, parent
+and children would write to the same pages, each with an allocator that assumes exclusive use. A private mapping is
+copied by the system when either side writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..tinygrad_patches.patch import Patch
 
 
 class _PrivateMappings:
-    """The module `mmap`, whose shared mappings are private ones."""
+    """The module `mmap`, with private mappings in place of shared ones."""
 
     MAP_SHARED = getattr(mmap, "MAP_PRIVATE", 0)  # Windows has neither, nor forks
 
@@ -25,7 +25,7 @@ class _PrivateMappings:
 
 @functools.cache
 def install() -> None:
-    """Let tinygrad's CPU device map private memory; imports the module of that device, which takes a while."""
+    """Make tinygrad's CPU device map private memory; imports the module of that device, which is slow."""
     Patch(
         "tinygrad.runtime.ops_cpu:mmap",
         "Buffers are shared with forked processes: what one of them writes appears in the tensors of the others.",

@@ -1,13 +1,14 @@
-"""Compiled kernels kept on disk whole, so that a kernel which any process has compiled costs no code generation.
+"""Cache of compiled kernels on disk: a kernel that any process has compiled needs no code generation.
 
-Defines `PROGRAMS`, which takes the place of tinygrad's table of programs, and `generate`, which takes that of its code
-generation; importing this module puts both in place.
+Defines `PROGRAMS`, which replaces tinygrad's table of programs, and `generate`, which replaces its code generation.
+Importing this module installs both.
 
-The key insight: tinygrad keeps a kernel's binary by its source, and to learn the source it must rewrite the kernel's
-graph in Python, which takes four fifths of the time of a fresh kernel. Its own table of whole programs is keyed by the
-content of the graph and all settings that matter, but ends with the process; written to tinygrad's cache file, with
-what else a program depends on in the key, it does not.
-Must not know what the kernels compute.
+tinygrad caches a kernel's binary by its source. To get the source, it must rewrite the kernel's graph in Python, which
+takes four fifths of the time of a new kernel. Its table of whole programs is keyed by the content of the graph and all
+relevant settings, but ends with the process. This module writes that table to tinygrad's cache file, and adds all other
+dependencies of a program to the key.
+
+This module must not depend on the computation of the kernels.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from .progress import PROGRESS
 TABLE = "conformance_programs"
 Key = tuple[Any, ...]
 SHORT = 16_384
-"""Turns of a kernel's loops, of all loops together, up to which they are not unrolled: some 20 us.
+"""Number of turns of a kernel's loops, of all loops together, below which they are not unrolled: some 20 us.
 
-Unrolled graphs are what code generation and clang work through: without, the 333 kernels of 60 drawn programs take two
-thirds of the time to make (`python benchmarks/fuzz_speed.py --targets tiny`).
+Unrolled graphs dominate the time of code generation and clang. Without unrolling, the 333 kernels of 60 drawn programs
+take two thirds of the time to make (`python benchmarks/fuzz_speed.py --targets tiny`).
 """
 
 
 def _place(key: Key) -> str:
-    """Where a program lies in the cache: by graph, renderer, target and settings."""
+    """The cache key of a program: graph, renderer, target and settings."""
     graph, renderer, *rest = key
     return disk_cache.place(graph.hex(), renderer.__module__, renderer.__qualname__, [str(x) for x in rest])
 
 
 class Programs(dict[Key, UOp]):
-    """tinygrad's table of programs, with tinygrad's cache file behind it (which CACHELEVEL=0 turns off)."""
+    """tinygrad's table of programs, backed by tinygrad's cache file (which CACHELEVEL=0 turns off)."""
 
     def __init__(self, known: dict[Key, UOp]) -> None:
         super().__init__(known)
@@ -63,7 +64,7 @@ class Programs(dict[Key, UOp]):
         return known
 
     def at(self, place: str) -> UOp | None:
-        """The program that lies at a place, in this process or in the file."""
+        """The program with a cache key, from this process or from the file."""
         if place not in self._at:
             row = disk_cache.read(TABLE, place)
             if row is None:
@@ -72,7 +73,7 @@ class Programs(dict[Key, UOp]):
         return self._at[place]
 
     def place(self, program: UOp) -> str | None:
-        """Where a program lies, None where it lies in this process only."""
+        """The cache key of a program, None if it is not on disk."""
         return self._places.get(program) if disk_cache.enabled() else None
 
     def __contains__(self, key: Any) -> bool:
@@ -100,9 +101,9 @@ _generate = _GENERATE.original
 
 
 def is_short(graph: UOp, renderer: Any) -> bool:
-    """Whether a kernel runs for so few turns of its loops that unrolling them costs more than it can ever save.
+    """Whether a kernel runs so few loop turns that unrolling costs more than it can save.
 
-    Only on the CPU: elsewhere the optimizer is also what spreads a kernel over the processor's lanes.
+    Only on the CPU: elsewhere the optimizer also distributes a kernel over the processor's lanes.
     """
     if renderer.target.device != "CPU":
         return False
@@ -110,13 +111,13 @@ def is_short(graph: UOp, renderer: Any) -> bool:
 
 
 def generate(graph: UOp, renderer: Any) -> UOp:
-    """A kernel's program. A short one is generated as it stands, without unrolled loops.
+    """A kernel's program. A short one is generated without unrolled loops.
 
-    Where tinygrad's optimizer breaks the graph it is generated as it stands, too, and counted.
+    If tinygrad's optimizer fails, the kernel is generated unoptimized, and counted.
 
     tinygrad 0.14 fails in its vectorizer on some graphs of writes to several views ("bad reshape: () -> (6, 6)"). Code
-    that does not compile is no such failure: it says that the renderer wrote something else than was meant, and C may
-    take the same expression, written once more, for another one (`- -x` and `--x`).
+    that does not compile is not such a failure: it means that the renderer wrote a different expression. A second
+    attempt could then compile to another meaning in C (`- -x` and `--x`).
     """
     start = time.perf_counter()
     try:
@@ -126,14 +127,14 @@ def generate(graph: UOp, renderer: Any) -> UOp:
         raise
     except Exception:
         with Context(NOOPT=1):
-            program = _generate(graph, renderer)  # what fails here too is an error
+            program = _generate(graph, renderer)  # a failure here is an error
         COUNTERS.unoptimized += 1
     PROGRESS.add(time.perf_counter() - start)
     return _ready(program)
 
 
 def _ready(program: UOp) -> UOp:
-    """A program without the graph and the instructions that it was made of: running it takes its parameters only."""
+    """A program without its graph and instructions: running it needs only its parameters."""
     graph, instructions, *code = program.src
     parameters = tuple(u for u in instructions.src if u.op is Ops.PARAM)
     return program.replace(src=(graph.replace(src=()), instructions.replace(src=parameters), *code))

@@ -1,8 +1,8 @@
-"""Lines on the terminal while many kernels are compiled, so that a first run does not look like a hang.
+"""Progress lines on the terminal while many kernels are compiled, so that a first run does not look like a hang.
 
-Defines `Progress` and `PROGRESS`, which is told of each kernel. The key insight: a first step compiles its kernels in
-several schedules, so what a user waits for is the sum; lines come when it has passed 5 seconds, and again each time it
-has doubled.
+Defines `Progress` and its instance `PROGRESS`, which counts every compiled kernel. A first step compiles its kernels in
+several schedules, so the sum of their times counts. A line appears after 5 seconds of compilation, and again each time
+that this has doubled.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from . import disk_cache
 
 FIRST_S = 5.0
 SETTING = "TINY_PROGRESS"
-"""The environment variable that turns the lines off, with the value 0."""
+"""Environment variable; the value 0 turns the lines off."""
 
 
 class Progress:
-    """How many kernels this process has compiled, and for how long."""
+    """Number of kernels that this process has compiled, and their total time."""
 
     def __init__(self) -> None:
         self.kernels, self.seconds = 0, 0.0
         self._next = FIRST_S
 
     def add(self, seconds: float) -> None:
-        """A kernel was compiled; says so on stderr, where that is a terminal, if it is time."""
+        """Count a compiled kernel; prints a line on stderr, if that is a terminal and the next limit is reached."""
         self.kernels += 1
         self.seconds += seconds
         if self.seconds < self._next:
@@ -39,7 +39,7 @@ class Progress:
 
 
 def is_wanted() -> bool:
-    """Whether somebody may be looking and has not turned the lines off."""
+    """Whether stderr is a terminal and the lines are not turned off."""
     return os.environ.get(SETTING) != "0" and sys.stderr is not None and sys.stderr.isatty()
 
 

@@ -1,9 +1,9 @@
-"""Where a device's random numbers come from: torch's default CPU generator, or a state of the device's own.
+"""Source of a device's random numbers: torch's default CPU generator, or a separate state of the device.
 
-Defines `drawing`, which surrounds whatever draws for a device, and what seeds and states are set with. The key insight:
-a device that nobody has seeded by itself draws from the CPU's generator, so a whole run has the numbers of a run on the
-CPU, whichever tensors are drawn where. One that was given a seed or a state of its own has a CPU generator of its own,
-which operators are given for theirs.
+Defines `drawing`, which surrounds every random operator of a device, and the functions that set seeds and states. A
+device without a separate seed uses the CPU's generator. A whole run then has the same numbers as a run on the CPU,
+independent of the tensors' devices. A device with a separate seed or state has another CPU generator, which operators
+use in place of the default one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ import torch
 
 from .torch_compat import Generator, default_generator
 
-_OWN: dict[int, Generator] = {}  # by the device's index; not there: the CPU's is shared
+_OWN: dict[int, Generator] = {}  # by the device's index; a device that is not here shares the CPU's
 _LENDING = threading.RLock()
 _MARK = "_of_a_tiny_device"
-"""Set on a state that was a device's own, which stays its own where it is put back."""
+"""Attribute of a state from a device's own generator; when it is set again, the device keeps its own generator."""
 
 
 @contextlib.contextmanager
 def drawing(
     op: Any, index: int, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
-    """The arguments with which the operator, on the CPU, draws for this device: with its own generator, if it has one
-    and the call names none. An operator that takes none meets the device's state in torch's default CPU generator, in
-    which no other thread should draw meanwhile."""
+    """The arguments for a run of the operator on the CPU, with the device's own generator added.
+
+    Nothing is added if the device has none or the call names one. If the operator takes no generator, torch's default
+    CPU generator has the device's state during the call. No other thread should draw from it meanwhile.
+    """
     own = _OWN.get(index)
     if own is None or torch.Tag.nondeterministic_seeded not in op.tags:
         yield args, kwargs
@@ -47,7 +49,7 @@ def drawing(
 
 @functools.cache
 def _generator_of(op: Any) -> int | None:
-    """The place of the argument that is a generator; None without one."""
+    """The place of the generator argument; None if there is none."""
     names = [argument.name for argument in op._schema.arguments]
     return names.index("generator") if "generator" in names else None
 
@@ -65,28 +67,31 @@ def _lent(own: Generator) -> Iterator[None]:
 
 
 def generator(index: int) -> Generator:
-    """The generator that the device draws from now."""
+    """The current generator of the device."""
     return _OWN.get(index, default_generator)
 
 
 def own_generator(index: int) -> Generator:
-    """The device's own generator, made at the state that it draws from now if it has none."""
+    """The device's own generator; a new one starts at the device's current state."""
     if index not in _OWN:
         _OWN[index] = default_generator.clone_state()
     return _OWN[index]
 
 
 def get_state(index: int) -> torch.Tensor:
-    """The state that the device draws from, as a CPU tensor of bytes."""
+    """The current state of the device's generator, as a CPU tensor of bytes."""
     state: torch.Tensor = generator(index).get_state()
     setattr(state, _MARK, index in _OWN)
     return state
 
 
 def set_state(index: int, state: torch.Tensor) -> None:
-    """Set the state that the device draws from. One that was no device's own, and is where the CPU's generator is now,
-    lets it draw from that again: so what puts both back, the CPU's first (`torch.random.fork_rng`, checkpointing),
-    leaves them as they were."""
+    """Set the state of the device's generator.
+
+    The device shares the CPU's generator again if `state` equals that generator's current state, unless `state` came
+    from a separate generator. Code that restores both states, the CPU's first (`torch.random.fork_rng`, checkpointing),
+    therefore also restores the sharing.
+    """
     if not getattr(state, _MARK, False) and torch.equal(state, default_generator.get_state()):
         _OWN.pop(index, None)
     else:
@@ -94,12 +99,12 @@ def set_state(index: int, state: torch.Tensor) -> None:
 
 
 def share() -> None:
-    """Let all devices draw from torch's default CPU generator."""
+    """Make all devices use torch's default CPU generator."""
     _OWN.clear()
 
 
 def rewinder() -> Callable[[], None]:
-    """What sets all that devices draw from back to where it is now."""
+    """A function that resets all generators of the devices to their current state."""
     states = [(each, each.get_state()) for each in (default_generator, *_OWN.values())]
 
     def rewind() -> None:

@@ -1,11 +1,12 @@
-"""Recording: a block in which nothing may be computed, so that what it builds can run again over other buffers.
+"""Recording: a block in which nothing is computed, so that its graph can run again over other buffers.
 
 Defines `recording`, `Recorded`, `is_open`, `require`, `feed`, `check_closed`, and `NeedsValue`, which ends a recording
 that needs a value.
 
-The key insight: a check of elements (an index in range) is a question for the host in an eager call, and one more lazy
-value in a recorded graph; numbers that the host draws are one more buffer of it, which is filled anew for each run.
-Must not know `torch.compile`, its one caller.
+In an eager call, the host checks elements (an index in range). In a recorded graph, such a check is one more lazy
+value. Random numbers from the host are one more buffer, filled again for each run.
+
+This module must not depend on `torch.compile`, its only caller.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from tinygrad.uop.ops import UOp
 
 
 class NeedsValue(RuntimeError):
-    """Something needed a value inside `recording`; its text goes on from the name of an operator."""
+    """An operation needed a value inside `recording`; the message follows the name of an operator."""
 
 
 @dataclass
 class Recorded:
-    """What each run of the recorded block has to do beside running kernels."""
+    """Work of each run of the recorded block besides kernels."""
 
-    conditions: list[UOp] = field(default_factory=list)  # 0-d values that must be true: its checks of elements
-    feeds: list[tuple[UOp, Callable[[], Any]]] = field(default_factory=list)  # a buffer, and what gives its content
+    conditions: list[UOp] = field(default_factory=list)  # 0-d values that must be true: checks of elements
+    feeds: list[tuple[UOp, Callable[[], Any]]] = field(default_factory=list)  # a buffer, and the source of its content
 
 
 _recorded: Recorded | None = None
@@ -35,7 +36,7 @@ _recorded: Recorded | None = None
 
 @contextlib.contextmanager
 def recording() -> Iterator[Recorded]:
-    """Within the block nothing is computed: what would be raises NeedsValue."""
+    """Within the block nothing is computed: an operation that needs a value raises NeedsValue."""
     global _recorded
     outer, _recorded = _recorded, Recorded()
     try:
@@ -50,18 +51,18 @@ def is_open() -> bool:
 
 
 def require(condition: UOp) -> None:
-    """Inside `recording`: a condition on elements which each run has to find true."""
+    """Inside `recording`: a condition on elements which must be true in each run."""
     assert _recorded is not None
     _recorded.conditions.append(condition)
 
 
 def feed(buffer: UOp, content: Callable[[], Any]) -> None:
-    """Inside `recording`: a buffer in whose place each run takes what `content` gives; called in the order of feeds."""
+    """Inside `recording`: a buffer that each run replaces by the result of `content`; called in the order of feeds."""
     assert _recorded is not None
     _recorded.feeds.append((buffer, content))
 
 
 def check_closed(reason: str) -> None:
-    """Raise NeedsValue inside `recording`, naming what needs a value."""
+    """Raise NeedsValue with this reason inside `recording`."""
     if _recorded is not None:
         raise NeedsValue(reason)

@@ -1,13 +1,14 @@
-"""A schedule as data: a graph equal to an earlier one, buffers aside, runs again without being scheduled.
+"""A schedule as data: a graph that equals an earlier one, with other buffers, runs without being scheduled again.
 
-Defines `canonical` (a graph with its buffers numbered, as a key), `recorded` (a schedule that tinygrad made, as a
-`Replay`) and `Replay` (which runs over other buffers).
+Defines `canonical` (a graph with its buffers numbered, as a key), `recorded` (tinygrad's schedule as a `Replay`) and
+`Replay` (which runs over other buffers).
 
-The key insight: a training loop records the same lazy graph at every step over other buffers, and a second run of a
-test suite meets the graphs of the first. tinygrad remembers its kernels, yet rewrites the whole graph in Python each
-time before it can look them up; comparing two graphs node by node costs a fraction of that. What is left of a schedule
-is a list of programs, and for each the numbers of its buffers.
-Must not know storages or torch.
+The key insight: a training loop makes the same lazy graph at every step over other buffers. A second run of a test
+suite repeats the graphs of the first. tinygrad caches its kernels, but rewrites the whole graph in Python before each
+look-up. Comparing two graphs node by node costs a fraction of that. A schedule reduces to a list of programs, and for
+each the numbers of its buffers.
+
+This module must not depend on storages or torch.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Graph(NamedTuple):
     """The graph of some values."""
 
     key: Key  # equal for equal graphs over other buffers
-    nodes: list[UOp]  # in order, without those inside of kernels that stand in it as calls
+    nodes: list[UOp]  # in order, without those inside kernels that appear in it as calls
     buffers: list[UOp]  # in order
-    calls: set[UOp]  # these kernels: they write to buffers of the graph
+    calls: set[UOp]  # these kernels, which write to buffers of the graph
 
 
 def canonical(values: Sequence[UOp]) -> Graph:
@@ -63,11 +64,11 @@ def canonical(values: Sequence[UOp]) -> Graph:
 
 
 class Place(NamedTuple):
-    """Where an argument of a kernel lies: a buffer, or a stretch of one."""
+    """Location of an argument of a kernel: a buffer, or a part of one."""
 
-    whole: int  # of the slots and then the scratch buffers
+    whole: int  # index into the slots, followed by the scratch buffers
     offset: int  # bytes
-    nbytes: int  # 0 for all of the buffer
+    nbytes: int  # 0 for the whole buffer
 
 
 class Kernel(NamedTuple):
@@ -76,7 +77,7 @@ class Kernel(NamedTuple):
     program: UOp
     device: str
     places: tuple[Place, ...]
-    local: bool  # whether all its arguments lie on its own device
+    local: bool  # whether all its arguments are on the kernel's device
 
     @property
     def devices(self) -> set[str]:
@@ -84,12 +85,12 @@ class Kernel(NamedTuple):
         return {self.device}
 
     def bound(self) -> Launch | HostLaunch | None:
-        """The kernel loaded, ready to run; None where only tinygrad can run it."""
+        """The kernel loaded, ready to run; None if only tinygrad can run it."""
         program, arguments = get_runtime(self.device, self.program), self.program.arg
         variables = [v.expr for v in arguments.vars]
         global_size, local_size = arguments.launch_dims({})
         if self.local and variables in ([], ["core_id"]) and _is_host_code(program):
-            # tinygrad numbers such a kernel's threads, which run one after the other, in the place of that variable.
+            # tinygrad numbers the threads of such a kernel in that variable. Here they run one after the other.
             threads = [(i,) for i in range(global_size[0])] if variables else [()]
             words = [ctypes.c_uint64] * (len(self.places) + len(variables))
             return HostLaunch(ctypes.CFUNCTYPE(None, *words)(program.addr), program, self.places, threads)
@@ -108,22 +109,22 @@ class Launch(NamedTuple):
     options: dict[str, Any]  # global_size, local_size, vals
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
-        """Run it."""
+        """Run the kernel."""
         found = [held[i].view(size, dtypes.uint8, offset) if size else held[i] for i, offset, size in self.places]
         self.program(*[buffer.get_buf(self.device) for buffer in found], **self.options)
         GlobalCounters.kernel_count += 1
 
 
 class HostLaunch(NamedTuple):
-    """A kernel in this process's own memory: its machine code is called with addresses, and nothing else."""
+    """A kernel in this process's own memory: its machine code is called with addresses only."""
 
     code: Callable[..., None]
     program: CPUProgram  # keeps the code's memory
     places: tuple[Place, ...]
-    threads: Sequence[tuple[int, ...]]  # the numbers that follow the addresses, for each thread of it
+    threads: Sequence[tuple[int, ...]]  # the numbers that follow the addresses, for each thread
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
-        """Run it."""
+        """Run the kernel."""
         arguments = [addresses[i] + offset for i, offset, _ in self.places]
         for numbers in self.threads:
             self.code(*arguments, *numbers)
@@ -131,21 +132,21 @@ class HostLaunch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What is no plain kernel (a copy between devices, say): a call for tinygrad to run."""
+    """A step that is not a plain kernel (a copy between devices, for example): a call that tinygrad runs."""
 
     call: UOp
 
     @property
     def devices(self) -> set[str]:
-        """tinygrad's names of the devices that it touches."""
+        """tinygrad's names of the devices that the call uses."""
         return devices_of(self.call)
 
     def bound(self) -> Call:
-        """Itself."""
+        """The call itself."""
         return self
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
-        """Run it."""
+        """Run the call."""
         run_linear(UOp(Ops.LINEAR, src=(self.call,)), {}, input_uops=slots, jit=True)
 
 
@@ -154,12 +155,14 @@ Spec = tuple[str, int, DType]  # of a buffer: device, size, dtype
 
 @dataclass
 class Replay:
-    """A compiled schedule: slots 0 to n-1 are the graph's buffers in order, those after it new buffers for results."""
+    """A compiled schedule: slots 0 to n-1 are the graph's buffers in order, and the next slots new buffers for
+    results.
+    """
 
     kernels: list[Kernel | Call]
     fresh: list[Spec]  # of each new buffer
     results: list[int]  # the slot that holds each value
-    becomes: list[tuple[int, int]]  # of nodes of the graph, by number: the slot in which each is from now on
+    becomes: list[tuple[int, int]]  # of nodes of the graph, by number: the slot that holds each from then on
     scratch: list[Buffer]  # for intermediate values
     views: list[Buffer] = field(default_factory=list)  # parts of these that a Call opens
     steps: list[Launch | HostLaunch | Call] = field(init=False)
@@ -175,13 +178,13 @@ class Replay:
         return kernel_names([k.program if isinstance(k, Kernel) else k.call.src[0] for k in self.kernels])
 
     def run(self, buffers: Sequence[UOp]) -> list[UOp]:
-        """Run over these buffers; all slots, as flat buffers."""
+        """Run over these buffers; returns all slots, as flat buffers."""
         held = [(buffers_of_nodes.get(b) or b.buffer).ensure_allocated() for b in buffers]  # type: ignore[union-attr]
         slots = list(buffers)
         for spec in self.fresh:
             held.append(Buffer(*spec).ref(1).allocate())
             slots.append(UOp.new_buffer(*spec))
-            buffers_of_nodes[slots[-1]] = held[-1]  # as its property would, which walks the graph before
+            buffers_of_nodes[slots[-1]] = held[-1]  # as UOp.buffer does, which first walks the graph
         held += [b.ensure_allocated() for b in self.scratch]
         addresses = [getattr(b._buf, "va_addr", 0) for b in held]
         span = trace.kernel_span()
@@ -196,7 +199,7 @@ class Replay:
         return slots
 
     def _free(self) -> None:
-        """Give the memory of intermediate values back; the allocator keeps it at hand for the next run."""
+        """Return the memory of intermediate values; the allocator keeps it for the next run."""
         for buffer in self.views:
             if buffer.is_initialized():
                 buffer.deallocate()
@@ -206,14 +209,14 @@ class Replay:
 
 
 def kernel_names(heads: Sequence[UOp]) -> tuple[str, ...]:
-    """tinygrad's names of what calls call: r_ for reductions, E_ for elementwise work, copies."""
+    """tinygrad's names of the targets of calls: r_ for reductions, E_ for elementwise work, copies."""
     return tuple(ansistrip(h.arg.name) if h.op is Ops.PROGRAM else h.op.name.lower() for h in heads)
 
 
 def recorded(graph: Graph, linear: UOp, outcomes: Sequence[UOp], becomes: dict[UOp, UOp]) -> Replay:
     """The compiled schedule `linear` of a graph as data.
 
-    `outcomes` are its values, `becomes` all nodes of it that are kept, each as a (reshaped) buffer.
+    `outcomes` are its values. `becomes` maps all kept nodes to (reshaped) buffers.
     """
     slots = {b: i for i, b in enumerate(graph.buffers)}
     fresh = list(dict.fromkeys(v.base for v in [*outcomes, *becomes.values()] if v.base not in slots))
@@ -229,7 +232,7 @@ def recorded(graph: Graph, linear: UOp, outcomes: Sequence[UOp], becomes: dict[U
         opened = [b for b in [a.buffer for a in arguments if _own(a)] if isinstance(b, Buffer)]
         scratch = list(dict.fromkeys([*scratch, *[b.base for b in opened]]))
         views = [b for b in opened if b is not b.base]
-    else:  # the schedule's own are not kept: views of them may be open
+    else:  # the schedule's own buffers are not kept: views of them may be open
         scratch = [Buffer(b.device, b.size, b.dtype) for b in scratch]
     number = {node: i for i, node in enumerate(graph.nodes)}
     learnt = [(number[node], slots[value.base]) for node, value in becomes.items()]
@@ -238,15 +241,15 @@ def recorded(graph: Graph, linear: UOp, outcomes: Sequence[UOp], becomes: dict[U
 
 
 def _own(argument: UOp) -> bool:
-    """Whether an argument of a call is the schedule's own: no parameter, nor a view of one."""
+    """Whether an argument of a call belongs to the schedule: neither a parameter, nor a view of one."""
     return not any(u.op is Ops.PARAM for u in argument.toposort())
 
 
 def _kernel(call: UOp, wholes: dict[Any, int]) -> Kernel | None:
-    """A call as data, None where it is no plain kernel; `wholes` has the slots and gets each intermediate buffer."""
+    """A call as data, None if it is no plain kernel; `wholes` has the slots, and each intermediate buffer is added."""
     head = call.src[0]
     if DEBUG >= 2 or PROFILE or head.op is not Ops.PROGRAM or not isinstance(call.src[1].device, str):
-        return None  # tinygrad prints and records what it runs itself
+        return None  # tinygrad prints and records only calls that it runs
     arguments = get_call_arg_uops(call)
     found = [arguments[i].buffer for i in head.arg.globals]
     if any(isinstance(b, MultiBuffer) for b in found):

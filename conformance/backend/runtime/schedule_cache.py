@@ -1,11 +1,12 @@
-"""Schedules by graph, in this process and on disk: a graph that any process has met is not scheduled again.
+"""Cache of schedules by graph, in this process and on disk: a graph that any process has met is not scheduled again.
 
-Defines `Schedules`, a memory of the last ones with tinygrad's cache file behind it.
+Defines `Schedules`, a cache in memory, backed by tinygrad's cache file.
 
-The key insight: a schedule is a few numbers. Its programs lie on disk already (see `program_cache`) and are named by
-their place there; its buffers are counted through, the graph's first; what it needs beside them is a list of sizes. So
-it is written as plain numbers and names, which cannot meet this process's buffers and run no code when they are read.
-Must not know what the graphs are for.
+A schedule is small. Its programs are already on disk (see `program_cache`) and are referred to by their keys. Its
+buffers are numbered, the graph's first, so it needs only a list of their sizes. It is stored as plain numbers and
+names, which cannot refer to this process's buffers and run no code when they are read.
+
+This module must not depend on the use of the graphs.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from .replay import Kernel, Key, Place, Replay
 
 TABLE = "conformance_schedules"
 KEPT = 1 << 19  # nodes of all graphs in memory, some 130 bytes each
-_PLAIN = 2  # the last form of marshal in which equal values are equal bytes
+_PLAIN = 2  # the last version of marshal with equal bytes for equal values
 _SETTINGS = [v for v in vars(helpers).values() if isinstance(v, ContextVar)]
 
 
 class Subject(NamedTuple):
-    """What a schedule is of."""
+    """The key of a schedule."""
 
     graph: Key
     device: str
@@ -43,24 +44,24 @@ class Subject(NamedTuple):
 
 
 def settings() -> tuple[str, ...]:
-    """tinygrad's settings now."""
+    """tinygrad's current settings."""
     return tuple([str(v.value) for v in _SETTINGS])
 
 
 def subject(graph: Key, device: str) -> Subject:
-    """A graph to be scheduled now."""
+    """The key of a graph under the current settings."""
     return Subject(graph, device, settings())
 
 
 class Schedules:
-    """Schedules by their subject: the last in memory, all others on disk."""
+    """Schedules by their subject: the most recent in memory, all others on disk."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Subject, Replay] = OrderedDict()
         self._nodes = 0  # of their graphs
 
     def get(self, of: Subject) -> tuple[Replay | None, str]:
-        """A schedule, and where it was: "memory" or "disk"; None where there is none."""
+        """A schedule, and its origin: "memory" or "disk"; the schedule is None if there is none."""
         known = self._known.get(of)
         if known is not None:
             self._known.move_to_end(of)
@@ -72,19 +73,19 @@ class Schedules:
         return stored, "disk"
 
     def put(self, of: Subject, replay: Replay) -> None:
-        """Keep a schedule, on disk too where it is made of kernels only."""
+        """Store a schedule, also on disk if it consists of kernels only."""
         self._remember(of, replay)
         where, row = _place(of), _row(replay)
         if where is not None and row is not None:
             disk_cache.write(TABLE, where, row)
 
     def clear(self) -> None:
-        """Begin again, as in a new process."""
+        """Clear the memory, as in a new process."""
         self._known.clear()
         self._nodes = 0
 
     def _remember(self, of: Subject, replay: Replay) -> None:
-        """Keep a schedule that is not in memory; the ones that were not used for longest go."""
+        """Add a schedule to the memory, and evict the least recently used ones."""
         self._known[of] = replay
         self._nodes += len(of.graph)
         while self._nodes > KEPT:
@@ -98,7 +99,7 @@ class Schedules:
 
 
 def _place(of: Subject) -> str | None:
-    """Where a schedule lies on disk; None where none is kept."""
+    """The disk cache key of a schedule; None if it is not stored."""
     graph = content(of.graph) if disk_cache.enabled() else None
     if graph is None:
         return None
@@ -108,15 +109,15 @@ def _place(of: Subject) -> str | None:
 
 
 def content(key: Key) -> str | None:
-    """A digest of a graph's key, equal in every process; None where something in it has no form that is."""
+    """A digest of a graph's key, equal in every process; None if a part of it cannot be serialized."""
     try:
         return hashlib.sha256(marshal.dumps([tuple(map(_plain, entry)) for entry in key], _PLAIN)).hexdigest()
-    except ValueError:  # what marshal does not know, tinygrad's objects above all
+    except ValueError:  # types that marshal does not support, mainly tinygrad's objects
         return None
 
 
 def _plain(x: Any) -> Any:
-    """A part of a key made of what marshal knows; the exact types, since it refuses their subclasses."""
+    """A part of a key in types that marshal supports; the exact types, since it refuses their subclasses."""
     kind = type(x)
     if kind is int or kind is str or x is None:
         return x
@@ -124,7 +125,7 @@ def _plain(x: Any) -> Any:
         return _name(x)
     if kind is ConstFloat:
         return float(x)
-    if kind is UOp:  # a kernel that stands in the graph as a call
+    if kind is UOp:  # a kernel that appears in the graph as a call
         return x.key
     return tuple(map(_plain, x)) if kind is tuple else x
 
@@ -135,7 +136,7 @@ def _name(x: DType | Enum) -> tuple[str, str]:
 
 
 def _row(replay: Replay) -> bytes | None:
-    """A schedule as bytes; None where a part of it cannot be kept."""
+    """A schedule as bytes; None if a part of it cannot be stored."""
     kernels: list[Any] = []
     programs: dict[str, int] = {}
     for kernel in replay.kernels:
@@ -149,7 +150,7 @@ def _row(replay: Replay) -> bytes | None:
 
 
 def _replay(row: bytes) -> Replay | None:
-    """A schedule of its bytes; None where a program that it names is gone."""
+    """A schedule from its bytes; None if one of its programs is missing."""
     places, kernels, fresh, results, becomes, scratch = marshal.loads(row)
     programs = [PROGRAMS.at(place) for place in places]
     if None in programs:

@@ -1,10 +1,11 @@
-"""The one door to tinygrad's scheduler: many lazy values computed in one schedule.
+"""The only interface to tinygrad's scheduler: many lazy values computed in one schedule.
 
 Defines `realize` (compute now), `compiled` (a schedule that has not run) and `replayed` (run one over other buffers).
 
-The key insight: the caller names the lazy values that stay lazy, and gets them back rewritten to read what was
-computed, so nothing is computed twice and no registry of live values is needed here.
-Must not know torch, storages or strides.
+The caller passes the lazy values that stay lazy, and gets them back rewritten to read the computed buffers. So no value
+is computed twice, and this module needs no registry of live values.
+
+This module must not depend on torch, storages or strides.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .replay import Graph, Replay, canonical, kernel_names, recorded
 from .schedule_cache import Schedules, Subject, subject
 from .subnormals import Subnormals
 
-# tinygrad compiles in spawned processes, which run a user's script again where it has no __main__ guard.
+# tinygrad compiles in spawned processes, which run a user's script again if it has no __main__ guard.
 if "PARALLEL" not in os.environ:
     PARALLEL.value = 0
 
@@ -47,10 +48,10 @@ def realize(
     why: str = "observed",
     begin: Callable[[], None] = lambda: None,
 ) -> tuple[list[UOp], list[UOp]]:
-    """Compute `values` in one schedule; `why` is what a trace says of it, `begin` is called before the first kernel.
+    """Compute `values` in one schedule; `why` is the reason in a trace, and `begin` is called before the first kernel.
 
-    Returns the values as realized buffers, and `others` (lazy values that stay lazy) rewritten to read what was
-    computed instead of computing it again.
+    Returns the values as realized buffers, and `others` (lazy values that stay lazy), rewritten to read the computed
+    buffers instead of computing them again.
     """
     with LOCK, Subnormals():
         open_device(device)
@@ -81,7 +82,7 @@ def realize(
         finished = iter(done)
         results = [v if v.has_buffer_identity() else next(finished) for v in wanted]
         for v, w, r in zip(values, wanted, results, strict=True):
-            if v is not w:  # computed as a copy of itself
+            if v is not w:  # computed as a copy
                 becomes[strip_reshapes(v)] = shaped_like(r.base, strip_reshapes(v))
         return results, _rewritten(others, becomes, graph.calls)
 
@@ -89,7 +90,7 @@ def realize(
 def _schedule(
     of: Subject, graph: Graph, pending: list[UOp], passing: set[UOp], why: str, begin: Callable[[], None]
 ) -> tuple[list[UOp], dict[UOp, UOp]]:
-    """Schedule and run a graph; (the values as buffers, what each computed node has become)."""
+    """Schedule and run a graph; returns (the values as buffers, the buffer of each computed node)."""
     start = time.perf_counter()
     linear, variables, done, becomes = _scheduled(pending, graph.buffers, passing)
     scheduled = time.perf_counter()
@@ -113,10 +114,10 @@ def _schedule(
 def _scheduled(
     values: list[UOp], buffers: Sequence[UOp], passing: set[UOp]
 ) -> tuple[UOp, dict[str, int], list[UOp], dict[UOp, UOp]]:
-    """tinygrad's schedule for values over `buffers`, its variables, the values as buffers, what each node becomes.
+    """tinygrad's schedule for values over `buffers`, its variables, the values as buffers, and the buffer of each node.
 
-    What becomes a buffer is one in its own shape, or that reshaped: as it is when the schedule runs again. The nodes in
-    `passing` become none: like other intermediate values they share memory with those that live before and after them.
+    Each of these buffers has the node's shape, or is reshaped to it, as in a replay of the schedule. The nodes in
+    `passing` get no buffers: like other intermediate values they share memory with earlier and later ones.
     """
     equal, new = read_by_all(values)
     call, found = transform_to_call(UOp.sink(*equal))
@@ -136,7 +137,7 @@ def _plain(value: UOp, node: UOp) -> UOp:
 
 
 def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
-    """A schedule for `values` that has not run, and the buffers of their graph in its order; some may be empty yet."""
+    """A schedule for `values` that has not run, and the buffers of their graph in order; some may still be empty."""
     with LOCK:
         open_device(device)
         wanted = [
@@ -157,7 +158,7 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
 
 
 def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
-    """Run a schedule over realized buffers; its results as flat buffers."""
+    """Run a schedule over realized buffers; returns its results as flat buffers."""
     with LOCK, Subnormals():
         check_fork()
         before, start = GlobalCounters.kernel_count, time.perf_counter()
@@ -172,7 +173,7 @@ def replayed(replay: Replay, buffers: Sequence[UOp]) -> list[UOp]:
 
 
 def rerun(replay: Replay, buffers: Sequence[UOp], why: str, begin: Callable[[], None]) -> list[UOp]:
-    """Run a schedule over realized buffers as `realize` does; all its slots as flat buffers."""
+    """Run a schedule over realized buffers as `realize` does; returns all its slots as flat buffers."""
     with LOCK, Subnormals():
         before, start = GlobalCounters.kernel_count, time.perf_counter()
         begin()
@@ -206,9 +207,9 @@ def _note(schedule: Watched | None) -> None:
 
 
 def _rewritten(others: Sequence[UOp], becomes: dict[UOp, UOp], calls: set[UOp]) -> list[UOp]:
-    """Lazy values with computed nodes replaced by the buffers they have become.
+    """Lazy values with computed nodes replaced by their buffers.
 
-    A kernel that was called has written all its buffers, whichever of them the schedule was made for.
+    A kernel that was called has written all its buffers, including those that the schedule did not need.
     """
     seen: dict[UOp, bool] = {}
 

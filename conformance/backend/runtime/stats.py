@@ -1,7 +1,7 @@
-"""What the device did, counted by operator: native, decomposed, on the host by design, fallen back to the CPU.
+"""Counts of the device's work by operator: native, decomposed, on the host by design, fallback to the CPU.
 
-Defines `STATS`, `stats`, `reset_stats` and `no_fallback`. Nothing here changes what is computed; a fallback is counted
-before it runs, so that none is silent.
+Defines `STATS`, `stats`, `reset_stats` and `no_fallback`. Counting does not change results. A fallback is counted
+before it runs, so none is silent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stats:
     decomposed: Counter[str] = field(default_factory=Counter)
     host: Counter[str] = field(default_factory=Counter)  # computed on the CPU by design
     fallback: Counter[str] = field(default_factory=Counter)
-    forbid: int = 0  # how many `no_fallback` blocks are open
+    forbid: int = 0  # number of open `no_fallback` blocks
 
 
 STATS = Stats()
@@ -54,7 +54,7 @@ def reset_stats() -> None:
 
 @contextlib.contextmanager
 def no_fallback() -> Iterator[None]:
-    """Within the block an operator that falls back to the CPU raises FallbackError naming it.
+    """Within the block an operator that falls back to the CPU raises FallbackError with its name.
 
     Operators that run on the host by design (random numbers, shapes that depend on values) are allowed.
     """

@@ -1,9 +1,10 @@
-"""Kernels compute with subnormal numbers, whatever the thread that runs them is set to.
+"""Support for subnormal numbers in kernels, independent of the settings of the calling thread.
 
-Defines `Subnormals`. The key insight: `torch.set_flush_denormal` sets a register of the calling thread, for what torch
-computes on the CPU then; a lazy device computes at another time, in whichever thread looks, and its kernels would flush
-what was computed, as the program has it, outside of that setting. torch has no question for it, but a product tells.
-Must not know schedules.
+Defines `Subnormals`. `torch.set_flush_denormal` sets a register of the calling thread, for torch's current computations
+on the CPU. A lazy device computes later, in any thread that reads a value. Its kernels would also flush values which
+the program computed outside that setting. torch has no function that returns the setting, so a product tests it.
+
+This module must not depend on schedules.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _LEAST, _ONE = 5e-324, 1.0
 
 
 class Subnormals:
-    """A context in which this thread flushes no subnormal number; each is entered once."""
+    """A context in which this thread flushes no subnormal numbers; each instance is entered once."""
 
     def __init__(self) -> None:
         self.flushed = False

@@ -1,13 +1,14 @@
-"""Find a C compiler for tinygrad's CPU device, and name it in ``CC`` before that device opens.
+"""Find a C compiler for tinygrad's CPU device, and set ``CC`` to it before that device opens.
 
 Defines `ensure_compiler`, the `Compiler` it returns and the `ToolchainError` it raises, and `ensure_kernel_cache`.
 
-The key insight: the ``ziglang`` wheel carries an unmodified clang (``zig clang``) which takes tinygrad's own command
-line as it is, cross target included, so a two-line launcher makes any machine with pip able to compile kernels.
-tinygrad names its compiler by one word, ``CC``, with no room for a sub-command: hence the launcher.
+The ``ziglang`` wheel contains an unmodified clang (``zig clang``), which accepts tinygrad's command line, cross target
+included. tinygrad's ``CC`` is a single word without a sub-command, so a two-line launcher script calls ``zig clang``.
+With it, any machine with pip can compile kernels.
 
-A compiler is usable when it compiles `PROBE`, never because of its name or version. Must not know torch, tinygrad's
-objects or the rest of the device: it runs before any of them.
+A compiler is usable if it compiles `PROBE`; its name and version do not matter.
+
+This module must not depend on torch, tinygrad's objects or other parts of the device, because it runs before them.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from pathlib import Path
 
 __all__ = ["Compiler", "ToolchainError", "ensure_compiler", "ensure_kernel_cache"]
 
-# tinygrad devices that may do without a C compiler: they start one only when a constant tensor, which belongs to no
-# device, is read (tinygrad then opens its CPU device). CPU starts one whatever its renderer, for four helper programs,
-# and AMD and QCOM submit their work through small CPU programs.
+# tinygrad devices that may work without a C compiler: they start one only to read a constant tensor, which has no
+# device (tinygrad then opens its CPU device). CPU starts one with any renderer, for four helper programs. AMD and QCOM
+# submit their work through small CPU programs.
 COMPILER_OPTIONAL = frozenset({"CUDA", "METAL", "NV", "CL", "WEBGPU", "PYTHON", "NULL"})
 
-# What tinygrad's kernels use beyond plain C: clang's vector types, half and, missing before clang 15, bfloat16.
+# Features of tinygrad's kernels beyond plain C: clang's vector types, half and, missing before clang 15, bfloat16.
 PROBE = """
 typedef float float4 __attribute__((aligned(16), ext_vector_type(4)));
 void probe(float4 *restrict a, __fp16 *restrict b, __bf16 *restrict c, _Bool *restrict d) {
@@ -56,7 +57,7 @@ ARCHITECTURES = {
 
 
 class ToolchainError(RuntimeError):
-    """No usable C compiler, said in one sentence with what to install."""
+    """No usable C compiler; the message is one sentence with the package to install."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Compiler:
 def ensure_compiler() -> Compiler | None:
     """Set ``CC`` to the first usable of: the user's ``CC``, clang on the PATH, the ``ziglang`` wheel.
 
-    Also makes sure that what it compiles can be kept, see `ensure_kernel_cache`.
-    Warns when the user's ``CC`` is set and cannot be used. When nothing can, raises ToolchainError, or returns None if
-    ``DEV`` selects a device which may do without.
+    Also ensures that compiled kernels can be stored, see `ensure_kernel_cache`. Warns if the user's ``CC`` is set and
+    unusable. If no compiler is usable, raises ToolchainError, or returns None if ``DEV`` selects a device which may
+    work without one.
     """
     ensure_kernel_cache()
     asked = os.environ.get("CC", "")
@@ -90,14 +91,15 @@ def ensure_compiler() -> Compiler | None:
         warnings.warn(f"CC={asked} cannot compile tinygrad's kernels; using {compiler.path} instead", stacklevel=2)
     os.environ["CC"] = compiler.path
     if helpers := sys.modules.get("tinygrad.helpers"):
-        helpers.getenv.cache_clear()  # tinygrad remembers what it once read from the environment
+        helpers.getenv.cache_clear()  # tinygrad caches the values that it reads from the environment
     return compiler
 
 
 def ensure_kernel_cache() -> Path:
-    """Where tinygrad keeps compiled kernels: its own choice, or ``CACHEDB`` set to a temporary file if that is no use.
+    """tinygrad's file for compiled kernels: its default, or ``CACHEDB`` set to a temporary file if that is not
+    writable.
 
-    A home that cannot be written, or none, would stop every kernel. Must run before tinygrad opens a device.
+    Without a writable home directory, every kernel would fail. Must run before tinygrad opens a device.
     """
     usual = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
     path = Path(os.environ.get("CACHEDB") or Path(os.environ.get("XDG_CACHE_HOME") or usual, "tinygrad", "cache.db"))
@@ -105,12 +107,12 @@ def ensure_kernel_cache() -> Path:
         path = _temporary_folder() / "tinygrad.db"
         os.environ["CACHEDB"] = str(path)
         if helpers := sys.modules.get("tinygrad.helpers"):
-            vars(helpers)["CACHEDB"] = str(path)  # read from the environment when tinygrad was imported
+            vars(helpers)["CACHEDB"] = str(path)  # tinygrad read it from the environment at import
     return path
 
 
 def _writable(path: Path) -> bool:
-    """Whether this file can be made or changed; its folder is made."""
+    """Whether this file can be created or changed; creates its folder."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
@@ -123,13 +125,13 @@ def _selected_device(dev: str) -> str:
 
 
 def _usable(asked: str) -> Iterator[Compiler]:
-    """Usable compilers, best first; what comes later costs nothing unless it is asked for."""
+    """Usable compilers, best first; each one is probed only when the caller requests it."""
     launchers = {str(launcher) for launcher in _launcher_paths()}  # inherited from a parent process which chose zig
     if asked and asked not in launchers:
         yield from _probed("CC", asked)
     yield from _probed("clang", "clang")
     for launcher in _launcher_paths():
-        # The source is generated: what a warning says of it helps nobody, and it would stand in the user's output.
+        # The source is generated: warnings about it do not help users, and would appear in their output.
         if _written(launcher, f'#!/bin/sh\nexec {shlex.quote(str(_zig()))} clang -w "$@"\n'):
             yield from _probed("zig", str(launcher), key=_zig())
 
@@ -142,7 +144,7 @@ def _zig() -> Path | None:
 
 
 def _launcher_paths() -> list[Path]:
-    """Where the launcher may be written, one file for each zig so that virtual environments do not quarrel."""
+    """Possible paths of the launcher, one file for each zig so that virtual environments do not conflict."""
     zig = _zig()
     if zig is None or os.name != "posix":
         return []
@@ -163,11 +165,11 @@ def _temporary_folder() -> Path:
 
 
 def _written(path: Path, text: str) -> bool:
-    """Make `path` an executable file with this text, in a folder of this user's; False where that cannot be done."""
+    """Make `path` an executable file with this text, in a folder of this user; False if that is not possible."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
-            return False  # somebody else could change what we are about to run
+            return False  # another user could change a file that this process executes
         if path.is_file() and path.read_text() == text:
             return True
         handle, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -185,7 +187,7 @@ def _written(path: Path, text: str) -> bool:
 
 
 def _probed(kind: str, name: str, key: Path | None = None) -> Iterator[Compiler]:
-    """Yield the compiler if it compiles the probe; the answer is kept on disk while the executable stays the same."""
+    """Yield the compiler if it compiles the probe; the result is stored on disk while the executable stays the same."""
     path = shutil.which(name)
     if path is None:
         return
@@ -200,7 +202,7 @@ def _probed(kind: str, name: str, key: Path | None = None) -> Iterator[Compiler]
 
 
 def _remembered(answer: str) -> str | None:
-    """What an earlier probe found, from the first cache folder that holds it."""
+    """The result of an earlier probe, from the first cache folder that holds it."""
     for folder in _cache_folders():
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return (folder / answer).read_text()
@@ -208,7 +210,9 @@ def _remembered(answer: str) -> str | None:
 
 
 def _flags() -> list[str]:
-    """tinygrad 0.14's own command line (runtime/support/compiler_cpu.py), so that the probe asks for what it will."""
+    """tinygrad 0.14's own command line (runtime/support/compiler_cpu.py), so that the probe has the same
+    requirements.
+    """
     machine = platform.machine().lower()
     target, arch = ARCHITECTURES.get(machine, (machine, []))
     fixed = ["-c", "-x", "c", "-O2", "-fPIC", "-ffreestanding", "-fno-math-errno", "-nostdlib", "-fno-ident"]

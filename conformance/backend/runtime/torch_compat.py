@@ -1,10 +1,10 @@
 """Every private symbol of torch that the device uses, probed when the device is imported.
 
-Defines the symbols under their own names, `check`, `holds`, and `TorchError`. The key insight: a device is registered
-through functions that torch keeps to itself, so a torch that lacks one has to be refused in a sentence that names it,
-before anything is registered; and each row of the op tables says for which versions it holds, so that an op which a
-version has no more is left out there on purpose, and missed everywhere else.
-The harness has a module of its own like this one (`core/torch_compat.py`), since the device knows nothing of it.
+Defines the symbols under their own names, `check`, `holds`, and `TorchError`. A device is registered through private
+functions of torch. If one is missing, the import must fail with a sentence that names it, before anything is
+registered. Each row of the op tables gives the torch versions that have its op. In other versions a missing op is
+ignored; in these versions it is an error. The harness has a similar module (`core/torch_compat.py`), because the device
+does not import the harness.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 OLDEST, NEWEST = "2.13", "2.15"
-"""The minor versions of torch between which the device is tested (`nox -s versions`)."""
+"""Oldest and newest minor version of torch with which the device is tested (`nox -s versions`)."""
 
 TORCH = Version(Version(str(torch.__version__)).base_version)
-"""The torch that is running; of a nightly build the release to come."""
+"""The version of the running torch; for a nightly build, the version of the next release."""
 
 
 WARNED = "TINY_WARNED_OF_TORCH"
-"""The environment variable by which the processes started from here know that the warning was given."""
+"""Environment variable, set after the warning, which suppresses it in child processes."""
 
 
 class TorchError(ImportError):
-    """The running torch is too old, or lacks what the device is made with."""
+    """The running torch is too old, or lacks a symbol that the device needs."""
 
 
 def check() -> None:
-    """Raises TorchError for a torch that is too old; warns of one that is too new, once for all processes from here."""
+    """Raise TorchError for a torch that is too old; warn about a newer torch than tested, once for all child
+    processes.
+    """
     if TORCH.release[:2] < Version(OLDEST).release:
         raise TorchError(f"tiny: torch {TORCH} is too old for the device: `pip install 'torch>={OLDEST}'`")
     if is_untested() and os.environ.get(WARNED) != str(TORCH):
@@ -53,12 +55,12 @@ def is_untested() -> bool:
 
 @functools.cache
 def holds(specifier: str) -> bool:
-    """Whether the running torch is among the versions of a PEP 440 specifier; the empty one has all of them."""
+    """Whether the running torch is among the versions of a PEP 440 specifier; the empty one includes all."""
     return TORCH in SpecifierSet(specifier)
 
 
 def found(name: str) -> Any:
-    """A private symbol, written "module:name.name". Raises TorchError, in one sentence, where torch has none."""
+    """A private symbol, written "module:name.name". Raises TorchError, in one sentence, if torch does not have it."""
     module, _, path = name.partition(":")
     try:
         value: Any = importlib.import_module(module)
@@ -111,9 +113,10 @@ _set_key_excluded: Callable[[str, bool], None] = found("torch._C:_dispatch_tls_s
 
 
 def set_tracing_state(state: Any) -> None:
-    """Begin, go on with or end (None) torch.jit.trace in this thread.
+    """Start, continue or end (None) torch.jit.trace in this thread.
 
-    Within an indexed assignment torch keeps the tracer out of the dispatcher, and asserts that nobody touches it.
+    Within an indexed assignment torch excludes the tracer from the dispatcher, and asserts that the tracer does not
+    change. The exclusion is therefore lifted for the change.
     """
     excluded = _is_key_excluded("Tracer")
     if excluded:
@@ -163,7 +166,7 @@ _OF_ATTENTION = found("torch.nested._internal.ops:jagged_scaled_dot_product_atte
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
-    """Equal exactly for Python objects of one storage."""
+    """A number that is equal exactly for Python objects of one storage."""
     return storage._cdata
 
 
@@ -178,18 +181,18 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The indices and values of a sparse COO tensor that need not be coalesced."""
+    """The indices and values of a sparse COO tensor, coalesced or not."""
     return [tensor._indices(), tensor._values()]
 
 
 def make_storage_methods(name: str) -> None:
-    """Give storages `tiny()` and `is_tiny`."""
+    """Add `tiny()` and `is_tiny` to storages."""
     generate: Any = found("torch.utils.backend_registration:_generate_storage_methods_for_privateuse1_backend")
     generate(name)
 
 
 def replace_modes(instead: list[Any]) -> None:
-    """Let these modes of torch functions be on, outermost first, and no others."""
+    """Make these the only active modes of torch functions, outermost first."""
     for _ in modes():
         _pop_mode()
     for mode in instead:
@@ -197,46 +200,46 @@ def replace_modes(instead: list[Any]) -> None:
 
 
 def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
-    """Let torch format the text of a tensor by this function."""
+    """Make torch format the text of a tensor with this function."""
     torch._tensor_str._tensor_str = function
 
 
 def replace_engine(engine: Any) -> None:
-    """Let backward passes that Python starts run in this autograd engine."""
+    """Run backward passes that Python starts in this autograd engine."""
     torch.autograd.Variable._execution_engine = engine  # type: ignore[attr-defined]
 
 
 def replace_jagged_attention(function: Callable[..., Any]) -> None:
-    """Let scaled_dot_product_attention of jagged tensors be this function."""
+    """Replace scaled_dot_product_attention of jagged tensors by this function."""
     for module in ("sdpa", "ops"):
         imported = importlib.import_module(f"torch.nested._internal.{module}")
         imported.jagged_scaled_dot_product_attention = function  # type: ignore[attr-defined]
 
 
 def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:
-    """Let a module's `to`, `float` and the like change its tensors by this method."""
+    """Replace the method with which a module's `to`, `float` and similar methods change its tensors."""
     torch.nn.Module._apply = function  # type: ignore[method-assign]
 
 
 def replace_flex_device_check(function: Callable[..., None]) -> None:
-    """Let flex_attention ask this function whether it serves the device of its tensors."""
+    """Replace flex_attention's check of the device of its tensors by this function."""
     importlib.import_module("torch.nn.attention.flex_attention")._validate_device = function  # type: ignore[attr-defined]
 
 
 def replace_data_parallel_device(function: Callable[[], str | None]) -> None:
-    """Let DataParallel take this function's answer for the kind of device that it serves."""
+    """Replace DataParallel's choice of its device type by this function."""
     importlib.import_module("torch.nn.parallel.data_parallel")._get_available_device_type = function  # type: ignore[attr-defined]
 
 
 def process_group_functions() -> tuple[Callable[..., Any], Callable[..., Any], dict[str, str]]:
-    """What makes the first process group and later ones, and the backend that torch chooses for a kind of device."""
+    """The functions that make the first and later process groups, and torch's default backend for each device type."""
     names = "init_process_group", "new_group", "Backend.default_device_backend_map"
     init, new, chosen = (found(f"torch.distributed.distributed_c10d:{name}") for name in names)
     return init, new, chosen
 
 
 def replace_process_group_functions(**functions: Callable[..., Any]) -> None:
-    """Let process groups be made by these functions."""
+    """Replace the functions that make process groups."""
     for module in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
         imported = importlib.import_module(module)
         for name, function in functions.items():
@@ -245,19 +248,19 @@ def replace_process_group_functions(**functions: Callable[..., Any]) -> None:
 
 
 def wait_for(work: Any) -> None:
-    """Wait for a collective, given as the dispatcher passes it; None is one that is done."""
+    """Wait for a collective, as the dispatcher passes it; None means that it is complete."""
     if work is not None:
         found("torch._C._distributed_c10d:Work.unbox")(work).wait()
 
 
 def finished_work(result: list[torch.Tensor]) -> Any:
-    """A collective that is done and whose future has `result`, in the form in which the dispatcher passes it."""
+    """A completed collective whose future has `result`, as the dispatcher passes it."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
     return found("torch._C._distributed_c10d:_create_work_from_future")(future).boxed()
 
 
-# Dynamo's C half, which is there before Dynamo is imported
+# Dynamo's C half, which exists before Dynamo is imported
 eval_frame: Any = found("torch._C:_dynamo.eval_frame")
 _OF_FRAMES = [
     found(f"torch._C:_dynamo.eval_frame.{name}")
@@ -265,22 +268,22 @@ _OF_FRAMES = [
 ]
 
 
-# Compiling: imported on first use, since Dynamo takes seconds
+# Compiling: imported on first use, since importing Dynamo takes seconds
 
 
 def aot_autograd() -> Callable[..., Any]:
-    """What makes a Dynamo backend of two compilers, of the forward and of the backward graph."""
+    """The function that makes a Dynamo backend from two compilers, for the forward and the backward graph."""
     made: Callable[..., Any] = found("torch._dynamo.backends.common:aot_autograd")
     return made
 
 
 def min_cut_partition() -> Callable[..., Any]:
-    """What chooses the values that are kept between forward and backward."""
+    """The function that selects the values to keep between forward and backward."""
     made: Callable[..., Any] = found("torch._functorch.partitioners:min_cut_rematerialization_partition")
     return made
 
 
 def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled function in the form in which it may free its inputs."""
+    """The compiled function with the calling convention that lets it free its inputs."""
     made: Callable[..., Any] = found("torch._functorch.aot_autograd:make_boxed_func")(function)
     return made

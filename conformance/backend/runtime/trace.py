@@ -1,7 +1,7 @@
-"""What the device runs, told while it runs: schedules with their kernels, copies, stores, and why each happened.
+"""Trace events of the device at run time: schedules with their kernels, copies, stores, each with its reason.
 
-Defines `Schedule`, `Copy`, `Store` and `LISTENERS`; the engine tells every listener of each. Nothing is recorded here,
-and without a listener nothing is built. `kernel_span` measures kernels one by one, for a profiler.
+Defines `Schedule`, `Copy`, `Store` and `LISTENERS`; the engine calls every listener for each event. Nothing is recorded
+here, and without a listener no event is built. `kernel_span` measures kernels one by one, for a profiler.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 class Schedule(NamedTuple):
     """Lazy values computed together."""
 
-    why: str  # what asked for the values: "observed", "realize", "cut", "write in place", "index check", "compiled"
+    why: str  # the reason: "observed", "realize", "cut", "write in place", "index check", "compiled"
     kernels: tuple[str, ...]  # tinygrad's names: r_ for a reduction, E_ for elementwise work, copy
-    values: int  # how many values were asked for
-    origin: str  # of the schedule: "scheduled" now, or remembered in "memory" or on "disk"
+    values: int  # number of requested values
+    origin: str  # of the schedule: "scheduled" now, or from "memory" or "disk"
     schedule_s: float  # seconds spent on the graph
     compile_s: float  # seconds spent on code of kernels
-    run_s: float  # seconds in which kernels ran
+    run_s: float  # seconds spent on running kernels
 
 
 class Copy(NamedTuple):
@@ -45,10 +45,10 @@ def _unmeasured() -> KernelSpan | None:
 
 
 kernel_span: Callable[[], KernelSpan | None] = _unmeasured
-"""What each kernel, by its name, runs within; None, as a rule, where nothing measures them. Asked once a schedule."""
+"""The context of each kernel, by its name; usually returns None: no measurement. Called once for each schedule."""
 
 
 def notify(event: Event) -> None:
-    """Tell every listener."""
+    """Call every listener."""
     for listener in LISTENERS:
         listener(event)

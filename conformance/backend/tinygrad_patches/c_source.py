@@ -1,7 +1,8 @@
-"""Faults of tinygrad's C renderers: text that means another number than its expression.
+"""Faults of tinygrad's C renderers: C source whose value differs from its expression.
 
-The key insight: C computes narrow integers in int, has no negative constants, and leaves undefined what does not fit.
-A renderer has to say in C what the graph says, no less (a dtype, a wrap-around) and no more (an alignment).
+C computes narrow integers in int, has no negative constants, and leaves conversions of values that do not fit
+undefined. A renderer must express exactly the graph: every dtype and wrap-around, and no additional guarantee, such as
+an alignment.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def _cast_back(ctx: Any, x: UOp) -> str:
     return f"({ctx.render_cast(x, ctx.code_for_op[x.op](*(ctx[source] for source in x.src), x.dtype))})"
 
 
-# C computes narrow integers in int, so a sum of two bytes that is not stored does not wrap: cast it back.
+# C computes narrow integers in int, so an unstored sum of two bytes does not wrap: cast it back.
 _NARROW = UPat(
     (Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG, Ops.CDIV),
     (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16),
     name="x",
 )
-# C has no negative constants: -2147483648 is the negative of a long, 9223372036854775808l is unsigned, and what is
-# computed with them is of that type, too. A folded constant may lie outside its dtype; an int is then a long as well.
+# C has no negative constants: -2147483648 is the negative of a long, and 9223372036854775808l is unsigned. Results
+# computed with them have these types, too. A folded constant may be outside its dtype; an int then becomes a long.
 _SIGNED = UPat.cvar("c").cast((dtypes.int32, dtypes.int64), name="x")
 
 
@@ -68,8 +69,8 @@ for _name, _class in vars(cstyle).items():
         )
         _patch.apply(PatternMatcher([(_NARROW, _cast_back), (_SIGNED, _signed)]) + _patch.original)
 
-# A sum or product is written without the parentheses of its operands of the same kind. Those of a left one are not
-# needed; those of a right one say what is rounded first, and what overflows.
+# Sums and products omit the parentheses of operands of the same kind. On the left they are redundant. On the right they
+# decide the rounding and the overflow.
 _FLOAT_SUM = UPat((Ops.ADD, Ops.MUL), dtypes.floats, src=(UPat.var("a"), UPat.var("b")), name="x")
 
 
@@ -88,8 +89,8 @@ for _name, _class in vars(cstyle).items():
         )
         _patch.apply(PatternMatcher([(_FLOAT_SUM, _as_grouped)]) + _patch.original)
 
-# C leaves undefined what a float becomes that fits no integer: of constants that clang finds by itself, it made what a
-# register happened to hold. Say what the processor gives: the least integer.
+# In C, the conversion of a float that fits no integer is undefined: for constants found by clang, the result was the
+# previous content of a register. Use the processor's result, the least integer.
 _FLOATS, _CONVERTED = {dtypes.float32: ("float", "f"), dtypes.float64: ("double", "")}, (dtypes.int32, dtypes.int64)
 _CONVERSIONS = {
     f"{to.name}_of_{name}": (
@@ -120,14 +121,14 @@ def _vector_typedef(self: ClangRenderer, dtype: DType, count: int) -> str:
     return f"typedef {self.render_dtype(dtype)} {vector} __attribute__(({attributes}));"
 
 
-# A contiguous part of a buffer is handed to a kernel as a pointer into it: only its elements are aligned.
+# A contiguous part of a buffer is passed to a kernel as a pointer into it: only its elements are aligned.
 Patch(
     "tinygrad.renderer.cstyle:ClangRenderer.render_vector_prefix",
     "A vector's typedef promises the alignment of the whole vector: clang's aligned load of x[1:] ended the process.",
     "tests/backend/ops/test_reduction.py::test_running_sums_of_a_slice",
 ).apply(_vector_typedef)
 
-# The renderer computes bfloat16 by its bits already; so let it be bits in memory and as a constant too.
+# The renderer already computes bfloat16 by its bits; use the bits in memory and as a constant, too.
 _BITS = "unsigned short"
 _BFLOAT16_CONSTANT = UPat.cvar("c").cast((dtypes.bfloat16,))
 _patch = Patch(
@@ -149,13 +150,13 @@ _patch = Patch(
 )
 _patch.apply(PatternMatcher([(_BFLOAT16_CONSTANT, _bfloat16_bits)]) + _patch.original)
 
-# Told that integers wrap, clang knows less of indices, and a matrix product takes 1.7 times as long: tell it only of
-# kernels in which a result may not fit.
+# With -fwrapv, clang derives less about indices, and a matrix product takes 1.7 times as long: use it only for kernels
+# with results that may not fit.
 _WRAPS = "// integers wrap\n"
 
 
-# By itself clang makes one operation of a product and a sum in one expression. The product is then not rounded, nor
-# does it overflow: exp(x) - x at infinity, where both are inf, was -inf.
+# By default clang fuses a product and a sum in one expression. The product is then not rounded, and does not overflow:
+# exp(x) - x at infinity, where both are inf, was -inf.
 _EACH_ROUNDS = "#pragma clang fp contract(off)\n"
 
 
@@ -182,7 +183,7 @@ _COMPILE = Patch(
 
 def _compile(self: ClangCompiler, src: str) -> bytes:
     told = copy.copy(self)
-    # No warnings: they are about code that no user wrote, and would be on their terminal.
+    # No warnings: they are about generated code, and would appear on the user's terminal.
     told.args = [*self.args, "-w", *(["-fwrapv"] if src.startswith(_WRAPS) else [])]
     return _COMPILE.original(told, src)
 

@@ -1,6 +1,6 @@
-"""tinygrad's cache file, used from any thread.
+"""Use of tinygrad's cache file from any thread.
 
-The key insight: SQLite itself takes turns; only Python's check that one thread owns a connection stands in the way.
+SQLite serializes access itself; only Python's check that one thread owns a connection has to be disabled.
 """
 
 from __future__ import annotations

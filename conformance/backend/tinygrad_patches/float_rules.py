@@ -1,11 +1,11 @@
-"""Rules of tinygrad's rewriters that hold for integers and real numbers, but not for floats.
+"""Rules of tinygrad's rewriters that are valid for integers and real numbers, but not for floats.
 
-Defines `structure`, by which such a rule is named, and keeps the rules listed here from values of a float dtype.
+Defines `structure`, the name of such a rule, and excludes values of float dtypes from the rules listed here.
 
-The key insight: a float sum or product is rounded, may overflow to infinity, and infinity and nan do not cancel. So
-terms cannot be reordered, combined or factored out, whatever a graph looks like: alone an operator may come through
-unharmed, but fused with another one the same rule finds a match. Which rules are exact follows from IEEE 754 alone:
-x + x is x * 2, x * 1 is x, and a where moves through anything.
+A float sum or product is rounded, may overflow to infinity, and infinity and nan do not cancel. Terms cannot be
+reordered, combined or factored out in any graph. A single operator may be unaffected, but fused with another one the
+same rule matches. IEEE 754 alone determines the exact rules: x + x is x * 2, x * 1 is x, and a where moves through
+anything.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def structure(pattern: UPat) -> str:
 
 
 def _of_integers(original: Any) -> Any:
-    """A rule's function that takes no values of a float dtype.
+    """A rule's function that ignores values of a float dtype.
 
-    The rule it replaces is an argument's default: a matcher makes the function anew, without what it encloses.
+    The original is bound as a default argument, because a matcher recreates the function without its closure.
     """
 
     def integers_only(original: Any = original, /, **values: UOp) -> UOp | None:
@@ -108,7 +108,7 @@ def _of_integers(original: Any) -> Any:
 
 
 def _is(rule: str) -> Callable[[UPat, Any], bool]:
-    """Matches the one rule of this structure that takes floats."""
+    """Matches the one rule of this structure that accepts floats."""
     return lambda pattern, function: structure(pattern) == rule and pattern.match_dtype is None
 
 
@@ -146,7 +146,7 @@ _GATED.apply(_gated)
 _LATE = Patch("tinygrad.codegen:get_late_rewrite_patterns", *_QUOTIENT)
 
 
-@functools.cache  # as tinygrad's: what is made of it anew is compiled anew, for each kernel, and kept for good
+@functools.cache  # like tinygrad's: a new matcher would be compiled for each kernel, and never freed
 def _late_rules(ops: tuple[Ops, ...], disable_fast_idiv: bool) -> PatternMatcher:
     rules = _LATE.original(ops, disable_fast_idiv)
     return PatternMatcher([(p, f) for p, f in rules.patterns if structure(p) != "MUL(a, FDIV(CONST 1, b))"])

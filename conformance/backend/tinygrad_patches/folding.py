@@ -1,7 +1,7 @@
 """Constants that tinygrad folds: quotients, nan, and numbers that do not fit a dtype.
 
-The key insight: tinygrad folds constants by Python's arithmetic, which raises where the hardware gives inf or nan and
-knows no dtypes. What it folds must be what its kernels compute.
+tinygrad folds constants with Python's arithmetic, which raises where the hardware gives inf or nan, and has no dtypes.
+A folded constant must equal the result of the kernel that it replaces.
 """
 
 from __future__ import annotations

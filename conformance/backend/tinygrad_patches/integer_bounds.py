@@ -1,9 +1,9 @@
 """Bounds of integers that wrap.
 
-Defines `fits`, `unwrapped_bounds` and `may_wrap`, by which other patches keep to what does not wrap.
+Defines `fits`, `unwrapped_bounds` and `may_wrap`, with which other patches exclude operations that wrap.
 
-The key insight: tinygrad simplifies comparisons by the least and greatest value of an expression. An integer that wraps
-has all values of its dtype, so bounds that leave the dtype are no bounds.
+tinygrad simplifies comparisons by the least and greatest value of an expression. An integer that wraps can have all
+values of its dtype, so bounds outside the dtype are invalid.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def may_wrap(u: UOp) -> bool:
     """Whether an operation on integers may have a result that does not fit its dtype, by its operands' bounds."""
     if u.op not in WRAPPING or not dtypes.is_int(u.dtype) or u.dtype in (dtypes.uint32, dtypes.uint64):
         return False
-    bounds = (-u.src[0].vmax, -u.src[0].vmin) if u.op is Ops.NEG else unwrapped_bounds(u)  # which knows none of NEG
+    bounds = (-u.src[0].vmax, -u.src[0].vmin) if u.op is Ops.NEG else unwrapped_bounds(u)  # it has no case for NEG
     return not fits(u.dtype, *bounds)

@@ -1,8 +1,8 @@
 """Faults of tinygrad's LLVM renderer.
 
-The key insight: where C leaves a result undefined LLVM calls it poison, and builds on that as freely as on a promise.
-So nothing is promised that does not hold: how a pointer is aligned, that an integer does not wrap, that signs of zeros
-and infinities do not matter, that a float fits its integer.
+Where C has an undefined result, LLVM has poison, and optimizes as if it never occurred. So the code must not contain
+false guarantees: about the alignment of a pointer, integers that do not wrap, irrelevant signs of zeros and infinities,
+or floats that fit an integer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _constant(number: Any, dtype: DType) -> Any:
 
 
 def _type(dtype: DType, count: int = 1, ptr: bool = False) -> str:
-    """LLVM's name of a type; bfloat16 is its bits, since LLVM moves a bfloat by a function that nothing links."""
+    """LLVM's name of a type; bfloat16 is its bits, since LLVM moves a bfloat with a function that is not linked."""
     return str(_named(dtypes.uint16 if dtype is dtypes.bfloat16 else dtype, count, ptr))
 
 
@@ -73,7 +73,7 @@ _unchanged, _named = _CONSTANT.original, _TYPE.original
 
 
 def _exact_sum(ctx: Any, x: UOp) -> str | None:
-    """A sum of signed integers that cannot wrap; knowing that, LLVM knows more of an index."""
+    """A sum of signed integers that cannot wrap; with this guarantee LLVM can derive more about an index."""
     if may_wrap(x):
         return None
     a, b = x.src
@@ -81,7 +81,7 @@ def _exact_sum(ctx: Any, x: UOp) -> str | None:
 
 
 def _converted(ctx: Any, x: UOp) -> str:
-    """A float that fits no integer becomes what the processor gives: the least integer."""
+    """A conversion with the processor's result for a float that fits no integer: the least integer."""
     name, (source,) = ctx[x], x.src
     wide, kind, least = _type(source.dtype), _type(x.dtype), x.dtype.min
     low, high = (_constant(float(bound), source.dtype) for bound in (least, -least))
@@ -105,7 +105,7 @@ def _intrinsic(ctx: Any, x: UOp) -> str:
 
 
 def _aligned(ctx: Any, x: UOp) -> str | None:
-    """Loads and stores of vectors, which are aligned as their elements: a part of a buffer may begin anywhere."""
+    """Loads and stores of vectors with the alignment of their elements: a part of a buffer may begin anywhere."""
     text, index = _tinygrads.rewrite(x, ctx=ctx), x.src[0]
     access = f"{_type(index.dtype, index.max_numel(), True)} {ctx[index]}"
     return None if text is None else text.replace(access, f"{access}, align {index.dtype.itemsize}")
@@ -133,7 +133,9 @@ _RENDER = Patch(
 
 
 def _declared(self: CPULLVMRenderer, uops: list[UOp]) -> str:
-    """A kernel whose pointers are aligned as their elements are, behind the intrinsics that it calls."""
+    """A kernel whose pointers have the alignment of their elements, after declarations of the intrinsics that it
+    calls.
+    """
     _CONSTANT.apply(_constant)
     _TYPE.apply(_type)
     try:

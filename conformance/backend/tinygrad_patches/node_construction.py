@@ -1,11 +1,14 @@
-"""Cheaper construction of tinygrad nodes: the shape arguments of movement ops remembered, dtype and shape filled in.
+"""Faster construction of tinygrad nodes: shape arguments of movement ops are cached, dtype and shape filled in.
 
-Replaces `UOp._mop`, `alu`, `const` and `new_buffer`: no fault, but half of the time that it takes to build a graph.
+Replaces `UOp._mop`, `alu`, `const` and `new_buffer`. They are not faulty, but take half of the time of building a
+graph.
 
-The key insight: an operator's graph is a dozen nodes, and tinygrad spends most of their construction on questions with
-known answers: it rewrites each shape argument symbolically, though it is a tuple of ints, and derives each dtype and
-shape by a chain of cases. They make exactly the nodes that tinygrad's own would make; what is not the plain
-case goes to tinygrad's. Must not know anything else of the backend.
+An operator's graph is a dozen nodes. tinygrad spends most of their construction on results that are known in advance:
+it rewrites each shape argument symbolically, although it is a tuple of ints, and derives each dtype and shape through a
+chain of cases. The replacements make exactly the same nodes as tinygrad, and call tinygrad's functions in all but the
+plain cases.
+
+This module must not depend on other parts of the backend.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ def _mop(self: UOp, op: Ops, arg: Any) -> UOp:
 
 
 def _alu(self: UOp, op: Ops, *src: UOp, **kwargs: Any) -> UOp:
-    """An elementwise op; operands of one dtype and one shape, or scalars beside tensors, need no inference."""
+    """An elementwise op; operands of one dtype and one shape, or scalars with tensors, need no inference."""
     operands = (self, *src)
     dtype = None if kwargs else _dtype(op, operands)
     if dtype is None:

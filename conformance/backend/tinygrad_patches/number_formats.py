@@ -1,7 +1,7 @@
 """16-bit floats by their bits, and operations of renderers without C.
 
-The key insight: a renderer that lacks a format converts it by its bits, and one that lacks C's int computes narrow
-integers as they are. Both meet the ends of the range, where the short ways are wrong.
+A renderer without a format converts it by its bits, and one without C's int computes narrow integers directly. In both
+cases, shortcuts give wrong results at the ends of the range.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _with_subnormals(v: UOp, fr: DType, to: DType, sat: bool = True) -> UOp:
     sign, size = (v.cast(bits) >> 31) << 15, magnitude.bitcast(wide)
     if exponent == 8:
         rounded = decomposed.rne(magnitude, 16)
-    else:  # in this sum the last bit counts units, and so it is rounded
+    else:  # in this sum the last bit counts units, so the sum rounds to units
         ruler = size.const_like(unit * 2.0**23)
         rounded = (size + ruler).bitcast(bits) - ruler.bitcast(bits)
     found = (sign | rounded).cast(dtypes.uint16)
@@ -90,11 +90,11 @@ def _with_subnormals(v: UOp, fr: DType, to: DType, sat: bool = True) -> UOp:
 
 
 def _rounded_first(value: UOp, dtype: DType, sat: bool = True) -> UOp:
-    """`value` infinite where it is too large for `dtype`: not where it is rounded to the largest number."""
+    """`value`, infinite if it is too large for `dtype`, but not if it is rounded to the largest number."""
     if dtype not in (dtypes.float16, dtypes.bfloat16):
         return _clamped(value, dtype, sat)
     if dtype is dtypes.bfloat16:
-        return value  # it reaches as far as float32, and infinity is next to its largest number
+        return value  # it has the range of float32, and infinity is next to its largest number
     beyond = ~(value.alu(Ops.MAX, -value) < 2.0**16) & value.eq(value)
     return beyond.where((value < 0).where(-math.inf, value.const_like(math.inf)), value)
 

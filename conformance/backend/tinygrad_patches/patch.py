@@ -1,10 +1,10 @@
-"""What a patch of tinygrad is: a record of the site, the fault, and the test that shows it, checked when it is made.
+"""Records of patches of tinygrad: the site, the fault, and the test that shows it, checked at creation.
 
 Defines `Patch` (an attribute or a table's entry), `RulePatch` (a rule of a PatternMatcher), `PatchError`, and
-`PATCHES`, all of them in the order in which they are applied.
+`PATCHES`, a list of all patches in the order of their application.
 
-The key insight: a patch of another package holds for the versions it was written for. A site that is gone must be one
-clear sentence at import, not a wrong value later; and a patch whose test passes without it can be dropped.
+The key insight: a patch of another package is valid only for the versions it was written for. A missing site must give
+a clear error at import, not a wrong value later. A patch whose test passes without it can be removed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ TESTS = "tests/backend/tinygrad_patches"
 
 
 class PatchError(ImportError):
-    """The installed tinygrad lacks a site that is patched."""
+    """The installed tinygrad lacks a patched site."""
 
 
 PATCHES: list[Patch] = []
-# What runs instead of the function of a rule: `rewrites` puts it in place when a matcher compiles its rules.
+# Replacements of rules' functions: `rewrites` installs them when a matcher compiles its rules.
 REPLACED_RULES: dict[Any, Callable[..., Any]] = {}
 
 
 class Patch:
     """A change of tinygrad at one site, written "module:name.name" or, for an entry of a table, "module:name[OP]".
 
-    `fault` says what is wrong without it; `test` is the test function that fails without it, "FILE::NAME" in `TESTS`;
-    `versions` are the versions of tinygrad it was written for; `upstream` is the issue there.
-    Raises PatchError where the site does not exist. An entry that tinygrad lacks is `missing` before it is added.
+    `fault` describes the fault without the patch. `test` is the test function that fails without it, "FILE::NAME" in
+    `TESTS`. `versions` are the versions of tinygrad it was written for. `upstream` is the issue there. Raises
+    PatchError if the site does not exist. `missing` marks an entry that tinygrad lacks and the patch adds.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Patch:
 class RulePatch(Patch):
     """A rule of the PatternMatcher at a site, found by its pattern and function: exactly one must be `matching`.
 
-    Without a matcher, a site is the function of a rule itself, in whatever matchers it stands.
+    Without `matching`, the site is the function of a rule itself, in all matchers that contain it.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Rules of tinygrad's rewriters that change values.
 
-The key insight: a wrong rewrite deep in a compiler cannot be worked around by building other graphs, since the same
-expression arises in many ways. So the rule itself is replaced, where the matchers compile their rules.
+A wrong rewrite inside a compiler cannot be avoided by other graphs, since the same expression arises in many ways. So
+the rule itself is replaced, when the matchers compile their rules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .patch import REPLACED_RULES, Patch, RulePatch, arguments
 
 
 def _keeps(a: UOp, narrow: UOp, wide: UOp) -> bool:
-    """Whether the other branch of a where survives being the other value of a narrower load."""
+    """Whether the other branch of a where keeps its value as the alternative of a narrower load."""
     if narrow.dtype == wide.dtype or a.is_invalid:
         return True
     if a.op is Ops.CONST:
@@ -54,7 +54,7 @@ _GIVEN_VALID = Patch(
 
 
 def _index_given_valid(valid: UOp, index: UOp) -> UOp:
-    """`index`, simplified where `valid` is true, but for the gates of the loads in it."""
+    """`index`, simplified under the condition `valid`, except for the gates of the loads in it."""
     inner = [u for u in index.toposort() if u.op in (Ops.LOAD, Ops.INDEX) and u.shape == ()]
     opaque = {u: UOp.variable(f"load{i}", u.vmin, u.vmax, u.dtype, param=True) for i, u in enumerate(inner)}
     simple = _GIVEN_VALID.original(valid.substitute(opaque), index.substitute(opaque))
@@ -68,7 +68,7 @@ RulePatch(
     "x * 0",
     "x * 0 became 0 also where x is inf or nan.",
     "tests/backend/ops/test_pointwise.py::test_arithmetic_is_not_simplified",
-    lambda pattern, function: "isinf" in function.__code__.co_names,  # it asks so of constants only
+    lambda pattern, function: "isinf" in function.__code__.co_names,  # it tests constants only
 ).apply(lambda x: None if dtypes.is_float(x.dtype) else x.const_like(0))
 
 _LESS = RulePatch(
@@ -169,8 +169,8 @@ def _sum_from_zero(r: UOp) -> UOp | None:
 
 _EXPANDER.apply(PatternMatcher([(p, _sum_from_zero if f is _expanded else f) for p, f in _EXPANDER.original.patterns]))
 
-# Elements read beyond a padding are invalid, and so are values computed of them; a store of those is left out. A
-# condition is not invalid: "inside and below 0" is false outside.
+# Elements read beyond a padding are invalid, and so are values computed from them; a store of such a value is omitted.
+# A condition is not invalid: "inside and below 0" is false outside.
 _INVALID = [f for p, f in symbolic.pm_data_invalid.patterns if f.__code__.co_varnames == ("cond", "x", "y", "alu", "i")]
 
 
@@ -275,7 +275,7 @@ _COMPILE_RULE = Patch(
 
 # Many matchers hold the same rules, and each compiles them when first used.
 def _compile_rule(pattern: UPat, function: Any) -> Any:
-    """A compiled rule, or what replaces it; a constant to which it folds a node keeps the node's dtype."""
+    """A compiled rule, or its replacement; if the rule folds a node to a constant, that keeps the node's dtype."""
     match = _COMPILE_RULE.original(pattern, REPLACED_RULES.get(function, function))
     if match is None or function.__globals__ is not vars(symbolic) or not set(pattern.op or ()) <= GroupOp.Binary:
         return match

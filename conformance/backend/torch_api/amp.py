@@ -1,6 +1,6 @@
-"""`torch.tiny.amp`: torch.amp's classes with the device named, as torch.cuda.amp has them.
+"""`torch.tiny.amp`: the classes of torch.amp for this device, as in torch.cuda.amp.
 
-Defines `module`. The key insight: what casts is told in `autocast.py`; this only names the device.
+Defines `module`. The casting rules are in `autocast.py`; this module only sets the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class autocast(torch.autocast):
-    """`torch.autocast("tiny", ...)`; without a dtype in the one of torch.get_autocast_dtype("tiny")."""
+    """`torch.autocast("tiny", ...)`; the default dtype is torch.get_autocast_dtype("tiny")."""
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True) -> None:
         super().__init__("tiny", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
@@ -27,7 +27,7 @@ class GradScaler(torch.amp.GradScaler):
 
 
 def module() -> ModuleType:
-    """The module to be `torch.tiny.amp`."""
+    """Make the module `torch.tiny.amp`."""
     made = ModuleType("torch.tiny.amp", __doc__)
     made.autocast, made.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
     made.custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="tiny")  # type: ignore[attr-defined]

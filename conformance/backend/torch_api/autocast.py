@@ -1,8 +1,8 @@
-"""`torch.autocast("tiny", dtype=torch.bfloat16)`: which operators run in the lower precision, which in float32.
+"""`torch.autocast("tiny", dtype=torch.bfloat16)`: operators that run in the lower precision, and in float32.
 
-The key insight: torch keeps these lists for each device in C++ and none for a device that is registered from Python,
-so autocast would change nothing. The CPU's own lists are taken: the names below are the exceptions, every other
-operator that the CPU casts runs in float32 (torch's documentation, "CPU Op-Specific Behavior").
+torch has these lists in C++ for each device, and none for a device that is registered from Python, so autocast would
+have no effect. The CPU's lists are used: the names below are the exceptions, and all other operators that the CPU casts
+run in float32 (torch's documentation, "CPU Op-Specific Behavior").
 """
 
 from __future__ import annotations

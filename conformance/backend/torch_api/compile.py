@@ -2,10 +2,10 @@
 
 Defines `tiny`, the Dynamo backend.
 
-The key insight: running the captured graph on tensors whose buffers are still empty records everything it computes
-without computing it. What was recorded is scheduled once, and a call then costs its kernels.
-Random numbers are inputs that each call draws. A graph which needs a value while it is recorded (an operator on the
-CPU) runs eagerly instead, with a warning that names the operator and the reason.
+The key insight: running the captured graph on tensors with empty buffers records all of its computations without
+executing them. The recording is scheduled once, and each call only runs its kernels. Random numbers are inputs that
+each call draws. If a graph needs a value during recording (for an operator on the CPU), it runs eagerly instead. A
+warning gives the operator and the reason.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from ..runtime.lock import locked
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 Bits = tuple[bool, bool]  # the conjugate bit and the negative bit
 
-# Buffers of equal elements up to this size are kept from call to call.
+# Constant buffers up to this number of bytes are reused by later calls.
 CONSTANTS_KEPT = 4096
-# A check of elements of at most so many nodes runs on its own, before the graph that needs it.
+# A check of elements of at most this many nodes runs separately, before the graph that needs it.
 EARLY_CHECK = 256
 
 
 @dataclass
 class _Output:
-    """Where a result of the recorded graph is found: a fresh value, a view of an input's or a feed's storage, or no
-    tensor."""
+    """Source of a result of the recorded graph: a fresh value, a view of an input's or a feed's storage, or no
+    tensor.
+    """
 
     kind: str  # "value", "input", "feed", "other"
-    place: int  # index of the value, below 0 of one without elements; of the input or feed whose storage it lies in
+    place: int  # index of the value (negative if it has no elements), or of the input or feed with the storage
     geometry: Geometry | None
     bits: Bits
     nbytes: int
-    index: int = 0  # of the device that a value lies on
+    index: int = 0  # of the device of a value
     other: Any = None
 
 
@@ -59,8 +60,8 @@ class _Schedule:
     """A schedule over the buffers of a graph's inputs."""
 
     run: replay.Replay
-    buffers: list[UOp]  # those that the graph itself brought along or fills; stand-ins otherwise
-    order: list[int | None]  # for each buffer: the input whose storage it is, ~k for feed k, None for a constant
+    buffers: list[UOp]  # buffers that the graph contains or fills; stand-ins otherwise
+    order: list[int | None]  # for each buffer: the input with its storage, ~k for feed k, None for a constant
 
     def __call__(self, held: dict[int, UOp]) -> list[UOp]:
         """Run it; `held` has the buffers of the inputs and of the feeds."""
@@ -74,18 +75,18 @@ class _Schedule:
 class _Recording:
     """One graph for one set of input geometries."""
 
-    check: _Schedule | None  # its one value says whether all elements are as the graph's operators need them
+    check: _Schedule | None  # its only value is true if all elements are valid for the graph's operators
     schedule: _Schedule
     outputs: list[_Output]
     stored: list[int]  # inputs into whose own buffers the schedule writes
     written: list[int]  # inputs whose storage gets a new buffer, in the order of the values behind the outputs
     checked: bool  # whether the schedule's last value is the check
-    feeds: list[Callable[[], torch.Tensor]]  # what gives the content of buffers that each run takes anew
+    feeds: list[Callable[[], torch.Tensor]]  # functions that return the content of buffers that each run replaces
 
 
 def tiny(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The Dynamo backend: forward and backward each become one recorded schedule; inputs on tiny or on the CPU."""
-    # Writes to inputs (an optimizer's) stay in the graph: each would be a copy of its own after it.
+    # Writes to inputs (by an optimizer) stay in the graph; otherwise each would be a separate copy after it.
     backend: Any = torch_compat.aot_autograd()(
         fw_compiler=_compiler,
         bw_compiler=_compiler,
@@ -107,10 +108,10 @@ class _Compiled:
         self.recordings: dict[Any, _Recording | None] = {}
         outputs: Any = graph.graph.output_node().args[0]
         self.returns_host = [_is_host(getattr(node, "meta", {}).get("val")) for node in outputs]
-        # The input that each result is a view of, or is computed from a copy of whose storage (`slice_scatter`).
+        # For each result: the input that it is a view of, directly or through a copy of its storage (`slice_scatter`).
         places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
         self.sources = [(places.get(source), copied) for source, copied in map(_source, outputs)]
-        # Inputs of which more is read than the view: offsets count from where the storage begins.
+        # Inputs whose storage the graph reads outside the view: offsets count from the beginning of the storage.
         self.whole = {i for i, copied in self.sources if copied and i is not None}
         if any("as_strided" in str(node.target) for node in graph.graph.nodes):
             self.whole = set(places.values())
@@ -145,7 +146,8 @@ class _Compiled:
     def graph(self) -> torch.fx.GraphModule:
         """The graph with its constants, and the tensors that it makes, on tiny instead of the CPU.
 
-        They meet its inputs, which are there; and what the CPU drew while it is recorded would be drawn never again.
+        These tensors are combined with inputs on tiny. Also, random numbers from the CPU would be drawn only once,
+        during recording.
         """
         graph = copy.deepcopy(self.captured)
         for node in graph.graph.nodes:
@@ -160,15 +162,18 @@ class _Compiled:
         return graph
 
     def _returned(self, results: list[Any], homes: dict[int, tuple[torch.Tensor, int]]) -> list[Any]:
-        """Results with those that belong on the CPU there, sharing storages where they do on tiny: with each other, and
-        with the inputs (`homes`, with their places, by the lazy storage that stands for theirs)."""
+        """The results; results that belong on the CPU are moved there.
+
+        They share storages where they do on tiny: with each other, and with the inputs (`homes`, with their places, by
+        the lazy storage of their copy on tiny).
+        """
         leaving = [k for k, on_host in enumerate(self.returns_host) if on_host and is_tiny(results[k])]
         fresh = [k for k in leaving if id(lazy_storage(results[k])) not in homes]
         for k in leaving:
             if id(lazy_storage(results[k])) in homes:
                 home, i = homes[id(lazy_storage(results[k]))]
                 shift = 0 if i in self.whole else home.storage_offset() * home.itemsize // results[k].itemsize
-                viewed = self.sources[k] == (i, False)  # `unsafe_chunk` is none, though it shares the storage
+                viewed = self.sources[k] == (i, False)  # `unsafe_chunk` makes no views, though it shares the storage
                 results[k] = (_view_of if viewed else transfer.on_host)(results[k], home, shift)
         for k, host in zip(fresh, transfer.to_host([results[k] for k in fresh]), strict=True):
             results[k] = host
@@ -189,10 +194,11 @@ def _is_host(x: Any) -> bool:
 
 
 def _moved(host: torch.Tensor, whole: bool) -> torch.Tensor:
-    """A copy of a CPU tensor on tiny in the same strides: of what lies between its first and its last element, or of
-    the whole storage, at the same offset."""
+    """A copy of a CPU tensor on tiny in the same strides: of the memory between its first and its last element, or of
+    the whole storage, at the same offset.
+    """
     size, stride, offset = geometry(host)
-    plain = _with_bits(host.detach(), _bits(host))  # toggles: memory as it is
+    plain = _with_bits(host.detach(), _bits(host))  # toggles the bits: reads the memory unchanged
     if whole:
         memory = plain.as_strided((host.untyped_storage().nbytes() // host.itemsize,), (1,), 0)
     else:
@@ -202,7 +208,7 @@ def _moved(host: torch.Tensor, whole: bool) -> torch.Tensor:
 
 
 def _source(node: Any) -> tuple[Any, bool]:
-    """What a node is a view of, and whether through a copy of its whole storage."""
+    """The tensor that a node is a view of, and whether through a copy of its whole storage."""
     copied = False
     while isinstance(node, torch.fx.Node) and node.op == "call_function":
         copies = getattr(node.target, "overloadpacket", None) in _COPIES_OF_STORAGES
@@ -222,9 +228,9 @@ def _is_view(target: Any) -> bool:
 
 
 def _view_of(like: torch.Tensor, home: torch.Tensor, shift: int) -> torch.Tensor:
-    """A view of a CPU tensor with the geometry and the bits of a tensor of tiny, whose elements lie `shift` further on.
+    """A view of a CPU tensor with the geometry and the bits of a tensor of tiny, whose elements begin `shift` later.
 
-    Autograd has to know whose view it is: of several views that one call makes, none may be written.
+    The view has the CPU tensor as its base for autograd, which forbids writes to one of several views from one call.
     """
     size, stride, offset = geometry(like)
     wider = max(1, like.itemsize // home.itemsize)
@@ -239,7 +245,7 @@ def _bits(x: torch.Tensor) -> Bits:
 
 
 def _with_bits(x: torch.Tensor, bits: Bits) -> torch.Tensor:
-    """The view of `x` in which these bits are toggled."""
+    """The view of `x` with these bits toggled."""
     conjugate, negative = bits
     x = x.conj() if conjugate else x
     return torch_compat.neg_view(x) if negative else x
@@ -258,11 +264,11 @@ def _key(inputs: Sequence[Any]) -> list[Any]:
 
 
 class _Named(torch.fx.Interpreter):
-    """Runs a graph; what needs a value while it is recorded is named by its operator."""
+    """Runs a graph; adds the operator's name to an error about a value that is needed during recording."""
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__(graph)
-        self.extra_traceback = False  # else torch adds the operator's node and line to what any error says
+        self.extra_traceback = False  # otherwise torch adds the operator's node and line to every error message
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
@@ -318,8 +324,8 @@ def _record(graph: torch.fx.GraphModule, inputs: Sequence[Any], recorded: record
     def over_inputs(run: replay.Replay, buffers: list[UOp]) -> _Schedule:
         return _Schedule(run, buffers, [standing.get(b) for b in buffers])
 
-    # What a check refuses must leave nothing written. Where something is, a check of few nodes (labels in range) runs
-    # before the rest. Else the answer comes with the results, which then go to new buffers.
+    # After a failed check, nothing may have been written. If the graph writes inputs, a check of few nodes (labels in
+    # range) runs before the graph. A larger check is computed with the results, which then go to new buffers.
     check = None
     if conditions and changed:
         whole = functools.reduce(lambda a, b: a * b, conditions).reshape((1,))
@@ -340,7 +346,7 @@ def _scheduled(
 ) -> tuple[list[int], list[int], tuple[replay.Replay, list[UOp]]]:
     """Inputs that are stored in their buffers, inputs that get new ones, and the schedule.
 
-    It computes what is stored, then `values`, other new contents, and the check.
+    The schedule computes the stored contents, then `values`, other new contents, and the check.
     """
     inputs = list(changed)
     check = [functools.reduce(lambda a, b: a * b, conditions).reshape((1,))] if conditions else []
@@ -355,7 +361,7 @@ def _scheduled(
 
 
 def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
-    """The results, written inputs written; None, and nothing written, where an element is out of range."""
+    """The results, after writes to inputs; None, without any write, if an element is out of range."""
     order = [*recorded.schedule.order, *(recorded.check.order if recorded.check else ())]
     storages = {i: lazy_storage(inputs[i]) for i in order if i is not None and i >= 0}
     stored = [storages[i] for i in recorded.stored]
@@ -366,13 +372,13 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
     refused = recorded.check is not None and not any(memory.to_host(recorded.check(held)[0]))
     if not refused:
         if stored and flush.detach_readers(stored):
-            # One that shared another's buffer has its own now.
+            # A storage that shared another's buffer now has a separate one.
             held = _held(storages, inputs, recorded.stored) | drawn
         flats = recorded.schedule(held)[len(stored) :]
         refused = recorded.checked and not any(memory.to_host(flats.pop()))
     if refused:
         if rewind is not None:
-            rewind()  # the numbers are drawn again by what raises
+            rewind()  # the eager call that raises draws the same numbers
         return None
     for lazy in stored:
         lazy.mark_overwritten()
@@ -401,7 +407,7 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
 
 
 def _held(storages: dict[int, LazyStorage], inputs: Sequence[Any], stored: Sequence[int]) -> dict[int, UOp]:
-    """The realized buffer of each input's storage; those of `stored` are the storages' own."""
+    """The realized buffer of each input's storage; buffers of `stored` inputs are never shared constants."""
     found = {i: lazy.realized_buffer(element(inputs[i].dtype)[0]) for i, lazy in storages.items()}
     held = {i: buffer for i, buffer in found.items() if buffer is not None}
     if len(held) < len(found):
@@ -412,7 +418,7 @@ def _held(storages: dict[int, LazyStorage], inputs: Sequence[Any], stored: Seque
 
 
 def _buffer(lazy: LazyStorage, dtype: torch.dtype, shared: bool) -> UOp:
-    """A realized buffer of the content of a storage, in the dtype it was recorded in; `shared` when it is only read."""
+    """A realized buffer of the content of a storage, in the recorded dtype; `shared` if it is only read."""
     real, _ = element(dtype)
     flat = flush.flat_as(lazy, real)
     number = expressions.constant_of(flat)
@@ -426,7 +432,7 @@ def _buffer(lazy: LazyStorage, dtype: torch.dtype, shared: bool) -> UOp:
 
 @functools.lru_cache(maxsize=64)
 def _filled(name: str, number: float | int | bool, length: int, dtype: DType, device: str) -> UOp:
-    """A buffer of equal elements, such as the gradient of a loss; `name` tells -0.0 from 0.0."""
+    """A buffer of equal elements, such as the gradient of a loss; `name` distinguishes -0.0 from 0.0."""
     (flat,), _ = scheduler.realize([UOp.const(number, dtype).expand((length,))], device, why="compiled")
     return flat.base
 

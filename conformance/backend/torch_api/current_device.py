@@ -1,9 +1,8 @@
-"""What `device="tiny"` means in a call of torch while another device than the first is current.
+"""Meaning of `device="tiny"` in a call of torch while another device than the first is current.
 
-Defines `select`. The key insight: torch gives a device without an index one before it asks a kernel, by a guard in C++
-that is the same for every device registered from Python and answers 0. So the index is put in before torch sees the
-call, by a mode of torch functions; that costs up to ten microseconds a call, so the mode is there only while it is
-needed.
+Defines `select`. Before it calls a kernel, torch adds an index to a device without one. It uses a guard in C++, which
+is the same for every device registered from Python and returns 0. So a mode of torch functions adds the index before
+torch handles the call. That costs up to ten microseconds a call, so the mode is active only while it is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..runtime import torch_compat
 
 
 class _Mode(TorchFunctionMode):
-    """Puts the current device's index into the devices that are given without one."""
+    """Adds the current device's index to devices without one."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -41,7 +40,7 @@ class _Mode(TorchFunctionMode):
 
 
 def _takes_default(func: Any) -> bool:
-    """Whether torch would put in the default device, and that is tiny without an index."""
+    """Whether torch would use the default device, and that is tiny without an index."""
     if func not in torch_compat.device_constructors():
         return False
     defaults = [mode.device for mode in torch_compat.modes() if isinstance(mode, torch_compat.DeviceContext)]
@@ -49,9 +48,9 @@ def _takes_default(func: Any) -> bool:
 
 
 def select(index: int) -> None:
-    """Let devices without an index be this one, in the thread that calls."""
+    """Use this index for devices without one, in the calling thread."""
     modes = [mode for mode in torch_compat.modes() if not isinstance(mode, _Mode)]
-    if index:  # above torch's own mode for the default device, which insists on being the lowest
+    if index:  # above torch's own mode for the default device, which must be the lowest
         lowest = sum(isinstance(mode, torch_compat.DeviceContext) for mode in modes)
         modes.insert(lowest, _Mode(index))
     torch_compat.replace_modes(modes)

@@ -1,8 +1,8 @@
-"""`torch.compile(model)` of tensors on tiny: what torch does without a named backend.
+"""`torch.compile(model)` of tensors on tiny, without a named backend.
 
-Defines `install`. The key insight: torch hands Inductor, its default, a graph with its inputs, so a graph that has a
-tiny tensor in it can go to the tiny compiler instead; all other graphs go on to Inductor, modes and options included.
-Inductor itself writes C++ and Triton, neither of which can address a storage on tiny.
+Defines `install`. torch passes Inductor, its default, a graph with its inputs. A graph that contains a tiny tensor goes
+to the tiny compiler instead. All other graphs go to Inductor, with modes and options. Inductor generates C++ and
+Triton, neither of which can address a storage on tiny.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..runtime import torch_compat
 
 
 def install() -> None:
-    """Let torch's default compiler hand graphs with tiny tensors to `torch.compile(..., backend="tiny")`.
+    """Make torch's default compiler pass graphs with tiny tensors to `torch.compile(..., backend="tiny")`.
 
-    Modes and options speak of Inductor's kernels; the tiny compiler has none of them to choose. A graph that
-    is to become a shared library (`use_aoti`) raises RuntimeError, since there is no such form of it.
+    Modes and options select Inductor's kernels, so the tiny compiler ignores them. A graph for a shared library
+    (`use_aoti`) raises RuntimeError, since tiny has no such form.
     """
     wrapper: Any = torch_compat.inductor_wrapper
     original = wrapper.__call__
@@ -27,7 +27,7 @@ def install() -> None:
     def compile_graph(self: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if not has_tiny(graph, inputs):
             return original(self, graph, inputs, **options)
-        from .compile import tiny  # Dynamo's half of torch, which takes seconds to import
+        from .compile import tiny  # imports Dynamo, which takes seconds
 
         return tiny(graph, inputs)
 
@@ -48,13 +48,13 @@ def install() -> None:
 
 
 def _validate_flex_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """flex_attention has a list of devices; on tiny it is its own decomposition into matrix products and a softmax."""
+    """flex_attention has a list of devices; on tiny its decomposition into matrix products and a softmax is used."""
     if query.device.type != "tiny":
         torch_compat.validate_flex_device(query, key, value)
 
 
 def has_tiny(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a captured graph reads a tensor on tiny or makes one."""
+    """Whether a captured graph reads or makes a tensor on tiny."""
     given = (*inputs, *graph.parameters(), *graph.buffers())
     if any(isinstance(x, torch.Tensor) and x.device.type == "tiny" for x in given):
         return True

@@ -1,8 +1,8 @@
-"""`torch.tiny.memory_allocated()` and its relatives, and the same functions of `torch.accelerator`.
+"""`torch.tiny.memory_allocated()` and related functions, and the same functions of `torch.accelerator`.
 
-Defines them, and `install`, which puts them in the place of what torch asks an allocator in C++ for.
-The key insight: memory in use is tinygrad's buffers. A lazy value has none, and neither has a tensor of zeros that
-nothing was written to, so the numbers are what the process occupies and not the sizes of the tensors.
+Defines them, and `install`, which replaces torch's functions that query an allocator in C++. Memory in use is the
+memory of tinygrad's buffers. Lazy values have none, and neither do tensors of zeros that were never written. The
+numbers are therefore the memory of the process, not the sizes of the tensors.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _usage(device: Any) -> allocations.Usage:
 
 
 def empty_cache() -> None:
-    """Give the memory that is kept for reuse back to the system."""
+    """Return the unused memory that the allocator keeps to the system."""
     allocations.release_unused()
 
 
 def empty_host_cache() -> None:
-    """Nothing: there is no host memory kept for transfers."""
+    """No effect: the device keeps no host memory for transfers."""
 
 
 def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
@@ -48,12 +48,12 @@ def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
 
 
 def host_memory_stats() -> OrderedDict[str, Any]:
-    """Empty: there is no host memory kept for transfers."""
+    """Empty: the device keeps no host memory for transfers."""
     return OrderedDict()
 
 
 def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
-    """The same with the parts of each name as keys of nested dictionaries."""
+    """`memory_stats` with the parts of each name as keys of nested dictionaries."""
     found: dict[str, Any] = {}
     for name, value in memory_stats(device).items():
         *outer, last = name.split(".")
@@ -65,12 +65,12 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes of the buffers that are in use."""
+    """Bytes of the buffers in use."""
     return _usage(device).in_use.current
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that were in use at once since `reset_peak_memory_stats`."""
+    """Largest number of bytes in use since `reset_peak_memory_stats`."""
     return _usage(device).in_use.peak
 
 
@@ -80,19 +80,19 @@ def memory_reserved(device: Any = None) -> int:
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """The most bytes that were in use and kept for reuse since `reset_peak_memory_stats`."""
+    """Largest number of bytes in use and kept for reuse since `reset_peak_memory_stats`."""
     return _usage(device).reserved.peak
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Let the peaks start from what is used now."""
+    """Reset the peaks to the current use."""
     usage = _usage(device)
     for figure in (usage.in_use, usage.reserved, usage.buffers, usage.blocks):
         figure.peak = figure.current
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Let the totals of what was allocated and freed start from zero."""
+    """Reset the totals of allocated and freed memory to zero."""
     usage = _usage(device)
     usage.out_of_memory = usage.retries = 0
     for figure in (usage.in_use, usage.reserved, usage.buffers, usage.blocks):
@@ -120,9 +120,9 @@ def reset_max_memory_cached(device: Any = None) -> None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """(free, total) bytes, where total is the host's memory or the limit.
+    """(free, total) bytes; total is the host's memory or the limit.
 
-    Raises RuntimeError for a device of which tinygrad does not say how much memory it has.
+    Raises RuntimeError for a device whose memory size tinygrad does not report.
     """
     usage = _usage(device)
     total = usage.capacity()
@@ -135,16 +135,19 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def set_memory_limit(nbytes: int | None, device: Any = None) -> None:
-    """Let at most so many bytes be reserved; None lifts the limit. What is past it raises torch.OutOfMemoryError."""
+    """Limit the reserved memory to this many bytes; None removes the limit.
+
+    Allocations above the limit raise torch.OutOfMemoryError.
+    """
     if nbytes is not None and nbytes < 0:
         raise ValueError(f"tiny: a memory limit is a number of bytes, not {nbytes}")
     _usage(device).limit = allocations.UNLIMITED if nbytes is None else nbytes
 
 
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
-    """Let at most this share of the device's memory be reserved; 1 lifts the limit.
+    """Limit the reserved memory to this share of the device's memory; 1 removes the limit.
 
-    Raises ValueError for a share that is not in 0 to 1, RuntimeError where tinygrad does not say how much there is.
+    Raises ValueError for a share outside 0 to 1, and RuntimeError if tinygrad does not report the size of the memory.
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"tiny: a fraction of the memory lies in 0 to 1, not {fraction}")
@@ -160,7 +163,7 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
 
 
 def get_per_process_memory_fraction(device: Any = None) -> float:
-    """The share of the device's memory that may be reserved; 1 without a limit, or where tinygrad has no total."""
+    """The share of the device's memory that may be reserved; 1 without a limit, or if tinygrad reports no total."""
     usage = _usage(device)
     return usage.capacity() / usage.total() if usage.total() else 1.0
 
@@ -185,7 +188,7 @@ PUBLIC = (
 
 
 def install() -> None:
-    """Put these functions in the place of torch.accelerator's, which ask C++ for an allocator."""
+    """Replace torch.accelerator's functions, which need an allocator in C++, by these."""
     replaced = {function.__name__: function for function in PUBLIC} | {"get_memory_info": mem_get_info}
     for module in (torch.accelerator, torch.accelerator.memory):
         for name, function in replaced.items():

@@ -1,8 +1,8 @@
 """Registration of the device `tiny` with torch, and `torch.tiny`.
 
-Defines `register`. torch's own Python-backend registration does the work; this adds the device module, which the rooms
-beside it fill: devices, memory, streams and events, random numbers. What torch asks C++ for, of a device that has none,
-is replaced by what they define.
+Defines `register`, which uses torch's own Python-backend registration. This module adds the device module, with the
+functions of its neighbours: devices, memory, streams and events, random numbers. They replace functions that torch
+implements only in C++.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def register() -> None:
 
 
 def _print_on_host() -> None:
-    """torch formats a tensor with some thirty operators; formatting a copy on the host needs none of the device."""
+    """Format tensors on the host: torch uses some thirty operators, and on a copy none of them runs on the device."""
 
     def tensor_str(self: torch.Tensor, indent: int) -> str:
         return torch_compat.tensor_str(self.cpu() if self.device.type == "tiny" else self, indent)
@@ -90,10 +90,11 @@ def _print_on_host() -> None:
 
 
 def _keep_shared_parameters() -> None:
-    """torch moves a module to or from a device of another kind by making new parameters, one for each place of use.
+    """Keep parameters shared when a module moves to or from a device of another kind.
 
-    Parameters that were shared (a language model's embedding and its last layer) would come out separate and train
-    apart, without an error. The places that shared one share the first one's successor again.
+    torch makes a new parameter for each place of use. Shared parameters (a language model's embedding and its last
+    layer) would become separate and train independently, without an error. Here all places of one parameter get the
+    same new one.
     """
     original = torch_compat.module_apply
     moving = False
@@ -121,10 +122,10 @@ def _keep_shared_parameters() -> None:
 
 
 def _serve_accelerator() -> None:
-    """`torch.accelerator` asks C++ for what a device registered from Python cannot give it, such as its index."""
+    """Replace functions of `torch.accelerator` that C++ cannot answer for a Python device, such as its index."""
 
     def set_device_index(device: Any, /) -> None:
-        """Make another device the current one; nothing where the index is negative."""
+        """Make another device the current one; no effect if the index is negative."""
         if not isinstance(device, int) or device >= 0:
             devices.set_device(device)
 

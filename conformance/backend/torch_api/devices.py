@@ -1,8 +1,8 @@
-"""How many tiny devices there are, which of them is current, and what they say of themselves.
+"""Number of tiny devices, the current device, and properties of devices.
 
-Defines the functions of `torch.tiny` about devices, and `index_of`, by which all others take a device argument.
-The key insight: PyTorch's generic code asks a device module before it asks a tensor, so what is answered here decides
-which dtypes a library trains in.
+Defines the functions of `torch.tiny` about devices, and `index_of`, which interprets every device argument. PyTorch's
+generic code queries the device module before any tensor, so these functions determine, for example, the dtypes in which
+a library trains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _current = 0
 
 
 def device_count() -> int:
-    """Number of tiny devices: the environment variable TINY_DEVICES, 1 without it."""
+    """Number of tiny devices: the environment variable TINY_DEVICES, by default 1."""
     given = os.environ.get("TINY_DEVICES", "1")
     if not (given.isascii() and given.isdecimal() and int(given)):
         raise RuntimeError(f"tiny: TINY_DEVICES is how many devices there are, a number from 1 on, not {given!r}")
@@ -33,12 +33,12 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """True: there is nothing to initialize before the first kernel."""
+    """True: nothing has to be initialized before the first kernel."""
     return True
 
 
 def init() -> None:
-    """Nothing: there is nothing to initialize before the first kernel."""
+    """No effect: nothing has to be initialized before the first kernel."""
 
 
 def current_device() -> int:
@@ -47,9 +47,9 @@ def current_device() -> int:
 
 
 def index_of(device: Any = None) -> int:
-    """The index that a device argument means: a number, a name, a torch.device, or None for the current device.
+    """The index of a device argument: a number, a name, a torch.device, or None for the current device.
 
-    Raises RuntimeError where there is no such tiny device.
+    Raises RuntimeError if there is no such tiny device.
     """
     if device is None:
         return _current
@@ -68,7 +68,7 @@ def index_of(device: Any = None) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Make another device the one that `device="tiny"` means."""
+    """Make another device the current one, for `device="tiny"`."""
     global _current
     index = index_of(device)
     if index or _current:
@@ -101,14 +101,14 @@ class device:
 
 
 class device_of(device):
-    """Context manager: within it `device="tiny"` means where a tensor lies; nothing where it is no tiny tensor."""
+    """Context manager: within it `device="tiny"` means the device of a tensor; no effect if that is not on tiny."""
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.get_device() if getattr(obj, "device", None) and obj.device.type == "tiny" else None)
 
 
 def exchange_device(index: int) -> int:
-    """Make a device current; the one that was. A negative index changes nothing."""
+    """Make a device current; returns the previous one. A negative index changes nothing."""
     before = _current
     if index >= 0:
         set_device(index)
@@ -117,10 +117,10 @@ def exchange_device(index: int) -> int:
 
 @dataclass(frozen=True)
 class Properties:
-    """What a tiny device is made of."""
+    """Properties of a tiny device."""
 
-    name: str  # tinygrad's device and what makes its code
-    total_memory: int  # bytes that may be used: the host's memory or the limit; 0 where tinygrad does not say
+    name: str  # tinygrad's device and its code generator
+    total_memory: int  # bytes that may be used: the host's memory or the limit; 0 if tinygrad does not report it
     multi_processor_count: int  # processor cores
     major: int = 0
     minor: int = 0
@@ -139,13 +139,15 @@ def get_device_name(device: Any = None) -> str:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """(0, 0): there are no generations of the device to tell apart."""
+    """(0, 0): the device has no generations."""
     index_of(device)
     return 0, 0
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:
-    """Whether one device's kernels can read another's memory: only its own; copies between devices go by the host."""
+    """Whether one device's kernels can read another's memory: only its own; copies between devices go through the
+    host.
+    """
     return index_of(device) == index_of(peer_device)
 
 
@@ -160,17 +162,17 @@ def is_tf32_supported() -> bool:
 
 
 def get_arch_list() -> list[str]:
-    """Empty: nothing was compiled for generations of the device."""
+    """Empty: no code was compiled for generations of the device."""
     return []
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """dtypes that `torch.autocast("tiny", dtype=...)` takes."""
+    """dtypes that `torch.autocast("tiny", dtype=...)` accepts."""
     return [torch.bfloat16, torch.float16]
 
 
 def ipc_collect() -> None:
-    """Nothing: tensors on tiny are not shared between processes."""
+    """No effect: tensors on tiny are not shared between processes."""
 
 
 def _is_in_bad_fork() -> bool:

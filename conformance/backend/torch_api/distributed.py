@@ -1,8 +1,8 @@
-"""`torch.distributed` on tensors of tiny, by way of the CPU; and DataParallel, which cannot work, refused.
+"""`torch.distributed` on tensors of tiny, through the CPU; refusal of DataParallel, which cannot work.
 
-Defines `install`. The key insight: torch dispatches a collective like any operator, by the device of its tensors. So
-each one is a kernel that runs the same collective on CPU copies, over whichever backend the process group has for the
-CPU (gloo), waits, and carries back what was received. DistributedDataParallel asks for no more.
+Defines `install`. torch dispatches a collective like any operator, by the device of its tensors. Each kernel here runs
+the same collective on CPU copies, with the process group's backend for the CPU (gloo). It waits, and copies received
+data back. DistributedDataParallel needs nothing more.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..dispatch.tensors import is_tiny
 from ..runtime import torch_compat
 from .devices import index_of
 
-# Of every other collective the first argument holds the tensors that it fills.
+# The first argument of every other collective holds the tensors that it fills.
 FILLS_NOTHING = frozenset({"send", "barrier"})
-_libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
+_libraries: list[torch.library.Library] = []  # kept, because the kernels of a collected library are removed
 
 REFUSED = (
     "tiny: DataParallel and the functions it is made of (scatter, gather, replicate, broadcast) are written for CUDA "
@@ -46,7 +46,9 @@ def install() -> None:
 
 
 def _serve_collectives() -> None:
-    """Replace torch's kernels for the device, which look for a process group's backend for it: none can be made."""
+    """Replace torch's kernels for the device, which need a process-group backend for it; such a backend is
+    impossible.
+    """
     collectives = torch.library.Library("c10d", "IMPL")
     _libraries.append(collectives)
     for name in torch_compat.all_op_names():
@@ -57,8 +59,10 @@ def _serve_collectives() -> None:
 
 
 def _choose_gloo() -> None:
-    """Without a backend torch looks for one of the accelerator's own, in programs of CPU tensors too; and a device that
-    a group is bound to it asks for its backend. Here both are gloo over the CPU."""
+    """Use gloo over the CPU as the default backend, and for a group that is bound to a tiny device.
+
+    Without a named backend, torch searches for one of the accelerator, also in programs with CPU tensors only.
+    """
     init, new, chosen = torch_compat.process_group_functions()
     chosen["tiny"] = "gloo"
     torch_compat.replace_process_group_functions(
@@ -67,7 +71,9 @@ def _choose_gloo() -> None:
 
 
 def _unbound(make: Callable[..., Any], **defaults: Any) -> Callable[..., Any]:
-    """What makes a process group, with these for arguments that are None, and bound to no device that is tiny's."""
+    """A function that makes a process group, with defaults for arguments that are None, and no binding to tiny
+    devices.
+    """
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -85,7 +91,7 @@ def _unbound(make: Callable[..., Any], **defaults: Any) -> Callable[..., Any]:
 
 
 def _on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a collective on copies in the CPU's memory, and put what they received into the tensors that were given."""
+    """Run a collective on CPU copies, and copy received data into the original tensors."""
     hosts: list[tuple[torch.Tensor, torch.Tensor]] = []
     moved = [_moved(x, hosts) for x in args]
     result = op(*moved, **kwargs)
@@ -118,7 +124,7 @@ def _tensors(x: Any) -> list[torch.Tensor]:
 
 
 def _refuse_data_parallel() -> None:
-    """torch takes any accelerator for one that DataParallel serves, and fails inside, also for modules on the CPU."""
+    """Refuse DataParallel: torch assumes that it serves any accelerator, and fails inside, also for CPU modules."""
     available = torch_compat.data_parallel_device
     torch_compat.replace_data_parallel_device(lambda: None if available() == "tiny" else available())
     parallel: Any = torch.nn.parallel
@@ -129,7 +135,7 @@ def _refuse_data_parallel() -> None:
 
 
 def _refuse_unused_parameters() -> None:
-    """To note which parameters were used torch pins memory in C++, by an allocator that the device has not."""
+    """Refuse options that record used parameters: torch pins memory for them with a C++ allocator, which tiny lacks."""
     parallel: Any = torch.nn.parallel.DistributedDataParallel
     original = parallel.__init__
 
@@ -152,7 +158,7 @@ def _refuse_unused_parameters() -> None:
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises RuntimeError where a tensor on tiny, or a module with one, is among its arguments."""
+    """A wrapper that raises RuntimeError if a tensor on tiny, or a module with one, is among the arguments."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +173,7 @@ def _inside(x: Any) -> Iterator[Any]:
     if isinstance(x, (list, tuple)):
         for y in x:
             yield from _inside(y)
-    elif isinstance(x, torch.nn.Module) and not isinstance(x, torch.nn.DataParallel):  # that one is being made
+    elif isinstance(x, torch.nn.Module) and not isinstance(x, torch.nn.DataParallel):  # `__init__` has just created it
         yield from (*x.parameters(), *x.buffers())
     else:
         yield x

@@ -1,10 +1,10 @@
-"""`torch.Generator(device="tiny")`, and the state of the random numbers that no generator is given for.
+"""`torch.Generator(device="tiny")`, and the random state of calls without a generator.
 
 Defines `Generator`, `install`, and the functions of `torch.tiny` about seeds and states.
 
-The key insight: torch makes a device's generators in C++ alone, but tiny draws its numbers with torch's CPU generator
-anyway. So a generator of tiny is a CPU generator which says that it is tiny's, and every random function takes it.
-What is drawn without a generator is in runtime/random_state.py.
+torch makes a device's generators only in C++, but tiny draws its numbers with torch's CPU generator anyway. A generator
+of tiny is a CPU generator that reports tiny as its device, and every random function accepts it.
+runtime/random_state.py has the state for calls without a generator.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Generator(_Native):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """The device that it was made for."""
+        """The device of the generator."""
         return torch.device("tiny", self._index)
 
     def clone_state(self) -> Generator:
-        """A second generator that goes on from the same state."""
+        """A second generator that continues from the same state."""
         made = Generator(self.device)
         made.set_state(self.get_state())
         return made
@@ -50,7 +50,10 @@ def _restored(device: str, state: torch.Tensor) -> Generator:
 
 
 def install() -> None:
-    """Let `torch.Generator` make tiny's. The type itself is C's and stays; what is called to make one is Python's."""
+    """Make `torch.Generator(device="tiny")` return tiny's class.
+
+    The type itself is implemented in C and stays. Its metaclass's `__call__` is replaced in Python.
+    """
     metaclass: Any = type(_Native)
     original = metaclass.__call__
 
@@ -65,42 +68,43 @@ def install() -> None:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the current device, which has a state of its own from then on."""
+    """Seed the current device, which has a separate state from then on."""
     random_state.own_generator(current_device()).manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed torch's default CPU generator, and let all devices draw from it again; torch.manual_seed calls this."""
+    """Seed torch's default CPU generator, and make all devices use it again; torch.manual_seed calls this."""
     random_state.share()
     torch_compat.default_generator.manual_seed(int(seed))
 
 
 def seed() -> None:
-    """Seed the current device with a number that is not foreseen; it has a state of its own from then on."""
+    """Seed the current device with an unpredictable number; it has a separate state from then on."""
     random_state.own_generator(current_device()).seed()
 
 
 def seed_all() -> None:
-    """Seed torch's default CPU generator with a number that is not foreseen, and let all devices draw from it again."""
+    """Seed torch's default CPU generator with an unpredictable number, and make all devices use it again."""
     random_state.share()
     torch_compat.default_generator.seed()
 
 
 def initial_seed() -> int:
-    """The seed of the generator that the current device draws from."""
+    """The seed of the current device's generator."""
     return int(random_state.generator(current_device()).initial_seed())
 
 
 def get_rng_state(device: Any = "tiny") -> torch.Tensor:
-    """The state of the generator that the device draws from, as a CPU tensor of bytes."""
+    """The state of the device's generator, as a CPU tensor of bytes."""
     return random_state.get_state(index_of(device))
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "tiny") -> None:
-    """Set the state of the device alone. Where it is the very state of torch's default CPU generator, and was not that
-    of a device alone, the device draws from that generator again.
+    """Set the state of this device only.
 
-    Raises RuntimeError for what is no state of a generator."""
+    If the state equals that of torch's default CPU generator, the device uses that generator again, unless the state
+    came from a device with a separate state. Raises RuntimeError for a tensor that is no state of a generator.
+    """
     random_state.set_state(index_of(device), new_state)
 
 

@@ -1,7 +1,7 @@
 """Gives torch a kernel for every operator: native, else decomposed, else the counted CPU fallback.
 
-Defines `install`, called once. What is native is said by the tables in `ops`; what decomposes by torch's own
-decomposition table, references excepted: those are written in prims, which call back into the operator they stand for.
+Defines `install`, called once. The tables in `ops` define the native operators. torch's own decomposition table defines
+the decomposed ones, except references: those are written in prims, which call the operator itself again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from ..dispatch import fallback, schema_kernels, sparse, transfer, views
 from ..runtime import torch_compat
 from ..runtime.lock import locked
 
-# What torch differentiates once on devices with a dropout of their own, computed by what it differentiates at will.
+# Operators that torch differentiates only once on devices with a separate dropout, computed by operators that it
+# differentiates any number of times.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
     "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale
 }
-# torch's kernel for all devices reads host memory, and on the CPU writes to its argument, which its schema denies.
+# torch's kernel for all devices reads host memory, and on the CPU writes to its argument, against its schema.
 FUNCTIONAL: dict[str, Callable[..., Any]] = {
     "_saturate_weight_to_fp16": lambda weight: weight.clamp(-torch.finfo(torch.half).max, torch.finfo(torch.half).max)
 }
-# Transforms that torch's composite kernels refuse in float16 to all devices but CUDA's, whatever device has them.
+# Transforms that torch's composite kernels refuse in float16 on all devices except CUDA's.
 TRANSFORMS = tuple(
     f"fft_{direction}{kind}fft{dims}" for direction in ("", "i") for kind in ("", "r", "h") for dims in ("", "2", "n")
 )
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-_libraries: list[torch.library.Library] = []  # kept: a library that is collected takes its kernels with it
+_libraries: list[torch.library.Library] = []  # kept, because the kernels of a collected library are removed
 
 
 def install() -> None:
@@ -76,7 +77,7 @@ def install() -> None:
 
 
 def _transformed(op: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """A Fourier transform; one of 16 bits is computed in 32 and rounded once."""
+    """A Fourier transform; 16-bit input is computed in 32 bits and rounded once."""
     if self.dtype not in (torch.float16, torch.complex32):
         made: torch.Tensor = op._op_dk(torch_compat.DispatchKey.CompositeImplicitAutograd, self, *args, **kwargs)
         return made
@@ -85,7 +86,7 @@ def _transformed(op: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torc
 
 
 def _noted(convolution: Callable[..., Any]) -> Callable[..., Any]:
-    """A convolution that torch.jit.trace notes: it leaves that to `_convolution`, which composite kernels call."""
+    """A convolution that torch.jit.trace records; the tracer records `_convolution`, which composite kernels call."""
 
     def kernel(*args: Any) -> Any:
         if torch_compat.tracing_state() is None:
@@ -96,7 +97,9 @@ def _noted(convolution: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library.Library) -> None:
-    """Run on copies, or refuse, what would read a data pointer of tiny as host memory, which ends the process."""
+    """Run on copies, or refuse, operators that would read a data pointer of tiny as host memory and crash the
+    process.
+    """
     for names, serve in (
         (fallback.READS_HOST_MEMORY, _boxed),
         (fallback.PACKS_HOST_MEMORY, fallback.refuse_packing),
@@ -115,7 +118,7 @@ def _keep_off_host_memory(aten: torch.library.Library, everything: torch.library
 def _computed_on(key: str, borrowed: Sequence[Any]) -> Iterator[Any]:
     """The aten overloads that torch computes under a key of sparse CPU tensors.
 
-    A fallback alone would come after torch's composite kernels, which make results of other layouts.
+    A fallback alone would have lower priority than torch's composite kernels, whose results have other layouts.
     """
     has = torch_compat.has_kernel
     for name in torch_compat.all_op_names():
@@ -126,13 +129,15 @@ def _computed_on(key: str, borrowed: Sequence[Any]) -> Iterator[Any]:
 
 
 def loses_gradients(op: Any) -> bool:
-    """Whether a device kernel would hide the composite form through which alone torch differentiates an operator."""
+    """Whether a device kernel would hide the composite form, which is torch's only way to differentiate the
+    operator.
+    """
     has = torch_compat.has_kernel
     return has(op.name(), "CompositeImplicitAutograd") and not has(op.name(), "Autograd")
 
 
 def decomposes(op: Any, function: Callable[..., Any]) -> bool:
-    """Whether torch's decomposition of an operator is used: where torch has no kernel for every device already."""
+    """Whether to use torch's decomposition of an operator; not if torch has a kernel for every device already."""
     if any(torch_compat.has_kernel(op.name(), key) for key in COMPOSITE):
         return False
     if op.namespace != "aten" or op._schema.name.split("::")[1] in ops.NOT_DECOMPOSED:

@@ -1,8 +1,8 @@
-"""`torch.tiny.FloatTensor`, `torch.tiny.FloatStorage` and the like, which name a dtype on the device.
+"""`torch.tiny.FloatTensor`, `torch.tiny.FloatStorage` and similar names for a dtype on the device.
 
-Defines `classes` and `install`, which lets the default tensor type be one of them. The key insight: these types are no
-tensors of their own; calling one makes a tensor and asking whether a tensor is one compares dtype and device, so a
-class needs nothing but those two answers. torch has such classes for storages, which find their device by their module.
+Defines `classes` and `install`, which allows these types as the default tensor type. The types have no instances: a
+call makes an ordinary tensor, and `isinstance` compares dtype and device. A class implements only these two operations.
+torch has such classes for storages, which find their device by their module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Meta(type):
         return isinstance(instance, torch.Tensor) and instance.device.type == "tiny" and instance.dtype == cls.dtype
 
     def __call__(cls, *args: Any) -> torch.Tensor:
-        """A tensor of a size that is given as numbers, or with the elements of a sequence or tensor."""
+        """A tensor of the given sizes, or with the elements of a sequence or tensor."""
         if not args:
             return torch.empty(0, dtype=cls.dtype, device="tiny")
         if all(isinstance(x, int) for x in args) or isinstance(args[0], torch.Size):
@@ -47,7 +47,7 @@ class _Meta(type):
 
 def classes() -> dict[str, type]:
     """The classes by their names in `torch.tiny`."""
-    # torch's `Tensor.type` reads the name of a class as C has it, which is the one that it is made with.
+    # torch's `Tensor.type` reads the C name of a class, which is set when the class is created.
     tensors = {name: _Meta(f"torch.tiny.{name}", (), {"dtype": dtype}) for name, dtype in NAMES.items()}
     base = torch_compat.LegacyStorage
     of_all = {"__module__": "torch.tiny", "from_file": staticmethod(refuse_file)}
@@ -58,7 +58,7 @@ def classes() -> dict[str, type]:
 
 
 def install() -> None:
-    """Let `torch.set_default_tensor_type` take tiny's types: the default dtype and the default device."""
+    """Make `torch.set_default_tensor_type` accept tiny's types: it sets the default dtype and the default device."""
     original: Callable[[Any], None] = torch.set_default_tensor_type
     ours = False
 

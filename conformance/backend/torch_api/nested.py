@@ -1,9 +1,10 @@
 """Attention over ragged batches: `scaled_dot_product_attention` of nested tensors in the jagged layout.
 
-Defines `install`. The key insight: torch's function chooses among kernels of CUDA and a detour over nested tensors in
-the strided layout, of which the device has neither. Padded queries, keys and values with a mask of what is there say
-the same, in operators that are differentiated at will; a causal mask is one more mask, which torch's CPU refuses.
-Must not know how a padded tensor is made of a nested one: torch's own operators do that.
+Defines `install`. torch's function uses either CUDA kernels or nested tensors in the strided layout; the device has
+neither. Padded queries, keys and values with a mask of the existing rows are equivalent, and their operators can be
+differentiated any number of times. A causal mask, which torch's CPU refuses, is one more mask.
+
+This module must not depend on how nested tensors are padded: torch's own operators do that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..runtime import torch_compat
 
 
 def install() -> None:
-    """Serve attention of jagged tensors on tiny; that of other devices stays torch's."""
+    """Serve attention of jagged tensors on tiny; other devices keep torch's function."""
     original = torch_compat.jagged_attention
 
     def attention(
@@ -54,13 +55,13 @@ def _padded(x: Any) -> torch.Tensor:
     """(B, heads, longest, E), or (B, longest, E), of a nested tensor: its rows, then zeros."""
     rows = _rows_first(x)
     rows = rows if rows.is_contiguous() else rows.contiguous()
-    rows._get_max_seqlen()  # where it is not known, torch pads to as many rows as there are in all
+    rows._get_max_seqlen()  # otherwise torch pads to the total number of rows
     padded: torch.Tensor = _rows_first(rows.to_padded_tensor(0.0))
     return padded
 
 
 def _rows(longest: int, x: Any) -> torch.Tensor:
-    """(B, longest): where a nested tensor has rows."""
+    """(B, longest): true at the existing rows of a nested tensor."""
     lengths = x.offsets().diff() if x.lengths() is None else x.lengths()
     return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(-1)
 

@@ -1,8 +1,8 @@
-"""Tensors on tiny between processes: what a queue or a DataLoader's worker sends arrives as a copy.
+"""Tensors on tiny sent between processes, by a queue or a DataLoader's worker, which arrive as copies.
 
-Defines `install`. The key insight: a process sends a tensor by saying how the other one makes it. A storage on tiny is
-memory of one process, so what is sent is a CPU tensor, which torch puts into shared memory, and the words "move it to
-tiny". Aliasing ends there: two views of one storage arrive as two tensors.
+Defines `install`. A process sends a tensor as instructions for its construction. A storage on tiny is memory of one
+process. So the sender sends a CPU tensor, which torch puts into shared memory, and the receiver moves it to tiny.
+Aliasing is lost: two views of one storage arrive as two tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..runtime.lock import locked
 
 
 def install() -> None:
-    """Let tensors and storages on tiny be sent to other processes; those of other devices are sent as before."""
+    """Allow sending tensors and storages on tiny to other processes; other devices are unchanged."""
     for sent in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(sent, _reduce_tensor)
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
@@ -38,7 +38,7 @@ def install() -> None:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    of_result = tensor.requires_grad and not tensor.is_leaf  # torch's function refuses those
+    of_result = tensor.requires_grad and not tensor.is_leaf  # torch's function refuses these
     if tensor.device.type != "tiny" or tensor.layout is not torch.strided or of_result:
         reduced: Any = reductions.reduce_tensor(tensor)
         return reduced

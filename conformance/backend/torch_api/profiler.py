@@ -1,8 +1,7 @@
 """Kernels of tiny in torch's profiler, by name and with their times.
 
-Defines `install`. The key insight: what torch's profiler is told of a device's kernels comes from C++, but a range of
-`record_function` reaches it from Python. A kernel that runs within one, and is waited for, is an event like any other,
-inside of the operator that asked for its values.
+Defines `install`. torch's profiler gets device kernels from C++, but `record_function` adds a range from Python. A
+kernel that runs and finishes within such a range is an ordinary event, inside the operator that needed its values.
 """
 
 from __future__ import annotations
@@ -20,14 +19,17 @@ def _span() -> trace.KernelSpan | None:
 
 
 def install() -> None:
-    """Show kernels to a profiler that is on; without one, a schedule asks once whether there is."""
+    """Show kernels to an active profiler; without one, the cost is one check per schedule."""
     trace.kernel_span = _span
     _profile_on_host()
 
 
 def _profile_on_host() -> None:
-    """`profile(use_device="tiny")` asks C++ for the device's clock, which is told of in hundreds of lines that there is
-    none: the kernels are on the host's, so it is a profile without a device."""
+    """Treat `profile(use_device="tiny")` as a profile without a device.
+
+    torch would query the device's clock in C++, and print hundreds of lines because there is none. The kernels use the
+    host's clock.
+    """
     profile: Any = torch.autograd.profiler.profile
     original = profile.__init__
 

@@ -1,11 +1,12 @@
-"""Keeps Dynamo out of the device's own Python code.
+"""Excludes the device's own Python code from Dynamo.
 
 Defines `skip_dynamo_frames`, called once when all modules of the backend are loaded.
 
-The key insight: after a graph break Dynamo looks at every Python frame that starts, those of kernels, of the device
-module and of finalizers included, which torch, or Python, calls from C: it would compile them as parts of the user's
-program. Its C half, there before Dynamo itself is imported, remembers what to do by code object.
-Must not know what the code does.
+After a graph break Dynamo examines every new Python frame. These include kernels, the device module and finalizers,
+which torch or Python calls from C. It would compile them as parts of the user's program. Dynamo's C half, which exists
+before Dynamo is imported, stores a strategy for each code object.
+
+This module must not depend on the purpose of the code.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PACKAGE = __package__.rpartition(".")[0] + "."
 
 
 def skip_dynamo_frames() -> None:
-    """Skip every function of this package, with what it calls, and the finalizers of what it holds."""
+    """Skip every function of this package, with its callees, and the finalizers of tinygrad's nodes and buffers."""
     skip = torch_compat.eval_frame._FrameAction.SKIP
     strategy = torch_compat.eval_frame._FrameExecStrategy(skip, skip)
     ours = [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGE)]
@@ -34,7 +35,7 @@ def skip_dynamo_frames() -> None:
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions of this package that a module holds, methods and properties too."""
+    """The functions of this package in a module, including methods and properties."""
     for found in list(vars(module).values()):
         members = vars(found).values() if isinstance(found, type) and found.__module__ == module.__name__ else [found]
         for member in members:

@@ -1,8 +1,8 @@
-"""Storages on tiny by every public way: constructed, resized, moved, copied.
+"""Storages on tiny through every public interface: construction, resizing, moving, copying.
 
-Defines `install`. The key insight: torch's own storage methods reach for an allocator, which a device that is
-registered from Python has none of: some raise, some end the process. Each of them is replaced here for tiny's
-storages, by what makes or changes a storage anywhere in the device.
+Defines `install`. torch's own storage methods use an allocator, which a device registered from Python does not have:
+some raise, some crash the process. For tiny's storages, each of them is replaced by the functions that the whole device
+uses to make and change storages.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _storages = torch.library.Library("aten", "IMPL")
 
 
 def install() -> None:
-    """Serve storages on tiny; those of other devices keep torch's methods."""
+    """Serve storages on tiny; storages of other devices keep torch's methods."""
     _serve_constructor()
     methods: dict[str, Callable[..., Any]] = {
         "resize_": _resize, "new": _new, "byteswap": _byteswap,
-        "is_shared": lambda self: False,  # torch says that all memory of accelerators is
+        "is_shared": lambda self: False,  # torch returns True for all memory of accelerators
     }  # fmt: skip
     _refuse_slices()
     for name, method in methods.items():
@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def refuse_file(*_: Any, **__: Any) -> Any:
-    """Raise NotImplementedError: what a file is mapped to is memory of the host."""
+    """Raise NotImplementedError: a file can only be mapped to host memory."""
     raise NotImplementedError(
         "tiny: a file cannot be mapped into the device's memory: torch.from_file without a device maps it on the CPU, "
         'and .to("tiny") copies from there'
@@ -45,7 +45,7 @@ def refuse_file(*_: Any, **__: Any) -> Any:
 
 
 def _serve_constructor() -> None:
-    """PrivateUse1 has no allocator, so torch's own constructor would crash on device="tiny"."""
+    """Replace the constructor: PrivateUse1 has no allocator, so torch's own would crash on device="tiny"."""
     original: Any = torch.UntypedStorage.__new__
 
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ def _replace(name: str, method: Callable[..., Any]) -> None:
 
 
 def _refuse_slices() -> None:
-    """A slice of a storage is one that begins inside of it, of which there are none: it is refused where it is made."""
+    """Refuse slices of storages: a slice would begin inside another storage, which the device does not support."""
     original: Any = torch.UntypedStorage.__getitem__
 
     def getitem(self: torch.UntypedStorage, index: Any) -> Any:
@@ -111,7 +111,7 @@ def _byteswap(self: torch.UntypedStorage, dtype: torch.dtype) -> None:
 
 
 def _pin_by_copying() -> None:
-    """`pin_memory()` of a CPU tensor is a copy that says it is pinned: any host memory moves at the same speed."""
+    """Make `pin_memory()` of a CPU tensor a copy marked as pinned: all host memory has the same transfer speed."""
 
     def pinned(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         made = self.clone()

@@ -2,9 +2,9 @@
 
 Defines them and the functions of `torch.tiny` about streams.
 
-The key insight: the device runs everything in the order of the program, so every stream is the same queue and waiting
-is never needed. Only time is left for an event to tell; it can tell it if what was asked for before is computed when
-the event is recorded, which a lazy device would otherwise put off past the second event.
+The device runs everything in program order, so every stream is the same queue and waiting is never needed. Events only
+measure time. For that, recording an event computes all earlier lazy values, which would otherwise be computed after the
+second event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NativeStream: Any = torch_compat.Stream
 
 
 def synchronize(device: Any = None) -> None:
-    """Run everything that was written in place and not yet computed."""
+    """Compute all storages that were written in place and are not yet computed."""
     index_of(device)
     flush.flush([], why="realize")
 
@@ -35,7 +35,7 @@ class Stream(_NativeStream):  # type: ignore[misc]
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
         index = index_of(device)
-        kind = torch_compat.DeviceType.PrivateUse1.value  # of a device torch makes the stream of the one current in C++
+        kind = torch_compat.DeviceType.PrivateUse1.value  # by default torch uses the current device of C++
         made: Stream = _NativeStream.__new__(cls, stream_id=0, device_index=index, device_type=kind)
         return made
 
@@ -45,20 +45,20 @@ class Stream(_NativeStream):  # type: ignore[misc]
         return 0, 0
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record an event, a new one where none is given, and return it."""
+        """Record an event, by default a new one, and return it."""
         event = Event(device=self.device) if event is None else event
         event.record(self)
         return event
 
     def wait_event(self, event: Any) -> None:
-        """Nothing: what was recorded before the event has run."""
+        """No effect: all work before the event has run."""
 
 
 class Event(_NativeEvent):  # type: ignore[misc]
-    """A point in the order of the program.
+    """A point in program order.
 
-    With `enable_timing` recording it computes all lazy values there are, and notes the time. Its arguments are those of
-    `torch.cuda.Event`, where what is given first is `enable_timing`.
+    With `enable_timing`, recording it computes all lazy values, and stores the time. It has the arguments of
+    `torch.cuda.Event`, with `enable_timing` first.
     """
 
     def __new__(
@@ -77,24 +77,26 @@ class Event(_NativeEvent):  # type: ignore[misc]
     _at: float | None
 
     def record(self, stream: Any = None) -> None:
-        """Mark this point; a stream that is given may be any of the device."""
+        """Mark this point; `stream` may be any stream of the device."""
         if self._timed:
             calls.settle()
             flush.flush([s for s in list(LAZY.values()) if s.is_lazy()], why="event")
         self._at = time.perf_counter()
 
     def query(self) -> bool:
-        """True: what was recorded before this point has run."""
+        """True: all work before this point has run."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing: what was recorded before this point has run."""
+        """No effect: all work before this point has run."""
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing: what comes later in the program runs later on every stream."""
+        """No effect: later work runs later on every stream."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to `end_event`. Raises RuntimeError unless both take time and are recorded."""
+        """Milliseconds from this event to `end_event`. Raises RuntimeError unless both measure time and are
+        recorded.
+        """
         if not isinstance(end_event, Event) or not (self._timed and end_event._timed):
             raise RuntimeError("tiny: elapsed_time needs two events that were made with enable_timing=True")
         if self._at is None or end_event._at is None:
@@ -103,9 +105,10 @@ class Event(_NativeEvent):  # type: ignore[misc]
 
 
 def _of_any_device(name: str, native: Any, ours: Any) -> Any:
-    """A class that is the C type to all who ask what it is, and makes ours where a tiny one is asked for.
+    """A subclass of the C type that makes our class for tiny devices; `isinstance` and `issubclass` test for the C
+    type.
 
-    torch's own methods take nothing but the C type itself, so the other classes here have methods of their own.
+    torch's own methods accept only the C type itself, so our classes have methods of their own.
     """
 
     class OfAnyDevice(type(native)):  # type: ignore[misc]
@@ -129,7 +132,7 @@ def _of_any_device(name: str, native: Any, ours: Any) -> Any:
 
 
 def install() -> None:
-    """Let `torch.Event` and `torch.Stream` make tiny's, and `torch.accelerator` say them."""
+    """Make `torch.Event` and `torch.Stream` accept tiny devices, and `torch.accelerator` return tiny's streams."""
     torch.Event = _of_any_device("Event", _NativeEvent, Event)  # type: ignore[misc,assignment]
     torch.Stream = _of_any_device("Stream", _NativeStream, Stream)  # type: ignore[misc,assignment]
     torch.accelerator.current_stream = current_stream  # type: ignore[assignment]
@@ -137,12 +140,12 @@ def install() -> None:
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The stream that is current: it is the only one there is."""
+    """The current stream, which is the only one."""
     return Stream(device)
 
 
 def default_stream(device: Any = None) -> Stream:
-    """The stream that is current from the start: it is the only one there is."""
+    """The default stream, which is the only one."""
     return Stream(device)
 
 
@@ -153,7 +156,7 @@ def set_stream(stream: Any) -> None:
 
 
 class StreamContext(device_context):
-    """Context manager: within it a stream is the current one, which changes nothing but the current device."""
+    """Context manager: within it a stream is the current one, which changes only the current device."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(None if stream is None else stream.device_index)
@@ -161,12 +164,12 @@ class StreamContext(device_context):
 
 
 def stream(stream: Any) -> StreamContext:
-    """Context manager: within it this stream is the current one, which changes nothing but the current device."""
+    """Context manager: within it this stream is the current one, which changes only the current device."""
     return StreamContext(stream)
 
 
 def is_current_stream_capturing() -> bool:
-    """False: there are no graphs to capture streams into; `torch.compile` records graphs."""
+    """False: there are no graphs that capture streams; `torch.compile` records graphs."""
     return False
 
 
