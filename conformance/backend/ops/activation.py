@@ -1,6 +1,6 @@
 """Activation functions and their gradients.
 
-Formulas, and the side on which each boundary falls, follow aten/src/ATen/native/cpu/Activation.cpp.
+Formulas follow aten/src/ATen/native/cpu/Activation.cpp, and so does the side on which each boundary falls.
 """
 
 from __future__ import annotations

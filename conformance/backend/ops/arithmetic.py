@@ -3,9 +3,9 @@
 Defines division, subtraction and products that tinygrad's simplifier does not change, signs, rounding, powers of two,
 and polynomials.
 
-The key insight: tinygrad's simplifier treats floats as reals (x/x becomes 1, x*0 becomes 0, (x+c)-c becomes x). That
-loses nan, inf and the rounding that compensated formulas need. No such rule matches the nodes FDIV and SUB, so
-divisions and differences are built from them.
+The simplifier of tinygrad treats floats as reals (x/x becomes 1, x*0 becomes 0, (x+c)-c becomes x). That loses nan, inf
+and the rounding that compensated formulas need. No such rule matches the nodes FDIV and SUB, so divisions and
+differences are built from them.
 The module does not use torch. It works on tinygrad values of dtype float32 or float64 (`rint`, `sign_bit`: any float).
 """
 

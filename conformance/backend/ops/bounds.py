@@ -1,8 +1,8 @@
 """Index tensors on the host: reading them, and the errors for an index that is out of range.
 
-The key insight: an index whose tinygrad bounds are within range costs nothing; only other indices are read. Index
-tensors mostly come from the host or end a reduction (argmax, topk, sort), so realizing them seldom adds a kernel. A
-wrong index raises at the call, with the CPU's own error, and never reads another element.
+An index whose tinygrad bounds are within range costs nothing; only other indices are read. Index tensors mostly come
+from the host or end a reduction (argmax, topk, sort), so realizing them seldom adds a kernel. A wrong index raises at
+the call, with the CPU's own error, and never reads another element.
 The module contains no operator: the CPU's kernel raises for each.
 """
 

@@ -2,8 +2,8 @@
 
 Defines `two_sum`, `two_product` and products of pairs, for functions whose result needs more than 53 bits.
 
-The key insight: the error of a rounded sum or product is itself a number of the dtype (T. J. Dekker, A floating-point
-technique for extending the available precision, 1971). A pair is (nearest number, error) and has about 106 bits.
+The error of a rounded sum or product is itself a number of the dtype (T. J. Dekker, A floating-point technique for
+extending the available precision, 1971). A pair is (nearest number, error) and has about 106 bits.
 """
 
 from __future__ import annotations

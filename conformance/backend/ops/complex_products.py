@@ -1,6 +1,6 @@
 """Products of complex vectors and matrices, computed as real products of their parts.
 
-The key insight: a product is linear in each factor, so it consists of four real products, two summed for each part.
+A product is linear in each factor, so it consists of four real products, two summed for each part.
 The real functions choose the dtype of the sums.
 """
 

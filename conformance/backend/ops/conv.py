@@ -1,8 +1,8 @@
 """Convolutions of any number of spatial dimensions, plain and transposed, and their gradients: one kernel each.
 
-Defines `windows` and `spread`, the two ways in which convolution and pooling traverse an image, and their products.
-The key insight: a transposed convolution is a convolution with the flipped kernel of the input spread by the stride.
-Gradients are therefore sums over windows too, and nothing is scattered.
+Defines `windows` and `spread`, the two ways in which convolution and pooling traverse an image, and their products. A
+transposed convolution is a convolution with the flipped kernel of the input spread by the stride. Gradients are
+therefore sums over windows too, and nothing is scattered.
 The module does not depend on strides in memory: the caller handles them.
 """
 

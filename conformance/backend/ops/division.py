@@ -1,9 +1,9 @@
 """Divisions that round, remainders, common divisors and powers.
 
-The key insight: a remainder is only right if the product of divisor and quotient is exact. For float32, integers give
-that: the dividend's 24 bits are shifted by the difference of the exponents, 40 bits at a time. For float64 the product
-is split into a rounded part and its error (T. J. Dekker, A floating-point technique for extending the available
-precision, 1971).
+A remainder is only right if the product of divisor and quotient is exact. For float32, integers give that: the
+dividend's 24 bits are shifted by the difference of the exponents, 40 bits at a time. For float64 the product is split
+into a rounded part and its error (T. J. Dekker, A floating-point technique for extending the available precision,
+1971).
 Integer division by zero is undefined in the kernel's language and raises on the CPU, so a divisor that may contain a 0
 is read on the host.
 """
@@ -198,7 +198,7 @@ def _multiplied(base: UOp, exponent: int) -> UOp:
 
 
 def integer_power(base: UOp, exponent: UOp) -> UOp:
-    """base ** exponent of integers, wrapping; negative exponents give 0 unless base is 1 or -1 (ATen/native/Pow.h)."""
+    """Integer base ** exponent, wrapping; 0 for a negative exponent unless base is 1 or -1 (ATen/native/Pow.h, powi)."""
     if base.dtype is dtypes.bool:
         return base | exponent.logical_not()
     if base.device is None:  # tinygrad folds integer constants without wrapping

@@ -1,8 +1,8 @@
 """Operators whose result shape depends on values: masks as indices, nonzero, masked_select, unique and others.
 
-The key insight: the shape is needed at the call, so some values must be read at once. For a mask only the mask is read:
-it becomes integer indices on the host, and the selected elements stay on the device. Where all values matter (unique,
-bincount) the CPU computes, by design, counted as `host`: any device has to synchronize here.
+The shape is needed at the call, so some values must be read immediately. For a mask only the mask is read: it becomes
+integer indices on the host, and the selected elements stay on the device. Where all values matter (unique, bincount)
+the CPU computes, by design, counted as `host`: any device has to synchronize here.
 The module leaves integer indices to `indexing` and `scatter`.
 """
 

@@ -2,8 +2,8 @@
 
 Defines exp, log, powers, the trigonometric and hyperbolic functions and their inverses in float32 and float64.
 
-The key insight: float32 terms that cancel are computed in float64 and rounded once. In float64 they are stored as pairs
-of numbers (`compensated`).
+In float32, terms that cancel are computed in float64 and rounded once. In float64 such terms are stored as pairs of
+numbers (`compensated`).
 The module does not use torch. It works on tinygrad values of dtype float32 or float64.
 """
 
