@@ -198,7 +198,7 @@ def _multiplied(base: UOp, exponent: int) -> UOp:
 
 
 def integer_power(base: UOp, exponent: UOp) -> UOp:
-    """Integer base ** exponent, wrapping; 0 for a negative exponent unless base is 1 or -1 (ATen/native/Pow.h, powi)."""
+    """Integer base ** exponent, wrapping; 0 for negative exponents unless base is 1 or -1 (ATen/native/Pow.h, powi)."""
     if base.dtype is dtypes.bool:
         return base | exponent.logical_not()
     if base.device is None:  # tinygrad folds integer constants without wrapping
