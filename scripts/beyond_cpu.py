@@ -2,15 +2,15 @@
 
     python scripts/beyond_cpu.py [--op GLOB] [--samples N] [--write]
 
-op_db lists for each OpInfo the dtypes that CUDA accepts (`dtypesIfCUDA`, `backward_dtypesIfCUDA`) and the dtypes that
-the CPU accepts. This script runs the samples of the difference on tiny. The reference is torch CPU in float64, complex128
-or a wider integer, rounded once to the dtype of the result. No device in the process has to accept the call except
-tiny, because a wider dtype is the better reference.
+op_db lists for each OpInfo the dtypes of CUDA (`dtypesIfCUDA`, `backward_dtypesIfCUDA`) and the dtypes of the CPU.
+This script runs the samples of the difference on tiny. The reference is torch CPU in float64, complex128 or a wider
+integer, rounded once to the dtype of the result. Only tiny has to accept the call itself, because a wider dtype is the
+better reference.
 
-A result that differs from the reference is compared with two weaker references, and counted separately. The first
-rounds the result of each operator, as a device does whose composite operators, or gradients, consist of 16-bit kernels.
-A result is right by it if its error is at most twice the error of that reference. The second is torch CPU's own result,
-if it accepts the call after all. Random results are compared only in their geometry.
+A result that differs from the reference is compared with two weaker references, and counted separately. The first one
+rounds the result of each operator, like a device that computes composite operators, or gradients, by 16-bit kernels. A
+result also agrees with it if its error is at most twice the error of that reference. The second one is torch CPU's own
+result, if the CPU accepts the call after all. Random results are compared only in their geometry.
 
 Prints a line for each OpInfo, dtype and direction that is refused, wrong, or right by a weaker reference, then the
 counts. Exits with 1 if one is wrong. With --write, renews the table in docs/device.md.
