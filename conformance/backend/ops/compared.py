@@ -1,8 +1,8 @@
 """Writes by index without the host: each position is compared with each write.
 
-Defines `Members`, which says for each position which writes go there, and the reductions that `scatter` needs. In a
-recorded graph the index differs at each run, so nothing may be derived from its elements. The comparison is one kernel
-for any index and costs positions times writes. Above MOST the graph runs eagerly instead.
+Defines `Members`, the assignment of writes to positions, with the reductions that `scatter` needs. In a recorded graph
+the index differs at each run, so nothing may be derived from its elements. The comparison is one kernel for any index
+and costs positions times writes. Above MOST the graph runs eagerly instead.
 The module contains no operator.
 """
 

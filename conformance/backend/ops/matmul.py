@@ -1,7 +1,7 @@
 """Matrix products: one multiply-and-sum for each, accumulated in the CPU's accumulation dtype.
 
-Defines the products of the mm, bmm, addmm, mv and dot families, and `stored`, which decides whether an operand is
-computed once or at each of its uses.
+Defines the products of the mm, bmm, addmm, mv and dot families. Also defines `stored`, which decides whether an operand
+is computed once or at each of its uses.
 
 A product reads each operand many times, so an expression that is cheap to fuse elsewhere is expensive.
 The module does not depend on strides: the caller handles them.

@@ -1,7 +1,7 @@
 """Order of elements as integers: maxima, minima, sorting and searching with nan in its place.
 
-Defines `key` and `unkey` (integers that compare as torch orders the elements, and back), and `extreme` (the largest or
-smallest element along dimensions) with `first_extreme`, which adds the first index.
+Defines `key`, integers that compare as torch orders the elements, and its inverse `unkey`. Also defines `extreme`, the
+largest or smallest element along dimensions, and `first_extreme`, which adds the first index.
 
 The bits of a float, with the negative half mirrored, order as the floats do, and nan can be placed at either end. So
 one integer reduction propagates nan, and a key with its position packed below it finds the first index.

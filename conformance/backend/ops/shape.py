@@ -41,7 +41,7 @@ def joined(parts: Sequence[UOp], dim: int) -> UOp:
 
 @value("cat", takes_complex=True, deferrable=True)
 def cat(ctx: Context, tensors: Sequence[UOp], dim: int = 0) -> UOp:
-    """Tensors one after the other, without empty 1-d tensors, whatever the others' shape (a legacy rule of torch)."""
+    """Tensors one after the other; empty 1-d ones are skipped for any shape of the others (a legacy rule of torch)."""
     real, parts = element(ctx.out.dtype)
     rank = len(ctx.out.size)
     kept = []
