@@ -1,8 +1,8 @@
 """Tables of the operators that the device computes itself, one module for each family.
 
-Importing this package fills `registry.ROWS`. `KERNELS` holds the few operators whose results do not depend on values
-alone (random numbers, data-dependent shapes). `NOT_DECOMPOSED` and `REFERENCES` adjust the choice of torch's
-decompositions.
+Importing this package fills `registry.ROWS`. `KERNELS` holds the operators that need a complete kernel, because a value
+function is not enough: random numbers, data-dependent shapes, results with special metadata. `NOT_DECOMPOSED` and
+`REFERENCES` adjust the choice of torch's decompositions.
 """
 
 from __future__ import annotations
